@@ -1,0 +1,28 @@
+"""Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form."""
+
+from relinear_kernels.features import FEATURES, check_feature
+from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention, hybrid_attention_weights, hybrid_state
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention, linear_attention_weights, linear_state
+from relinear_kernels.sliding_window_attention_reference import (
+    WindowState,
+    sliding_window_attention,
+    sliding_window_weights,
+    window_state,
+)
+
+__all__ = [
+    "FEATURES",
+    "HybridState",
+    "LinearState",
+    "WindowState",
+    "check_feature",
+    "hybrid_attention",
+    "hybrid_attention_weights",
+    "hybrid_state",
+    "linear_attention",
+    "linear_attention_weights",
+    "linear_state",
+    "sliding_window_attention",
+    "sliding_window_weights",
+    "window_state",
+]

@@ -1,0 +1,199 @@
+"""Linear attention: its definition (quadratic), its chunked form (the CPU path) and its state.
+
+    out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i      (normalize=True)
+
+with G the running sum of ``log_decay``. LoLCATs Eq. 3 to 5; Katharopoulos et al. 2020; with decay SUPRA Eq. 6 and Lizard Eq. 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, project
+
+CHUNK = 64
+EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature: fewer of them, less spread to lose below it
+EPS = 1e-6  # a normaliser is never smaller: with ReLU features a row can be all zero
+
+
+class LinearState(NamedTuple):
+    """What a prefix leaves behind, in float32: size fixed from the first token on."""
+
+    kv: Float[Tensor, "B H F D"]  # sum_i exp(G_T - G_i) phi(k_i) v_i^T e^-shift
+    z: Float[Tensor, "B H F"]  # sum_i exp(G_T - G_i) phi(k_i) e^-shift
+    shift: Float[Tensor, "B H F"]  # per feature, the running maximum exponential keys are held relative to; -inf without one
+
+
+def linear_state(batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32) -> LinearState:
+    """The state before the first token."""
+    return LinearState(
+        torch.zeros(batch, heads, features, dim, device=device, dtype=dtype),
+        torch.zeros(batch, heads, features, device=device, dtype=dtype),
+        torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
+    )
+
+
+def _accumulate(x: Tensor) -> Tensor:
+    """Accumulation is float32, or float64 where the caller brings it (the oracle of the tests)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _normaliser(den: Tensor, feature: str, eps: float) -> Tensor:
+    """The denominator, never below `eps`; exponential features carry their own scale, so there only 0 / 0 is kept away."""
+    return den.clamp(min=eps if feature in ACTIVATIONS else torch.finfo(den.dtype).tiny)
+
+
+def _decay(log_decay: Tensor | None, batch: int, length: int, heads: int, dtype: torch.dtype) -> Tensor | None:
+    if log_decay is None:
+        return None
+    if log_decay.shape not in ((heads,), (batch, length, heads)):
+        raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T={length}, H={heads}]; got {list(log_decay.shape)}")
+    return log_decay.to(dtype).expand(batch, length, heads)
+
+
+def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
+    """phi_q, phi_k ``[B, T, H, F]`` and, for exponential maps, the reference each chunk's keys are held relative to ``[B, N, H, F]``."""
+    heads = q.shape[2]
+    x, y = project(q, w_q, b_q, heads), project(k, w_k, b_k, heads)
+    valid = None if key_mask is None else key_mask[:, :, None, None]
+    if feature in ACTIVATIONS:
+        phi_q, phi_k = ACTIVATIONS[feature](x), ACTIVATIONS[feature](y)
+        return phi_q, phi_k if valid is None else phi_k * valid, None
+    x, y = EXPONENTIAL[feature](x), EXPONENTIAL[feature](y)
+    if valid is not None:
+        y = y.masked_fill(~valid, -torch.inf)
+    # exp(x_f + y_f) = exp(x_f + m_f) exp(y_f - m_f): each feature's keys are held relative to their largest so far, one reference per
+    # chunk, never smaller than the chunk before, so that the state only ever shrinks when it is rescaled. What q's row maximum takes
+    # away cancels on normalisation.
+    batch, length, _, width = y.shape
+    top = torch.nn.functional.pad(y.detach(), (0, 0, 0, 0, 0, -length % chunk), value=-torch.inf)
+    top = top.view(batch, -1, chunk, heads, width).amax(2)
+    first = top[:, :1] if shift is None else torch.maximum(top[:, :1], shift.detach()[:, None])
+    reference = torch.cat([first, top[:, 1:]], 1).cummax(1).values
+    anchor = torch.where(reference.isinf(), torch.zeros_like(reference), reference).repeat_interleave(chunk, 1)[:, :length]
+    x = x + anchor
+    phi_q, phi_k = (x - x.detach().amax(-1, keepdim=True)).exp(), (y - anchor).exp()
+    return phi_q, phi_k, reference
+
+
+def linear_attention_weights(
+    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, eps=EPS
+) -> Float[Tensor, "B H T T"]:
+    """The T x T matrix linear attention implies, row = query. The definition; quadratic in T, for analysis and as the tests' oracle."""
+    check_feature(feature)
+    q, k = _accumulate(q), _accumulate(k)
+    batch, length, heads, _ = q.shape
+    if feature in ACTIVATIONS:
+        phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, length, None)
+        a = torch.einsum("bthf,bihf->bhti", phi_q, phi_k)
+    else:  # exactly, in log space: sum_f exp(x_tf + y_if), each row relative to its own maximum
+        act = EXPONENTIAL[feature]
+        x, y = act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads))
+        if not normalize:
+            raise ValueError("exponential features need normalize=True: their sums have no common scale otherwise")
+        logits = torch.stack([(x[:, t, None] + y).logsumexp(-1) for t in range(length)], 1)  # [B, T, I, H]
+        logits = logits.permute(0, 3, 1, 2)
+        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
+        a = (logits - logits.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e30)).exp()
+        a = torch.where(seen, a, torch.zeros_like(a))
+    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    decay = _decay(log_decay, batch, length, heads, q.dtype)
+    if decay is not None:
+        g = decay.cumsum(1).transpose(1, 2)  # [B, H, T]
+        a = a * torch.where(causal, g[..., :, None] - g[..., None, :], torch.zeros_like(a)).exp()
+    a = torch.where(causal, a, torch.zeros_like(a))
+    return a / _normaliser(a.sum(-1, keepdim=True), feature, eps) if normalize else a
+
+
+def linear_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
+    """`linear_attention_weights` times v. Arguments as there."""
+    a = linear_attention_weights(q, k, *args, **kwargs)
+    group = q.shape[2] // v.shape[2]
+    return torch.einsum("bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(group, 2)).to(v.dtype)
+
+
+def linear_sums(
+    q, k, v, w_q, w_k, *, feature, b_q=None, b_k=None, log_decay=None, key_mask=None, initial_state=None, chunk=CHUNK
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H"], LinearState]:
+    """Numerator, denominator and final state, chunk by chunk: time and memory linear in T (chunk x chunk blocks, one state per chunk)."""
+    check_feature(feature)
+    q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
+    batch, length, heads, _ = q.shape
+    groups, dim = v.shape[2:]
+    chunk = min(chunk, length, EXPONENTIAL_CHUNK if feature in EXPONENTIAL else length)
+    state = initial_state
+    phi_q, phi_k, reference = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, None if state is None else state.shift)
+    width = phi_q.shape[-1]
+    if state is None:
+        state = linear_state(batch, heads, width, dim, q.device, q.dtype)
+    pad, n = -length % chunk, -(-length // chunk)
+
+    def blocks(x: Tensor) -> Tensor:  # [B, T, H, X] -> [B, H, N, C, X]
+        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad))
+        return x.view(batch, n, chunk, x.shape[2], -1).permute(0, 3, 1, 2, 4)
+
+    phi_q, phi_k = blocks(phi_q), blocks(phi_k)
+    v = blocks(torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1))  # the normaliser is the value 1, summed with the same weights
+    v = v.unsqueeze(2).expand(batch, groups, heads // groups, n, chunk, dim + 1).reshape(batch, heads, n, chunk, dim + 1)
+    decay = _decay(log_decay, batch, length, heads, q.dtype)
+    inside = phi_q @ phi_k.transpose(-1, -2)
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    if decay is None:
+        inside = inside.masked_fill(~causal, 0.0)
+        keys, carry = phi_k, None
+    else:
+        g = blocks(decay[..., None])[..., 0].cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
+        inside = inside * (g[..., :, None] - g[..., None, :]).masked_fill(~causal, -torch.inf).exp()
+        keys = phi_k * (g[..., -1:] - g).exp()[..., None]
+        phi_q, carry = phi_q * g.exp()[..., None], g[..., -1].exp()  # [B, H, N]
+    added = keys.transpose(-1, -2) @ v  # [B, H, N, F, D+1]
+    shift, rescale = state.shift, None
+    if reference is not None:
+        before = torch.cat([shift[:, None], reference[:, :-1]], 1)
+        rescale = torch.where(before.isinf(), torch.zeros_like(before), before - reference).exp().permute(0, 2, 1, 3)  # [B, H, N, F]
+        shift = reference[:, -1]
+    s, states = torch.cat([state.kv, state.z[..., None]], -1), []
+    for i in range(n):
+        s = s if rescale is None else s * rescale[:, :, i, :, None]  # what enters a chunk is held relative to that chunk's reference
+        states.append(s)
+        s = added[:, :, i] + (s if carry is None else s * carry[:, :, i, None, None])
+    sums = inside @ v + phi_q @ torch.stack(states, 2)
+    sums = sums.permute(0, 2, 3, 1, 4).reshape(batch, n * chunk, heads, dim + 1)[:, :length]
+    return sums[..., :-1], sums[..., -1], LinearState(s[..., :-1], s[..., -1], shift)
+
+
+def linear_attention(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv Dv"],
+    w_q: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "H D F"] | None = None,
+    *,
+    feature: str = "softmax_pm",
+    b_q: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "H F"] | None = None,
+    log_decay: Tensor | None = None,
+    normalize: bool = True,
+    key_mask: Bool[Tensor, "B T"] | None = None,
+    initial_state: LinearState | None = None,
+    return_state: bool = False,
+    chunk: int = CHUNK,
+    eps: float = EPS,
+):
+    """Linear attention over a piece of a sequence, in time and memory linear in its length.
+
+    `log_decay` is None, one value per head ``[H]`` (SUPRA's fixed decay) or one per token and head ``[B, T, H]`` (Lizard's gate).
+    Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. A decode step is a piece of length 1.
+    Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`.
+    """
+    if feature in EXPONENTIAL and not normalize:
+        raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
+    num, den, state = linear_sums(
+        q, k, v, w_q, w_k, feature=feature, b_q=b_q, b_k=b_k, log_decay=log_decay, key_mask=key_mask,
+        initial_state=initial_state, chunk=chunk,
+    )  # fmt: skip
+    out = (num / _normaliser(den, feature, eps)[..., None] if normalize else num).to(v.dtype)
+    return (out, state) if return_state else out

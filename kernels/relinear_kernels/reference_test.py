@@ -1,0 +1,145 @@
+"""Each op's chunked form against its quadratic definition, in float64: values, every gradient, pieces, padding."""
+
+import functools
+
+import pytest
+import torch
+from relinear_kernels import (
+    hybrid_attention,
+    linear_attention,
+    sliding_window_attention,
+)
+from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, project
+from relinear_kernels.hybrid_attention_reference import hybrid_attention_quadratic
+from relinear_kernels.linear_attention_reference import linear_attention_quadratic
+from relinear_kernels.sliding_window_attention_reference import sliding_window_quadratic
+
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 131)
+D, F = 8, 6
+OPS = {
+    **{f"linear-{f}": (functools.partial(linear_attention, feature=f), functools.partial(linear_attention_quadratic, feature=f))
+       for f in (*ACTIVATIONS, *EXPONENTIAL) if f != "none"},
+    "hybrid-1": (functools.partial(hybrid_attention, window=1), functools.partial(hybrid_attention_quadratic, window=1)),
+    "hybrid-16": (functools.partial(hybrid_attention, window=16), functools.partial(hybrid_attention_quadratic, window=16)),
+    "window-1": (functools.partial(sliding_window_attention, window=1), functools.partial(sliding_window_quadratic, window=1)),
+    "window-16": (functools.partial(sliding_window_attention, window=16), functools.partial(sliding_window_quadratic, window=16)),
+    "window-16-meta": (functools.partial(sliding_window_attention, window=16, meta=4),
+                       functools.partial(sliding_window_quadratic, window=16, meta=4)),
+}  # fmt: skip
+
+
+def inputs(name, length, heads=6, groups=2, batch=2, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    r = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    args = {"q": r(batch, length, heads, D), "k": r(batch, length, groups, D), "v": r(batch, length, groups, D)}
+    if not name.startswith("window"):
+        args |= {"w_q": r(heads, D, F), "w_k": r(heads, D, F)}
+    if name.startswith("hybrid"):
+        args |= {"window_factor": torch.rand(heads, generator=g, dtype=torch.float64)}
+    return args
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_chunked_equals_definition(name, length, groups):
+    op, definition = OPS[name]
+    args = inputs(name, length, groups=groups)
+    torch.testing.assert_close(op(**args), definition(**args), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_equal_those_of_the_definition(name):
+    op, definition = OPS[name]
+    args = {n: x.requires_grad_() for n, x in inputs(name, 83).items()}
+    probe = torch.randn(2, 83, 6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    # allow_unused: with a window as long as the sequence nothing is linear, so its matrices have no gradient in either form
+    got = torch.autograd.grad((op(**args) * probe).sum(), args.values())
+    want = torch.autograd.grad((definition(**args) * probe).sum(), args.values())
+    for n, a, b in zip(args, got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9, msg=lambda m, n=n: f"gradient of {n}: {m}")
+
+
+@pytest.mark.parametrize("cuts", [(1,) * 70, (40, 30), (3, 64, 3), (69, 1)])
+@pytest.mark.parametrize("name", OPS)
+def test_pieces_equal_the_whole(name, cuts):
+    op, _ = OPS[name]
+    args = inputs(name, 70)
+    rest = {n: x for n, x in args.items() if n not in "qkv"}
+    state, out, at = None, [], 0
+    for c in cuts:
+        piece = {n: args[n][:, at : at + c] for n in "qkv"}
+        y, state = op(**piece, **rest, initial_state=state, return_state=True)
+        out.append(y)
+        at += c
+    torch.testing.assert_close(torch.cat(out, 1), op(**args), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("pad", [1, 16, 40])
+@pytest.mark.parametrize("name", OPS)
+def test_left_padding_changes_nothing(name, pad):
+    op, definition = OPS[name]
+    args = inputs(name, 33)
+    want = op(**args)
+    for n in "qkv":
+        args[n] = torch.cat([torch.full((2, pad, *args[n].shape[2:]), 7.0, dtype=torch.float64), args[n]], 1)
+    mask = torch.arange(pad + 33).expand(2, -1) >= pad
+    torch.testing.assert_close(op(**args, key_mask=mask)[:, pad:], want, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(definition(**args, key_mask=mask)[:, pad:], want, rtol=1e-9, atol=1e-11)
+    # the same in pieces, the first of them nothing but padding
+    rest, state, out = {n: x for n, x in args.items() if n not in "qkv"}, None, []
+    for a, b in ((0, pad), (pad, pad + 5), (pad + 5, pad + 33)):
+        y, state = op(**{n: args[n][:, a:b] for n in "qkv"}, **rest, key_mask=mask[:, a:b], initial_state=state, return_state=True)
+        out.append(y)
+    torch.testing.assert_close(torch.cat(out, 1)[:, pad:], want, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["head", "token"])
+def test_decay_equals_definition_and_survives_hard_gates(kind):
+    args = inputs("linear", 131)
+    gate = torch.nn.functional.logsigmoid(3 * torch.randn(2, 131, 6, dtype=torch.float64)) if kind == "token" else -2.0 ** -torch.arange(6.0)
+    for normalize in (True, False):
+        got, state = linear_attention(**args, log_decay=gate, normalize=normalize, return_state=True)
+        want = linear_attention_quadratic(**args, log_decay=gate, normalize=normalize)
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+        step, s = [], None
+        for t in range(131):
+            y, s = linear_attention(
+                **{n: args[n][:, t : t + 1] for n in "qkv"}, w_q=args["w_q"], w_k=args["w_k"], normalize=normalize,
+                log_decay=gate[:, t : t + 1] if kind == "token" else gate, initial_state=s, return_state=True,
+            )  # fmt: skip
+            step.append(y)
+        torch.testing.assert_close(torch.cat(step, 1), got, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(s.kv, state.kv, rtol=1e-8, atol=1e-10)
+    hard = torch.full((2, 131, 6), -60.0, dtype=torch.float64)
+    assert linear_attention(**args, log_decay=hard).isfinite().all()
+
+
+def test_exponential_features_of_large_keys_neither_overflow_nor_vanish():
+    args = {n: x.float() for n, x in inputs("linear", 131).items()}
+    args |= {"q": 12 * args["q"], "k": 8 * args["k"] * torch.linspace(1, 2, 131)[None, :, None, None]}  # the maximum keeps rising
+    args |= {"w_q": torch.eye(D).expand(6, D, D), "w_k": torch.eye(D).expand(6, D, D)}
+    got = linear_attention(**args, feature="exp_pm")
+    want = linear_attention_quadratic(**{n: x.double() for n, x in args.items()}, feature="exp_pm")
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_first_token_returns_its_own_value(name):
+    op, _ = OPS[name]
+    args = inputs(name, 1)
+    if name == "linear-relu":
+        args = {n: x.abs() for n, x in args.items()}
+    torch.testing.assert_close(op(**args), args["v"].repeat_interleave(3, 2))
+
+
+def test_a_group_of_query_heads_shares_its_key_without_a_copy():
+    k = torch.randn(2, 5, 2, D)
+    assert project(k, None, None, 6).shape == (2, 5, 6, D)
+    with pytest.raises(ValueError, match="multiple of key heads; got 5 query heads and 2 key heads"):
+        project(k, None, None, 5)
+
+
+def test_unknown_feature_is_named_with_the_possible_ones():
+    with pytest.raises(ValueError, match="no feature map 'cosine'; have softmax_pm"):
+        linear_attention(**inputs("linear", 3), feature="cosine")

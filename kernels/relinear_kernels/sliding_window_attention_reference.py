@@ -1,0 +1,164 @@
+"""Causal softmax attention over the last `window` positions and the first `meta` positions: definition, blocked form, state.
+
+Lizard Section 3.1 (sliding window attention with meta memory); Beltagy et al. 2020 without meta tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from relinear_kernels.linear_attention_reference import _accumulate
+
+
+class WindowState(NamedTuple):
+    """The last keys and values of a prefix, newest last, and its first `meta` ones. Sizes never change; masks say what is filled."""
+
+    k: Float[Tensor, "B R Hkv D"]
+    v: Float[Tensor, "B R Hkv D"]
+    mask: Bool[Tensor, "B R"]
+    meta_k: Float[Tensor, "B M Hkv D"]
+    meta_v: Float[Tensor, "B M Hkv D"]
+    meta_age: Tensor  # [B, M] int64: positions since the meta key was seen; -1 while it is not there yet
+
+
+def window_state(batch, keys, groups, dim, *, meta=0, device=None, dtype=torch.float32) -> WindowState:
+    """The state before the first token, remembering `keys` keys."""
+    zeros = lambda n: torch.zeros(batch, n, groups, dim, device=device, dtype=dtype)  # noqa: E731
+    empty = torch.zeros(batch, keys, device=device, dtype=torch.bool)
+    return WindowState(zeros(keys), zeros(keys), empty, zeros(meta), zeros(meta), torch.full((batch, meta), -1, device=device))
+
+
+def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, WindowState]:
+    """Keys, values and mask ``[B, R + T, ...]`` as a piece sees them, and the state after the piece."""
+    batch, length = k.shape[:2]
+    new = key_mask if key_mask is not None else torch.ones(batch, length, dtype=torch.bool, device=k.device)
+    keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
+    mask = torch.cat([state.mask, new], 1)
+    held, meta = state.k.shape[1], state.meta_age.shape[1]
+    meta_k, meta_v, age = state.meta_k, state.meta_v, state.meta_age
+    if meta:
+        # The first real tokens of each sequence, wherever padding put them: token number r of this piece fills slot seen + r.
+        seen = (age >= 0).sum(1)
+        age = torch.where(age >= 0, age + length, age)
+        slot = torch.where(new, seen[:, None] + new.cumsum(1) - 1, torch.full_like(new, meta, dtype=torch.long)).clamp(max=meta)
+        onto = torch.nn.functional.one_hot(slot, meta + 1)[..., :meta]  # [B, T, M]
+        filled = onto.any(1)
+        pick = onto.to(k.dtype)
+        put = lambda old, x: torch.where(filled[..., None, None], torch.einsum("btm,bthd->bmhd", pick, x), old.to(x.dtype))  # noqa: E731
+        meta_k, meta_v = put(meta_k, k), put(meta_v, v)
+        since = torch.arange(length - 1, -1, -1, device=k.device)
+        age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
+    dtype = state.k.dtype
+    last = slice(keys.shape[1] - held, None)
+    after = WindowState(keys[:, last].to(dtype), values[:, last].to(dtype), mask[:, last], meta_k.to(dtype), meta_v.to(dtype), age)
+    return keys, values, mask, after
+
+
+def window_scores(q, keys, mask, window: int, scale: float) -> tuple[Tensor, int, int]:
+    """Scores of each query against its own window, blocked: ``[B, Hkv, G, N, C, C + w - 1]``, -inf where not seen; (.., N, C).
+
+    `keys` ends with the queries' own positions and starts window - 1 positions before the first query.
+    """
+    batch, length, heads, dim = q.shape
+    groups = keys.shape[2]
+    c = min(length, max(window, 16))
+    n = -(-length // c)
+    pad = n * c - length
+    q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, pad)).view(batch, n, c, groups, heads // groups, dim)
+    k = window_blocks(torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, pad)), c, window)  # [B, N, Hkv, D, C+w-1]
+    scores = torch.einsum("bncgxd,bngdj->bgxncj", q, k) * scale
+    near = torch.arange(c + window - 1, device=q.device)[None] - torch.arange(c, device=q.device)[:, None]
+    seen = ((near >= 0) & (near < window)) & torch.nn.functional.pad(mask, (0, pad)).unfold(1, c + window - 1, c)[:, :, None]
+    return scores.masked_fill(~seen[:, None, None], -torch.inf), n, c
+
+
+def window_blocks(x: Tensor, c: int, window: int) -> Tensor:
+    """Overlapping blocks of positions: ``[B, w - 1 + N C, Hkv, D] -> [B, N, Hkv, D, C + w - 1]`` (a view)."""
+    return x.unfold(1, c + window - 1, c)
+
+
+def window_values(p, values, n: int, c: int, window: int, length: int) -> Float[Tensor, "B T H D"]:
+    """Blocked weights times the values of their window."""
+    batch, groups, group = p.shape[:3]
+    v = window_blocks(torch.nn.functional.pad(values, (0, 0, 0, 0, 0, n * c - length)), c, window)
+    out = torch.einsum("bgxncj,bngdj->bncgxd", p, v)
+    return out.reshape(batch, n * c, groups * group, -1)[:, :length]
+
+
+def rows(x, n: int, c: int, length: int) -> Tensor:
+    """Blocked per-query scalars ``[B, Hkv, G, N, C] -> [B, T, H]``."""
+    return x.permute(0, 3, 4, 1, 2).reshape(x.shape[0], n * c, -1)[:, :length]
+
+
+def _visible(length: int, window: int, meta: int, key_mask, device) -> Tensor:
+    """Which key each query sees, ``[B or 1, T, T]``."""
+    i = torch.arange(length, device=device)
+    distance = i[:, None] - i[None]
+    seen = ((distance >= 0) & (distance < window))[None]
+    real = torch.ones(1, length, dtype=torch.bool, device=device) if key_mask is None else key_mask
+    first = (real.cumsum(1) <= meta) & real  # the first `meta` real positions
+    return (seen | (first[:, None] & (distance >= 0)[None])) & real[:, None]
+
+
+def sliding_window_weights(q, k, *, window: int, meta: int = 0, scale: float | None = None, key_mask=None) -> Float[Tensor, "B H T T"]:
+    """The T x T matrix of window attention, row = query. The definition; quadratic in T. A row that sees nothing is zero."""
+    q, k = _accumulate(q), _accumulate(k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
+    seen = _visible(q.shape[1], window, meta, key_mask, q.device)[:, None]
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+def sliding_window_quadratic(q, k, v, **kwargs) -> Float[Tensor, "B T H D"]:
+    """`sliding_window_weights` times v."""
+    a = sliding_window_weights(q, k, **kwargs)
+    return torch.einsum("bhti,bihd->bthd", a, _accumulate(v).repeat_interleave(q.shape[2] // v.shape[2], 2)).to(v.dtype)
+
+
+def sliding_window_attention(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv D"],
+    *,
+    window: int,
+    meta: int = 0,
+    scale: float | None = None,
+    key_mask: Bool[Tensor, "B T"] | None = None,
+    initial_state: WindowState | None = None,
+    return_state: bool = False,
+):
+    """Softmax over the union of the last `window` positions (the query's own included) and the first `meta` real positions.
+
+    Linear in T: blocks of at least `window` queries against their own window. Padding (`key_mask` False) is never seen.
+    Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece if `return_state`.
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1; got {window}")
+    dtype, (batch, length, heads, dim) = v.dtype, q.shape
+    q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
+    scale = dim**-0.5 if scale is None else scale
+    state = initial_state or window_state(batch, window - 1, k.shape[2], dim, meta=meta, device=q.device, dtype=q.dtype)
+    keys, values, mask, after = extend(state, k, v, key_mask)
+    scores, n, c = window_scores(q, keys, mask, window, scale)
+    top = rows(scores.detach().amax(-1), n, c, length)
+    if meta:
+        groups = k.shape[2]
+        far = torch.einsum("btgxd,bmgd->btgxm", q.view(batch, length, groups, heads // groups, dim), after.meta_k.to(q.dtype))
+        far = far.reshape(batch, length, heads, meta) * scale
+        distance = after.meta_age[:, None] - torch.arange(length - 1, -1, -1, device=q.device)[None, :, None]  # query minus meta key
+        beyond = (after.meta_age[:, None] >= 0) & (distance >= window)  # nearer ones are in the window already
+        far = far.masked_fill(~beyond[:, :, None], -torch.inf)
+        top = torch.maximum(top, far.detach().amax(-1))
+    top = torch.where(top.isinf(), torch.zeros_like(top), top)
+    block_top = torch.nn.functional.pad(top, (0, 0, 0, n * c - length)).view(batch, n, c, k.shape[2], -1).permute(0, 3, 4, 1, 2)
+    p = (scores - block_top[..., None]).exp()
+    num, den = window_values(p, values, n, c, window, length), rows(p.sum(-1), n, c, length)
+    if meta:
+        p = (far - top[..., None]).exp()
+        grouped = p.view(batch, length, k.shape[2], -1, meta)
+        num = num + torch.einsum("btgxm,bmgd->btgxd", grouped, after.meta_v.to(v.dtype)).reshape(batch, length, heads, dim)
+        den = den + p.sum(-1)
+    out = (num / den.clamp(min=torch.finfo(den.dtype).tiny)[..., None]).to(dtype)
+    return (out, after) if return_state else out
