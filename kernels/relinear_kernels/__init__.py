@@ -2,7 +2,8 @@
 
 from relinear_kernels.features import FEATURES, check_feature
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention, hybrid_attention_weights, hybrid_state
-from relinear_kernels.linear_attention_reference import LinearState, linear_attention, linear_attention_weights, linear_state
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_state
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
     sliding_window_attention,

@@ -13,20 +13,20 @@ from torch import Tensor
 FLOOR = 1e-12  # the smallest feature of softmax_pm: a key can never be dropped from the normaliser altogether
 
 
-def project(x: Float[Tensor, "B T N D"], w: Float[Tensor, "H D F"] | None, b: Float[Tensor, "H F"] | None, heads: int):
-    """x W + b for every query head: ``[B, T, H, F]``. Keys of a group (N < H) meet each of the group's matrices without being copied."""
+def project(x: Float[Tensor, "B T N D"], w: Float[Tensor, "H D F"] | None, b: Float[Tensor, "H F"] | None, heads: int) -> Float[Tensor, "B H T F"]:
+    """x W + b for every query head, head-major. The keys of a group (N < H) meet each of the group's matrices."""
     batch, length, groups, dim = x.shape
     if heads % groups:
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads")
-    x = x.unsqueeze(3)  # [B, T, N, 1, D]
+    x = x.transpose(1, 2).unsqueeze(2)  # [B, N, 1, T, D]
     if w is None:
-        out = x.expand(batch, length, groups, heads // groups, dim)
+        out = x.expand(batch, groups, heads // groups, length, dim)
     else:
         if w.shape[0] != heads or w.shape[1] != dim:
             raise ValueError(f"feature matrix must be [H={heads}, D={dim}, F]; got {list(w.shape)}")
-        out = torch.einsum("btgxd,ghdf->btghf", x, w.view(groups, heads // groups, dim, -1).to(x.dtype))
-    out = out.reshape(batch, length, heads, -1)
-    return out if b is None else out + b.to(out.dtype)
+        out = x @ w.view(groups, heads // groups, dim, -1).to(x.dtype)
+    out = out.reshape(batch, heads, length, -1)
+    return out if b is None else out + b[:, None].to(out.dtype)
 
 
 def _softmax_pm(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def hybrid_attention_weights(
     near = _visible(length, window, 0, key_mask, q.device)[:, None]
     top = scores.masked_fill(~near, -torch.inf).amax(-1, keepdim=True)
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
-    soft = (window_factor.to(q.dtype)[:, None, None] * (scores - top).masked_fill(~near, -torch.inf).exp())
+    soft = window_factor.to(q.dtype)[:, None, None] * (scores - top).masked_fill(~near, -torch.inf).exp()
     linear = linear_attention_weights(q, k, w_q, w_k, feature=feature, normalize=False, key_mask=key_mask)
     far = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-window)
     a = torch.where(far, linear, soft)
@@ -81,7 +81,7 @@ def hybrid_attention(
     *,
     feature: str = "softmax_pm",
     window: int,
-    window_factor: Float[Tensor, "H"],
+    window_factor: Float[Tensor, " H"],
     scale: float | None = None,
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: HybridState | None = None,
@@ -93,7 +93,7 @@ def hybrid_attention(
     Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`.
     """
     _check(feature, window)
-    dtype, (batch, length, heads, dim) = v.dtype, q.shape
+    dtype, (batch, length, _, dim) = v.dtype, q.shape
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     groups = k.shape[2]
     scale = dim**-0.5 if scale is None else scale

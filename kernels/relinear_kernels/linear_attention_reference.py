@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, project
 
@@ -54,10 +54,13 @@ def _decay(log_decay: Tensor | None, batch: int, length: int, heads: int, dtype:
 
 
 def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
-    """phi_q, phi_k ``[B, T, H, F]`` and, for exponential maps, the reference each chunk's keys are held relative to ``[B, N, H, F]``."""
+    """phi_q, phi_k ``[B, H, T, F]`` and, for exponential maps, the reference each chunk's keys are held relative to ``[B, H, N, F]``.
+
+    T is a multiple of `chunk` here.
+    """
     heads = q.shape[2]
     x, y = project(q, w_q, b_q, heads), project(k, w_k, b_k, heads)
-    valid = None if key_mask is None else key_mask[:, :, None, None]
+    valid = None if key_mask is None else key_mask[:, None, :, None]
     if feature in ACTIVATIONS:
         phi_q, phi_k = ACTIVATIONS[feature](x), ACTIVATIONS[feature](y)
         return phi_q, phi_k if valid is None else phi_k * valid, None
@@ -67,12 +70,10 @@ def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
     # exp(x_f + y_f) = exp(x_f + m_f) exp(y_f - m_f): each feature's keys are held relative to their largest so far, one reference per
     # chunk, never smaller than the chunk before, so that the state only ever shrinks when it is rescaled. What q's row maximum takes
     # away cancels on normalisation.
-    batch, length, _, width = y.shape
-    top = torch.nn.functional.pad(y.detach(), (0, 0, 0, 0, 0, -length % chunk), value=-torch.inf)
-    top = top.view(batch, -1, chunk, heads, width).amax(2)
-    first = top[:, :1] if shift is None else torch.maximum(top[:, :1], shift.detach()[:, None])
-    reference = torch.cat([first, top[:, 1:]], 1).cummax(1).values
-    anchor = torch.where(reference.isinf(), torch.zeros_like(reference), reference).repeat_interleave(chunk, 1)[:, :length]
+    top = y.detach().unflatten(2, (-1, chunk)).amax(3)
+    first = top[:, :, :1] if shift is None else torch.maximum(top[:, :, :1], shift.detach()[:, :, None])
+    reference = torch.cat([first, top[:, :, 1:]], 2).cummax(2).values
+    anchor = torch.where(reference.isinf(), torch.zeros_like(reference), reference).repeat_interleave(chunk, 2)
     x = x + anchor
     phi_q, phi_k = (x - x.detach().amax(-1, keepdim=True)).exp(), (y - anchor).exp()
     return phi_q, phi_k, reference
@@ -87,14 +88,13 @@ def linear_attention_weights(
     batch, length, heads, _ = q.shape
     if feature in ACTIVATIONS:
         phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, length, None)
-        a = torch.einsum("bthf,bihf->bhti", phi_q, phi_k)
+        a = phi_q @ phi_k.transpose(-1, -2)
     else:  # exactly, in log space: sum_f exp(x_tf + y_if), each row relative to its own maximum
         act = EXPONENTIAL[feature]
         x, y = act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads))
         if not normalize:
             raise ValueError("exponential features need normalize=True: their sums have no common scale otherwise")
-        logits = torch.stack([(x[:, t, None] + y).logsumexp(-1) for t in range(length)], 1)  # [B, T, I, H]
-        logits = logits.permute(0, 3, 1, 2)
+        logits = torch.stack([(x[:, :, t, None] + y).logsumexp(-1) for t in range(length)], 2)  # [B, H, T, I]
         seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
         a = (logits - logits.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e30)).exp()
@@ -125,44 +125,47 @@ def linear_sums(
     groups, dim = v.shape[2:]
     chunk = min(chunk, length, EXPONENTIAL_CHUNK if feature in EXPONENTIAL else length)
     state = initial_state
-    phi_q, phi_k, reference = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, None if state is None else state.shift)
-    width = phi_q.shape[-1]
-    if state is None:
-        state = linear_state(batch, heads, width, dim, q.device, q.dtype)
-    pad, n = -length % chunk, -(-length // chunk)
-
-    def blocks(x: Tensor) -> Tensor:  # [B, T, H, X] -> [B, H, N, C, X]
-        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad))
-        return x.view(batch, n, chunk, x.shape[2], -1).permute(0, 3, 1, 2, 4)
-
-    phi_q, phi_k = blocks(phi_q), blocks(phi_k)
-    v = blocks(torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1))  # the normaliser is the value 1, summed with the same weights
-    v = v.unsqueeze(2).expand(batch, groups, heads // groups, n, chunk, dim + 1).reshape(batch, heads, n, chunk, dim + 1)
+    n, pad = -(-length // chunk), -length % chunk
     decay = _decay(log_decay, batch, length, heads, q.dtype)
+    if pad:  # whole chunks; what is added is padding that leaves no trace
+        q, k, v = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
+        real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
+        key_mask = nn.functional.pad(real, (0, pad))
+        decay = None if decay is None else nn.functional.pad(decay, (0, 0, 0, pad))
+    phi_q, phi_k, reference = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, None if state is None else state.shift)
+    if state is None:
+        state = linear_state(batch, heads, phi_q.shape[-1], dim, q.device, q.dtype)
+    phi_q, phi_k = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k))  # [B, H, N, C, F]
+    v = v.transpose(1, 2).unsqueeze(2).expand(batch, groups, heads // groups, n * chunk, dim).reshape(batch, heads, n, chunk, dim)
     inside = phi_q @ phi_k.transpose(-1, -2)
     causal = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    carry = None
     if decay is None:
         inside = inside.masked_fill(~causal, 0.0)
-        keys, carry = phi_k, None
     else:
-        g = blocks(decay[..., None])[..., 0].cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
+        g = decay.transpose(1, 2).unflatten(2, (n, chunk)).cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
         inside = inside * (g[..., :, None] - g[..., None, :]).masked_fill(~causal, -torch.inf).exp()
-        keys = phi_k * (g[..., -1:] - g).exp()[..., None]
-        phi_q, carry = phi_q * g.exp()[..., None], g[..., -1].exp()  # [B, H, N]
-    added = keys.transpose(-1, -2) @ v  # [B, H, N, F, D+1]
+        phi_k = phi_k * (g[..., -1:] - g).exp()[..., None]
+        phi_q, carry = phi_q * g.exp()[..., None], g[..., -1].exp()  # carry [B, H, N]
+    added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)  # [B, H, N, F, D], [B, H, N, F]
     shift, rescale = state.shift, None
     if reference is not None:
-        before = torch.cat([shift[:, None], reference[:, :-1]], 1)
-        rescale = torch.where(before.isinf(), torch.zeros_like(before), before - reference).exp().permute(0, 2, 1, 3)  # [B, H, N, F]
-        shift = reference[:, -1]
-    s, states = torch.cat([state.kv, state.z[..., None]], -1), []
+        before = torch.cat([shift[:, :, None], reference[:, :, :-1]], 2)
+        rescale = torch.where(before.isinf(), torch.zeros_like(before), before - reference).exp()  # [B, H, N, F]
+        shift = reference[:, :, -1]
+    kv, z, entering, entering_z = state.kv, state.z, [], []
     for i in range(n):
-        s = s if rescale is None else s * rescale[:, :, i, :, None]  # what enters a chunk is held relative to that chunk's reference
-        states.append(s)
-        s = added[:, :, i] + (s if carry is None else s * carry[:, :, i, None, None])
-    sums = inside @ v + phi_q @ torch.stack(states, 2)
-    sums = sums.permute(0, 2, 3, 1, 4).reshape(batch, n * chunk, heads, dim + 1)[:, :length]
-    return sums[..., :-1], sums[..., -1], LinearState(s[..., :-1], s[..., -1], shift)
+        if rescale is not None:  # what enters a chunk is held relative to that chunk's reference
+            kv, z = kv * rescale[:, :, i, :, None], z * rescale[:, :, i]
+        entering.append(kv)
+        entering_z.append(z)
+        if carry is not None:
+            kv, z = kv * carry[:, :, i, None, None], z * carry[:, :, i, None]
+        kv, z = kv + added[:, :, i], z + added_z[:, :, i]
+    num = inside @ v + phi_q @ torch.stack(entering, 2)
+    den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
+    num, den = num.flatten(2, 3).transpose(1, 2)[:, :length], den.flatten(2, 3).transpose(1, 2)[:, :length]
+    return num, den, LinearState(kv, z, shift)
 
 
 def linear_attention(

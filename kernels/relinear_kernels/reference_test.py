@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+
 from relinear_kernels import (
     hybrid_attention,
     linear_attention,
@@ -97,7 +98,7 @@ def test_left_padding_changes_nothing(name, pad):
 @pytest.mark.parametrize("kind", ["head", "token"])
 def test_decay_equals_definition_and_survives_hard_gates(kind):
     args = inputs("linear", 131)
-    gate = torch.nn.functional.logsigmoid(3 * torch.randn(2, 131, 6, dtype=torch.float64)) if kind == "token" else -2.0 ** -torch.arange(6.0)
+    gate = torch.nn.functional.logsigmoid(3 * torch.randn(2, 131, 6, dtype=torch.float64)) if kind == "token" else -(2.0 ** -torch.arange(6.0))
     for normalize in (True, False):
         got, state = linear_attention(**args, log_decay=gate, normalize=normalize, return_state=True)
         want = linear_attention_quadratic(**args, log_decay=gate, normalize=normalize)
@@ -135,7 +136,7 @@ def test_first_token_returns_its_own_value(name):
 
 def test_a_group_of_query_heads_shares_its_key_without_a_copy():
     k = torch.randn(2, 5, 2, D)
-    assert project(k, None, None, 6).shape == (2, 5, 6, D)
+    assert project(k, None, None, 6).shape == (2, 6, 5, D)
     with pytest.raises(ValueError, match="multiple of key heads; got 5 query heads and 2 key heads"):
         project(k, None, None, 5)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from relinear_kernels.linear_attention_reference import _accumulate
 
@@ -56,6 +56,19 @@ def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) ->
     return keys, values, mask, after
 
 
+def _blocks(length: int, window: int) -> tuple[int, int, int]:
+    """Queries in a block, blocks, and the padding that fills the last one."""
+    c = min(length, max(window, 16))
+    return c, -(-length // c), -length % c
+
+
+def _near(mask: Tensor, c: int, window: int, pad: int) -> Tensor:
+    """Which keys of its block's reach each query sees ``[B, N, C, C + w - 1]``: its own window, where it is real."""
+    offset = torch.arange(c + window - 1, device=mask.device)[None] - torch.arange(c, device=mask.device)[:, None]
+    near = (offset >= 0) & (offset < window)
+    return near & nn.functional.pad(mask, (0, pad)).unfold(1, c + window - 1, c)[:, :, None]
+
+
 def window_scores(q, keys, mask, window: int, scale: float) -> tuple[Tensor, int, int]:
     """Scores of each query against its own window, blocked: ``[B, Hkv, G, N, C, C + w - 1]``, -inf where not seen; (.., N, C).
 
@@ -63,15 +76,11 @@ def window_scores(q, keys, mask, window: int, scale: float) -> tuple[Tensor, int
     """
     batch, length, heads, dim = q.shape
     groups = keys.shape[2]
-    c = min(length, max(window, 16))
-    n = -(-length // c)
-    pad = n * c - length
-    q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, pad)).view(batch, n, c, groups, heads // groups, dim)
-    k = window_blocks(torch.nn.functional.pad(keys, (0, 0, 0, 0, 0, pad)), c, window)  # [B, N, Hkv, D, C+w-1]
-    scores = torch.einsum("bncgxd,bngdj->bgxncj", q, k) * scale
-    near = torch.arange(c + window - 1, device=q.device)[None] - torch.arange(c, device=q.device)[:, None]
-    seen = ((near >= 0) & (near < window)) & torch.nn.functional.pad(mask, (0, pad)).unfold(1, c + window - 1, c)[:, :, None]
-    return scores.masked_fill(~seen[:, None, None], -torch.inf), n, c
+    c, n, pad = _blocks(length, window)
+    q = nn.functional.pad(q * scale, (0, 0, 0, 0, 0, pad)).view(batch, n, c, groups, heads // groups, dim).permute(0, 3, 4, 1, 2, 5)
+    k = window_blocks(nn.functional.pad(keys, (0, 0, 0, 0, 0, pad)), c, window)  # [B, N, Hkv, D, C + w - 1]
+    scores = q @ k.permute(0, 2, 1, 3, 4).unsqueeze(2)
+    return scores.masked_fill(~_near(mask, c, window, pad)[:, None, None], -torch.inf), n, c
 
 
 def window_blocks(x: Tensor, c: int, window: int) -> Tensor:
@@ -82,9 +91,9 @@ def window_blocks(x: Tensor, c: int, window: int) -> Tensor:
 def window_values(p, values, n: int, c: int, window: int, length: int) -> Float[Tensor, "B T H D"]:
     """Blocked weights times the values of their window."""
     batch, groups, group = p.shape[:3]
-    v = window_blocks(torch.nn.functional.pad(values, (0, 0, 0, 0, 0, n * c - length)), c, window)
-    out = torch.einsum("bgxncj,bngdj->bncgxd", p, v)
-    return out.reshape(batch, n * c, groups * group, -1)[:, :length]
+    v = window_blocks(nn.functional.pad(values, (0, 0, 0, 0, 0, n * c - length)), c, window)
+    out = p @ v.permute(0, 2, 1, 4, 3).unsqueeze(2)  # [B, Hkv, G, N, C, D]
+    return out.permute(0, 3, 4, 1, 2, 5).reshape(batch, n * c, groups * group, -1)[:, :length]
 
 
 def rows(x, n: int, c: int, length: int) -> Tensor:
@@ -136,29 +145,28 @@ def sliding_window_attention(
     """
     if window < 1:
         raise ValueError(f"window must be at least 1; got {window}")
-    dtype, (batch, length, heads, dim) = v.dtype, q.shape
-    q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
-    scale = dim**-0.5 if scale is None else scale
-    state = initial_state or window_state(batch, window - 1, k.shape[2], dim, meta=meta, device=q.device, dtype=q.dtype)
+    batch, length, heads, dim = q.shape
+    groups, dtype = k.shape[2], v.dtype
+    q, k = q.to(dtype), k.to(dtype)
+    state = initial_state or window_state(batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=dtype)
     keys, values, mask, after = extend(state, k, v, key_mask)
-    scores, n, c = window_scores(q, keys, mask, window, scale)
-    top = rows(scores.detach().amax(-1), n, c, length)
+    c, n, pad = _blocks(length, window)
+    seen = _near(mask, c, window, pad)  # [B, N, C, C + w - 1]
+    q = nn.functional.pad(q, (0, 0, 0, 0, 0, pad)).view(batch, n, c, heads, dim)
+    keys, values = (window_blocks(nn.functional.pad(x, (0, 0, 0, 0, 0, pad)), c, window).permute(0, 1, 2, 4, 3) for x in (keys, values))
     if meta:
-        groups = k.shape[2]
-        far = torch.einsum("btgxd,bmgd->btgxm", q.view(batch, length, groups, heads // groups, dim), after.meta_k.to(q.dtype))
-        far = far.reshape(batch, length, heads, meta) * scale
-        distance = after.meta_age[:, None] - torch.arange(length - 1, -1, -1, device=q.device)[None, :, None]  # query minus meta key
-        beyond = (after.meta_age[:, None] >= 0) & (distance >= window)  # nearer ones are in the window already
-        far = far.masked_fill(~beyond[:, :, None], -torch.inf)
-        top = torch.maximum(top, far.detach().amax(-1))
-    top = torch.where(top.isinf(), torch.zeros_like(top), top)
-    block_top = torch.nn.functional.pad(top, (0, 0, 0, n * c - length)).view(batch, n, c, k.shape[2], -1).permute(0, 3, 4, 1, 2)
-    p = (scores - block_top[..., None]).exp()
-    num, den = window_values(p, values, n, c, window, length), rows(p.sum(-1), n, c, length)
-    if meta:
-        p = (far - top[..., None]).exp()
-        grouped = p.view(batch, length, k.shape[2], -1, meta)
-        num = num + torch.einsum("btgxm,bmgd->btgxd", grouped, after.meta_v.to(v.dtype)).reshape(batch, length, heads, dim)
-        den = den + p.sum(-1)
-    out = (num / den.clamp(min=torch.finfo(den.dtype).tiny)[..., None]).to(dtype)
+        # The meta keys stand in front of every block's own; those still inside the window are seen there, once.
+        age = after.meta_age - (length - 1)  # position of the first query minus that of the meta key
+        distance = age[:, None] + torch.arange(n * c, device=q.device)[None, :, None]
+        beyond = (after.meta_age[:, None] >= 0) & (distance >= window)
+        seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
+        front = lambda m, x: torch.cat([m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3)  # noqa: E731
+        keys, values = front(after.meta_k, keys), front(after.meta_v, values)
+    nothing = ~seen.any(-1, keepdim=True)  # padding sees nothing; let it see something rather than divide by zero, and zero it after
+    out = nn.functional.scaled_dot_product_attention(
+        q.transpose(2, 3).flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=(seen | nothing).flatten(0, 1)[:, None],
+        scale=dim**-0.5 if scale is None else scale, enable_gqa=True,
+    )  # fmt: skip
+    out = out.view(batch, n, heads, c, dim).transpose(2, 3).masked_fill(nothing[..., None], 0.0)
+    out = out.reshape(batch, n * c, heads, dim)[:, :length]
     return (out, after) if return_state else out

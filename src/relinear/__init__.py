@@ -1,0 +1,15 @@
+"""relinear: turn a pretrained softmax-attention Transformer into a linear-time, constant-memory model, and reproduce the papers that do."""
+
+import importlib
+
+from relinear.attention import available as available_methods
+
+__all__ = ["available_methods", "linearize", "load_run"]
+
+
+def __getattr__(name: str):
+    # torch and transformers take seconds to import; reading the catalogue (as the Snakefile does) needs neither. By name, so that
+    # not every module of the package counts as depending on it (relinear.code).
+    if name in ("linearize", "load_run"):
+        return getattr(importlib.import_module("relinear.linearize"), name)
+    raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

@@ -1,0 +1,148 @@
+"""What every attention method shares: its inputs, its contract, and the softmax attention it is measured against."""
+
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+DISTILL_LOSSES = ("cross_entropy", "mse")
+
+
+class Heads(NamedTuple):
+    """The geometry of the teacher's attention layer that a method is built from."""
+
+    hidden: int  # width of the layer's input x
+    heads: int  # query heads H
+    groups: int  # key/value heads Hkv; H / Hkv queries share one
+    dim: int  # head dimension D
+    scale: float  # the teacher's score scale, 1 / sqrt(D) in most
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.groups
+
+
+class Inputs(NamedTuple):
+    """One layer's attention inputs for a piece of the sequence, as the teacher's own projections give them."""
+
+    x: Float[Tensor, "B T hidden"]  # the layer's (normalised) input; gates read it
+    q: Float[Tensor, "B T H D"]  # before rotary embedding
+    k: Float[Tensor, "B T Hkv D"]
+    v: Float[Tensor, "B T Hkv D"]
+    cos: Float[Tensor, "B T D"] | None = None  # None: the teacher has no rotary embedding
+    sin: Float[Tensor, "B T D"] | None = None
+    key_mask: Bool[Tensor, "B T"] | None = None  # False at padding
+
+    def rotated(self) -> tuple[Tensor, Tensor]:
+        """q and k with the teacher's rotary embedding."""
+        return rotate(self.q, self.cos, self.sin), rotate(self.k, self.cos, self.sin)
+
+
+def rotate(x: Float[Tensor, "B T H D"], cos: Tensor | None, sin: Tensor | None) -> Float[Tensor, "B T H D"]:
+    """Rotary position embedding in the half-split layout of Llama (Su et al. 2021). No rotary embedding: x itself."""
+    if cos is None:
+        return x
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+class Options(BaseModel):
+    """A method's options. Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, method: str, given: dict[str, Any]) -> Self:
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            fields = "; ".join(f"{n}: {f.annotation}".replace("typing.", "") for n, f in cls.model_fields.items())
+            found = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"options of {method!r}: {found}. Possible: {fields or 'none'}") from None
+
+
+class Attention(nn.Module):
+    """A replacement for softmax attention between the teacher's projections: q, k, v in, head outputs out.
+
+    Laws (tests/test_laws.py): parallel == pieces == one token at a time; a prefix does not depend on what follows; padding leaves no
+    trace; grouped heads, any head count; a state whose size is fixed from the first token on.
+    """
+
+    Options = Options
+
+    def __init__(self, heads: Heads, options: Options):
+        super().__init__()
+        self.heads, self.options = heads, options
+
+    def forward(self, inputs: Inputs, state=None) -> tuple[Float[Tensor, "B T H D"], Any]:
+        """Head outputs of a piece and the state after it; `state` is what the tokens before the piece left behind."""
+        raise NotImplementedError
+
+    def step(self, inputs: Inputs, state) -> tuple[Float[Tensor, "B 1 H D"], Any]:
+        """One token, recurrently: the same function on a piece of length 1, in constant time and memory."""
+        if inputs.q.shape[1] != 1:
+            raise ValueError(f"a step takes one token; got {inputs.q.shape[1]}")
+        return self(inputs, state)
+
+    def init_state(self, batch: int, device=None):
+        """The state before the first token."""
+        raise NotImplementedError
+
+    def attention_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:
+        """The T x T matrix the method implies, row = query: for heatmaps, KL and the cross-entropy transfer. Quadratic."""
+        raise NotImplementedError
+
+    def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:
+        """How far the method is from the teacher's softmax attention on the teacher's own inputs.
+
+        `mse`: on the head outputs before the output projection (LoLCATs' code, Lizard's stage 1), mean over all elements of real tokens.
+        `cross_entropy`: softmax weights against the method's weights (Hedgehog Eq. 4; LoLCATs Eq. 7), mean over heads and real tokens.
+        """
+        real = inputs.key_mask
+        if loss == "mse":
+            target = softmax_output(inputs, self.heads.scale).float()
+            error = (self(inputs)[0].float() - target).square().mean((-1, -2))
+        elif loss == "cross_entropy":
+            target = softmax_weights(inputs, self.heads.scale)
+            weights = self.attention_weights(inputs).clamp(min=1e-12)
+            error = -(target * weights.log()).sum(-1).mean(1)
+        else:
+            raise ValueError(f"no transfer loss {loss!r}; have {', '.join(DISTILL_LOSSES)}")
+        return error.mean() if real is None else (error * real).sum() / real.sum()
+
+
+def softmax_weights(inputs: Inputs, scale: float) -> Float[Tensor, "B H T T"]:
+    """The teacher's causal attention weights, float32, row = query. Padding rows are zero."""
+    q, k = (x.float() for x in inputs.rotated())
+    scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
+    seen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()[None, None]
+    if inputs.key_mask is not None:
+        seen = seen & inputs.key_mask[:, None, None]
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+def softmax_output(inputs: Inputs, scale: float) -> Float[Tensor, "B T H D"]:
+    """The teacher's head outputs before the output projection, by torch's fused attention."""
+    q, k = inputs.rotated()
+    q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, inputs.v))
+    if inputs.key_mask is None:
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2)
+    length = q.shape[2]
+    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[None, None] & inputs.key_mask[:, None, None]
+    seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)  # a padding row sees itself: no NaN, and nobody reads it
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True).transpose(1, 2)
+
+
+def identity(heads: int, dim: int, features: int) -> Float[Tensor, "H D F"]:
+    """One identity matrix per head (Hedgehog Section 4.2: a feature map starts as its activation of x itself)."""
+    return torch.eye(dim, features).expand(heads, dim, features).clone()
+
+
+def linear_init(heads: int, dim: int, features: int) -> Float[Tensor, "H D F"]:
+    """One matrix per head with torch's default initialisation of a linear layer."""
+    bound = dim**-0.5
+    return torch.empty(heads, dim, features).uniform_(-bound, bound)

@@ -1,0 +1,46 @@
+"""Hedgehog: phi(x) = [act(x W), act(-x W)], trained so that its attention weights mimic softmax (Zhang et al. 2024).
+
+Defaults settled by the paper's own count (0.495 % of Llama-2-7B): per head, q and k untied, no bias, W starts as the identity.
+feature `softmax_pm` is Appendix A.1, `exp_pm` the main text; `tied` is Section 4.2's reading, `bias` the text's W x + b.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Inputs, identity
+from relinear_kernels import linear_attention, linear_attention_weights, linear_state
+
+
+class Options(_base.Options):
+    feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
+    tied: bool = False
+    bias: bool = False
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        h, d = heads.heads, heads.dim
+        self.w_q = nn.Parameter(identity(h, d, d))
+        self.w_k = None if options.tied else nn.Parameter(identity(h, d, d))
+        self.b_q = nn.Parameter(torch.zeros(h, d)) if options.bias else None
+        self.b_k = nn.Parameter(torch.zeros(h, d)) if options.bias and not options.tied else None
+
+    def _maps(self) -> dict:
+        w_k, b_k = (self.w_q, self.b_q) if self.options.tied else (self.w_k, self.b_k)
+        return {"w_q": self.w_q, "b_q": self.b_q, "w_k": w_k, "b_k": b_k, "feature": self.options.feature}
+
+    def forward(self, inputs: Inputs, state=None):
+        q, k = inputs.rotated()
+        return linear_attention(q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, initial_state=state, return_state=True)
+
+    def init_state(self, batch, device=None):
+        return linear_state(batch, self.heads.heads, 2 * self.heads.dim, self.heads.dim, device)
+
+    def attention_weights(self, inputs: Inputs):
+        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask)

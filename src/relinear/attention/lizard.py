@@ -1,0 +1,102 @@
+"""Lizard: gated linear attention without RoPE, plus alpha times sliding-window attention with meta memory (Van Nguyen et al. 2025).
+
+    y = y_gate + alpha y_swa,   gamma_t = sigmoid(W_g x_t + b_g)   (its Section 3.1; the sum is not convex)
+
+What the paper leaves open, with our default first: `gates` one per head or one shared by all heads; `gate_bias` the initial b_g (0 makes
+a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope` whether the
+window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition does and
+its matrix form does not; feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Inputs, identity
+from relinear_kernels import (
+    LinearState,
+    WindowState,
+    linear_attention,
+    linear_attention_weights,
+    linear_state,
+    sliding_window_attention,
+    sliding_window_weights,
+    window_state,
+)
+
+
+class Options(_base.Options):
+    window: int = Field(default=128, ge=1)
+    meta: int = Field(default=4, ge=0)
+    feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
+    gates: Literal["head", "shared"] = "head"
+    gate_bias: float | None = 4.0
+    alpha: float = 1.0
+    window_rope: bool = True
+    normalize: bool = True
+
+
+class LizardState(NamedTuple):
+    gate: LinearState
+    window: WindowState
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        h, d = heads.heads, heads.dim
+        self.w_q, self.w_k = nn.Parameter(identity(h, d, d)), nn.Parameter(identity(h, d, d))
+        n = h if options.gates == "head" else 1
+        self.gate = nn.Linear(heads.hidden, n, bias=options.gate_bias is not None)
+        nn.init.zeros_(self.gate.weight)
+        if options.gate_bias is not None:
+            nn.init.constant_(self.gate.bias, options.gate_bias)
+        self.alpha = nn.Parameter(torch.full((h,), options.alpha))
+
+    def _log_gate(self, inputs: Inputs):
+        """log gamma ``[B, T, H]``; 0 at padding, which neither writes nor forgets."""
+        bias = None if self.gate.bias is None else self.gate.bias.float()
+        gate = nn.functional.logsigmoid(nn.functional.linear(inputs.x.float(), self.gate.weight.float(), bias))
+        if inputs.key_mask is not None:
+            gate = gate * inputs.key_mask[..., None]
+        return gate.expand(-1, -1, self.heads.heads)
+
+    def _gated(self, inputs: Inputs) -> dict:
+        return {
+            "w_q": self.w_q, "w_k": self.w_k, "feature": self.options.feature, "log_decay": self._log_gate(inputs),
+            "normalize": self.options.normalize, "key_mask": inputs.key_mask,
+        }  # fmt: skip
+
+    def _window(self, inputs: Inputs) -> dict:
+        o = self.options
+        return {"window": o.window, "meta": o.meta, "scale": self.heads.scale, "key_mask": inputs.key_mask}
+
+    def _window_qk(self, inputs: Inputs):
+        return inputs.rotated() if self.options.window_rope else (inputs.q, inputs.k)
+
+    def forward(self, inputs: Inputs, state: LizardState | None = None):
+        gate_state, near_state = state or (None, None)
+        gated, gate_state = linear_attention(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=gate_state, return_state=True)
+        near, near_state = sliding_window_attention(
+            *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=near_state, return_state=True
+        )
+        y = gated + self.alpha.float()[:, None] * near
+        return y.to(inputs.v.dtype), LizardState(gate_state, near_state)
+
+    def init_state(self, batch, device=None):
+        h, o = self.heads, self.options
+        return LizardState(
+            linear_state(batch, h.heads, 2 * h.dim, h.dim, device),
+            window_state(batch, o.window - 1, h.groups, h.dim, meta=o.meta, device=device),
+        )
+
+    def attention_weights(self, inputs: Inputs):
+        """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
+        gated = linear_attention_weights(inputs.q, inputs.k, **self._gated(inputs))
+        near = sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
+        return gated + self.alpha.float()[:, None, None] * near

@@ -1,0 +1,137 @@
+"""LoLCATs: learned feature maps transferred from softmax attention, alone or beside a short sliding window of softmax (Zhang et al. 2024).
+
+variant `code` (the released code, and the later paper's numbers): phi(x) = [softmax(x W), softmax(-x W)], untied per head, no skip; the
+  window and everything older share one denominator, the window weighted by g = sigmoid(factor), g = 0.1 at the start; w = 64.
+variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, ReLU, exp} (its Eq. 6); the window mixes two separately
+  normalised parts, y = sigma window + (1 - sigma) rest (its Eq. 8); w = 16.
+`window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change earlier outputs with the
+total length and differ from decoding.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import model_validator
+from torch import nn
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Inputs, identity
+from relinear_kernels import (
+    hybrid_attention,
+    hybrid_attention_weights,
+    hybrid_state,
+    linear_attention,
+    linear_attention_weights,
+    linear_state,
+    sliding_window_attention,
+    sliding_window_weights,
+    window_state,
+)
+
+FEATURES = {"code": ("softmax_pm", "exp_pm"), "paper": ("exp", "relu", "elu")}
+CODE_WINDOW_FACTOR = 0.1
+
+
+class Options(_base.Options):
+    variant: Literal["code", "paper"] = "code"
+    feature: Literal["softmax_pm", "exp_pm", "exp", "relu", "elu"] | None = None  # None: the variant's first
+    window: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        have = FEATURES[self.variant]
+        if self.feature is not None and self.feature not in have:
+            raise ValueError(f"variant {self.variant!r} has features {', '.join(have)}; got {self.feature!r}")
+        if self.window < 0:
+            raise ValueError(f"window must be 0 (none) or more; got {self.window}")
+        if self.variant == "code" and self.window and self.map == "exp_pm":
+            raise ValueError("a window shares its denominator with bounded features: softmax_pm; got exp_pm")
+        return self
+
+    @property
+    def map(self) -> str:
+        return self.feature or FEATURES[self.variant][0]
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        h, d = heads.heads, heads.dim
+        # The skip connection of the paper's map makes W start at 0 what starts as the identity without it.
+        start = identity(h, d, d) if options.variant == "code" else torch.zeros(h, d, d)
+        self.w_q, self.w_k = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+        self.features = d * (2 if options.map.endswith("_pm") else 1)
+        if options.window:
+            factor = CODE_WINDOW_FACTOR if options.variant == "code" else 0.5
+            self.window_factor = nn.Parameter(torch.full((h,), factor).logit())
+
+    def _maps(self) -> dict:
+        skip = 0 if self.options.variant == "code" else torch.eye(self.heads.dim, device=self.w_q.device, dtype=self.w_q.dtype)
+        return {"w_q": self.w_q + skip, "w_k": self.w_k + skip, "feature": self.options.map}
+
+    def _hybrid(self) -> dict:
+        return {"window": self.options.window, "window_factor": self.window_factor.float().sigmoid(), "scale": self.heads.scale}
+
+    def forward(self, inputs: Inputs, state=None):
+        q, k = inputs.rotated()
+        common = {"key_mask": inputs.key_mask, "return_state": True}
+        if not self.options.window:
+            return linear_attention(q, k, inputs.v, **self._maps(), **common, initial_state=state)
+        if self.options.variant == "code":
+            return hybrid_attention(q, k, inputs.v, **self._maps(), **self._hybrid(), **common, initial_state=state)
+        return self._mixture(q, k, inputs, state)
+
+    def _mixture(self, q, k, inputs: Inputs, state):
+        """The workshop paper's Eq. 8. Where nothing is older than the window, the window has all the weight."""
+        near_state, delayed = state or (None, self._delayed_state(q.shape[0], q.device))
+        near, near_state = sliding_window_attention(
+            q, k, inputs.v, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask,
+            initial_state=near_state, return_state=True,
+        )  # fmt: skip
+        length = q.shape[1]
+        mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
+        keys, values = torch.cat([delayed[0].to(k.dtype), k], 1), torch.cat([delayed[1].to(inputs.v.dtype), inputs.v], 1)
+        mask = torch.cat([delayed[2], mask], 1)
+        far, linear = linear_attention(
+            q, keys[:, :length], values[:, :length], **self._maps(), key_mask=mask[:, :length],
+            initial_state=delayed[3], return_state=True,
+        )  # fmt: skip
+        older = mask[:, :length].cumsum(1) + delayed[4][:, None]  # how many keys have left the window by each step
+        sigma = torch.where((older > 0)[..., None, None], self.window_factor.float().sigmoid()[:, None], 1.0)
+        w = self.options.window
+        delayed = (keys[:, -w:].float(), values[:, -w:].float(), mask[:, -w:], linear, older[:, -1].clamp(max=1))
+        return (sigma * near + (1 - sigma) * far).to(inputs.v.dtype), (near_state, delayed)
+
+    def _delayed_state(self, batch: int, device):
+        """Keys waiting to leave the window, the linear state of those that left, and whether any has."""
+        w, h = self.options.window, self.heads
+        ring = window_state(batch, w, h.groups, h.dim, device=device)
+        left = torch.zeros(batch, dtype=torch.long, device=device)
+        return ring.k, ring.v, ring.mask, linear_state(batch, h.heads, self.features, h.dim, device), left
+
+    def init_state(self, batch, device=None):
+        h, o = self.heads, self.options
+        if not o.window:
+            return linear_state(batch, h.heads, self.features, h.dim, device)
+        if o.variant == "code":
+            return hybrid_state(batch, h.heads, h.groups, h.dim, self.features, window=o.window, device=device)
+        return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
+
+    def attention_weights(self, inputs: Inputs):
+        q, k = inputs.rotated()
+        if not self.options.window:
+            return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
+        if self.options.variant == "code":
+            return hybrid_attention_weights(q, k, **self._maps(), **self._hybrid(), key_mask=inputs.key_mask)
+        near = sliding_window_weights(q, k, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask)
+        length = q.shape[1]
+        far = linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
+        # The rest is normalised over itself: rescale full rows to what lies beyond the window.
+        far = far * torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.options.window)
+        total = far.sum(-1, keepdim=True).clamp(min=torch.finfo(far.dtype).tiny)
+        real = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
+        older = nn.functional.pad(real.cumsum(1), (self.options.window, 0))[:, None, :length, None]
+        sigma = torch.where(older > 0, self.window_factor.float().sigmoid()[:, None, None], 1.0)
+        return sigma * near + (1 - sigma) * far / total

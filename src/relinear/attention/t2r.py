@@ -1,0 +1,50 @@
+"""T2R: phi(x) = ReLU(W x + b), normalised linear attention, no attention transfer (Kasai et al. 2021, as its successors state it).
+
+variant `paper` (SUPRA Section 2.2): per head, shared by q and k, as many features as head dimensions, a bias per feature.
+variant `code` (LoLCATs' released T2R baseline): untied, 128 features, one scalar bias per head.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Inputs, linear_init
+from relinear_kernels import linear_attention, linear_attention_weights, linear_state
+
+CODE_FEATURES = 128
+
+
+class Options(_base.Options):
+    variant: Literal["paper", "code"] = "paper"
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        h, d = heads.heads, heads.dim
+        self.features = d if options.variant == "paper" else CODE_FEATURES
+        self.w_q = nn.Parameter(linear_init(h, d, self.features))
+        self.b_q = nn.Parameter(torch.zeros(h, d if options.variant == "paper" else 1))
+        if options.variant == "code":
+            self.w_k = nn.Parameter(linear_init(h, d, self.features))
+            self.b_k = nn.Parameter(torch.zeros(h, 1))
+
+    def _maps(self) -> dict:
+        tied = self.options.variant == "paper"
+        b_q = self.b_q.expand(-1, self.features)
+        w_k, b_k = (self.w_q, b_q) if tied else (self.w_k, self.b_k.expand(-1, self.features))
+        return {"w_q": self.w_q, "b_q": b_q, "w_k": w_k, "b_k": b_k, "feature": "relu"}
+
+    def forward(self, inputs: Inputs, state=None):
+        q, k = inputs.rotated()
+        return linear_attention(q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, initial_state=state, return_state=True)
+
+    def init_state(self, batch, device=None):
+        return linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
+
+    def attention_weights(self, inputs: Inputs):
+        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask)

@@ -1,0 +1,135 @@
+"""`relinear`: one verb per stage, plus tables, figures and the MLflow mirror. `relinear VERB --help` says what each takes."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relinear import tracking
+from relinear.config import ConfigError
+from relinear.errors import UserError
+from relinear.plan import PER_RUN, SHARED, Plan
+from relinear.stage import run_stage
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
+app.add_typer(track, name="track")
+
+Scale = Annotated[str, typer.Option(help="A file of workflow/scales.")]
+Budget = Annotated[float, typer.Option(help="Multiplies every budget of the scale: training tokens, items, held-out tokens.")]
+Seed = Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")]
+Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
+Teacher = Annotated[str | None, typer.Option(help="Another teacher that the scale names.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")]
+Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
+
+
+def _stage_verb(stage: str):
+    per_run = stage in PER_RUN
+
+    def work(run: str | None, scale: str, budget: float, seed: int, results: Path, teacher: str | None, device: str | None, threads: int | None):
+        plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
+        plan.check()
+        step = plan.step(stage, run)
+        module = importlib.import_module(plan.modules(step)[0])
+        hardware = importlib.import_module("relinear.hardware")  # torch; not needed to print a help text
+        hardware.set_threads(threads)
+        hardware.device_of(device or plan.config.hardware.device)
+        print(f"{step}: {run_stage(plan, step, module.run)}")
+
+    if per_run:
+
+        def verb(run: Annotated[str, typer.Argument(help="A run of workflow/runs.yaml.")], scale: Scale = "mini", budget: Budget = 1.0,
+                 seed: Seed = 0, results: Results = Path("results"), teacher: Teacher = None, device: Device = None,
+                 threads: Threads = None) -> None:  # fmt: skip
+            work(run, scale, budget, seed, results, teacher, device, threads)
+    else:
+
+        def verb(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
+                 teacher: Teacher = None, device: Device = None, threads: Threads = None) -> None:  # fmt: skip
+            work(None, scale, budget, seed, results, teacher, device, threads)
+
+    return verb
+
+
+HELP = {
+    "assets": "Obtain and verify the scale's models, texts and items.",
+    "teacher": "Save the teacher once as a plain transformers folder.",
+    "corpus": "Tokenise and split the texts.",
+    "activations": "Run the teacher once over the transfer data.",
+    "distill": "Stage 1: train a method's own parameters to mimic softmax attention.",
+    "finetune": "Stage 2: train the linearized model on text, by LoRA or in full.",
+    "fidelity": "Measure a method against softmax attention, before finetuning.",
+    "evaluate": "The gate, perplexity and lm-eval's tasks.",
+}
+for _stage in (*SHARED, *PER_RUN):
+    app.command(name=_stage, help=HELP[_stage])(_stage_verb(_stage))
+
+
+@app.command()
+def render(
+    paper: Annotated[str, typer.Argument(help="A file of workflow/papers.")],
+    artefact: Annotated[str, typer.Argument(help="Its table or figure, such as table1.")],
+    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"), teacher: Teacher = None,
+    device: Device = None,
+) -> None:  # fmt: skip
+    """Make a paper's table or figure from finished runs; rows that were not run say so."""
+    from relinear import papers
+
+    plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
+    if paper not in papers.available():
+        raise ConfigError(f"no paper {paper!r}; have {', '.join(papers.available())}")
+    module = papers.load(paper)
+    if artefact not in module.ARTEFACTS:
+        raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(module.ARTEFACTS)}")
+    for path in module.ARTEFACTS[artefact](plan):
+        print(path)
+
+
+@track.command("init")
+def track_init(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
+               teacher: Teacher = None, device: Device = None) -> None:  # fmt: skip
+    """Create the store, before anything writes to it in parallel."""
+    results.mkdir(parents=True, exist_ok=True)
+    tracking.init(Plan(scale=scale, results=results).store, scale)
+
+
+@track.command("rebuild")
+def track_rebuild(results: Results = Path("results")) -> None:
+    """Restore the store from the result files."""
+    results.mkdir(parents=True, exist_ok=True)
+    print(f"{tracking.rebuild(Plan(results=results).store, results)} runs restored")
+
+
+@track.command("import")
+def track_import(folder: Path, results: Results = Path("results")) -> None:
+    """Mirror another folder of results, to compare with one's own."""
+    results.mkdir(parents=True, exist_ok=True)
+    print(f"{tracking.import_folder(Plan(results=results).store, folder)} runs imported")
+
+
+@track.command("ui")
+def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
+    """Open MLflow's UI on 127.0.0.1."""
+    results.mkdir(parents=True, exist_ok=True)
+    store = Plan(results=results).store
+    tracking.init(store)
+    ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
+    os.execvp(sys.executable, ui)
+
+
+def main() -> None:
+    """Entry point. What a user can mend is one line on stderr; anything else is a traceback."""
+    tracking.install_signal_handlers()
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Stage 1, attention transfer: the methods' own parameters learn to do what the teacher's softmax attention does on the teacher's inputs.
+
+All layers in one teacher-forced pass, no back-propagation through the model (LoLCATs Section 3; Hedgehog Section 4.3; Lizard Section 3.1).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from relinear.corpus import Packed, batch_indices
+from relinear.hardware import memory_bytes, place
+from relinear.linearize import assemble, save_method
+from relinear.train import train
+from relinear.transfer import layer_inputs, record
+
+if TYPE_CHECKING:
+    from relinear.stage import Context
+
+
+def run(context: "Context") -> dict:
+    """Write `method.safetensors`: the trained parameters that the method added to the teacher."""
+    device, dtype = place(context)
+    recipe, budget = context.settings["distill"], context.settings["budget"]
+    torch.manual_seed(context.seed)
+    model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype, device=device)
+    corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
+    parameters = list(model.method_parameters().values())
+    model.requires_grad_(False)
+    for p in parameters:
+        p.requires_grad_(True)
+    batch, accumulate = budget["batch_size"], budget["accumulate"]
+    steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
+    layers = len(model.attention_layers())
+    stored = _Stored(context.parents["activations"], device) if "activations" in context.parents else None
+
+    def loss(step: int) -> Iterator[tuple[str, Tensor]]:
+        for micro in range(step * accumulate, (step + 1) * accumulate):
+            chosen = batch_indices(micro, n=len(corpus), batch_size=batch, seed=context.seed)
+            if stored:
+                recorded = stored(chosen)
+            else:
+                recorded = record(model, torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device))
+            for i, (method, inputs) in enumerate(layer_inputs(model, recorded)):
+                yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / (layers * accumulate)
+
+    tokens_per_step = batch * accumulate * corpus.seq_len
+    train(
+        loss, [(parameters, recipe["lr"])], steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, loss_scale=recipe["loss_scale"],
+        checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
+        log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
+    )  # fmt: skip
+    context.tokens = steps * tokens_per_step
+    save_method(model, context.out / "method.safetensors")
+    return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": sum(p.numel() for p in parameters)}
+
+
+class _Stored:
+    """Recorded inputs read back from an `activations` folder."""
+
+    def __init__(self, folder, device: str):
+        self.x, self.device = safe_open(folder / "x.safetensors", "pt").get_slice("x"), device
+
+    def __call__(self, chosen: list[int]) -> list[Tensor]:
+        rows = torch.stack([self.x[i : i + 1][0] for i in chosen], 1)  # [L, B, T, hidden]
+        return list(rows.to(self.device))

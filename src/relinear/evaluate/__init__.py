@@ -1,0 +1,1 @@
+"""Evaluation: lm-eval tasks (harness), perplexity, and the fidelity of attention weights and outputs."""

@@ -1,0 +1,268 @@
+"""Zero-shot and few-shot tasks, scored by lm-evaluation-harness inside this process, over local data.
+
+A task is a YAML file in workflow/tasks. It includes the task that lm-eval ships (prompt, choices, metrics and filters are the
+harness's own, unchanged) and says where its documents lie: `data` in the folder of evaluation items, `smoke` in workflow/smoke.
+"""
+
+import gzip
+import json
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from unittest.mock import patch
+
+import datasets
+import lm_eval.tasks
+import torch
+import torch.nn.functional as F
+import yaml
+from datasets import Dataset, DatasetDict
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean, mean_stderr
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks._yaml_loader import load_yaml
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TASKS = Path(__file__).parents[3] / "workflow" / "tasks"
+SMOKE = TASKS.parent / "smoke" / "tasks"
+BUNDLED = Path(lm_eval.tasks.__file__).parent
+METRICS = ("acc", "acc_norm")
+
+
+def available() -> list[str]:
+    """The tasks that can be scored: the names of the files in workflow/tasks."""
+    return sorted(path.stem for path in TASKS.glob("*.yaml"))
+
+
+def check_tasks(names: Iterable[str]) -> None:
+    """Raise ValueError for a task that has no file in workflow/tasks."""
+    unknown = sorted(set(names) - set(available()))
+    if unknown:
+        raise ValueError(f"no task {', '.join(map(repr, unknown))}; have {', '.join(available())}")
+
+
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: dict[str, int | None],
+    data: Path | None,
+    *,
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    smoke: bool = False,
+) -> tuple[dict[str, dict[str, float]], list[dict]]:
+    """Score a causal language model on lm-eval tasks.
+
+    Args:
+        tasks: task -> how many of its items to use (at least 2), None for all. They are a sample, see `draw`; for MMLU the
+            number is a total, spread evenly over its subjects.
+        data: the folder of evaluation items, where the tasks' `data` paths start; not used with `smoke`.
+        batch_size: sequences in one forward pass.
+        max_length: longest input, in tokens. A longer prompt is a ValueError: cutting it would cut its shots.
+        seed: draws the sample; nothing else is random.
+        smoke: use the few hand-written items of workflow/smoke instead.
+
+    Returns:
+        metrics: task -> {acc, acc_stderr, acc_norm, acc_norm_stderr, n, num_fewshot}, as fractions; acc_norm (log-likelihood
+            per character of the choice) where the harness's own task reports it. Each is a mean over items, so MMLU's is the
+            micro average; the standard error is lm-eval's for a mean, the sample standard deviation over sqrt(n).
+        items: a row for each item, {task, doc_id, target, scores, acc, acc_norm}. `doc_id` is its place in the data file,
+            `scores` the log-likelihood of each choice, `target` the right one's index (LAMBADA: the right word). MMLU's rows
+            have their `subject` too.
+    """
+    check_tasks(tasks)
+    for name, limit in tasks.items():
+        if limit is not None and limit < 2:
+            raise ValueError(f"{name}: got a limit of {limit} items; a standard error needs at least 2")
+    if data is None and not smoke:
+        raise ValueError("got no folder of evaluation items; pass one as data, or smoke=True for the hand-written ones")
+
+    datasets.disable_progress_bars()  # one bar, of the choices scored, says it all
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the model is given as an object, not by name
+
+    loaded = {name: load(name, limit, None if smoke else data, seed) for name, limit in tasks.items()}
+    lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype="float32")
+    with patch("lm_eval.api.task.tqdm", lambda docs, **_: docs):  # spares a bar for each task, 57 of them MMLU's
+        parts = {part.task_name: part for parts in loaded.values() for part in parts}
+        # bootstrap_iters=0: the means and errors below come from the samples, so that MMLU's subjects count as one task
+        samples = evaluate(lm, {"tasks": parts}, bootstrap_iters=0)["samples"]
+
+    metrics, items = {}, []
+    for name, parts in loaded.items():
+        rows = [_row(name, part, sample) for part in parts for sample in samples[part.task_name]]
+        metrics[name] = {}
+        for metric in (metric for metric in METRICS if metric in rows[0]):
+            values = [row[metric] for row in rows]
+            metrics[name] |= {metric: mean(values), f"{metric}_stderr": mean_stderr(values)}
+        metrics[name] |= {"n": len(rows), "num_fewshot": parts[0].config.num_fewshot}
+        items += rows
+    return metrics, items
+
+
+def draw(sizes: dict[str, int], limit: int | None, seed: int | str) -> dict[str, list[int]]:
+    """Choose `limit` items (None: all) of a task made of parts (subjects) of the given sizes.
+
+    The parts, in shuffled order, take turns to give the next item of their own shuffled order. So their counts differ by at
+    most one until a part is used up, a larger limit adds to the items of a smaller one, and a file sorted by topic is sampled
+    evenly (HellaSwag's first 3243 items are all ActivityNet captions).
+
+    Returns:
+        part -> its items' indices, increasing. Parts that give none are left out.
+    """
+    rng = random.Random(seed)
+    parts = rng.sample(sorted(sizes), len(sizes))
+    orders = {part: rng.sample(range(sizes[part]), sizes[part]) for part in parts}
+    turns = ((part, orders[part][turn]) for turn in range(max(sizes.values())) for part in parts if turn < sizes[part])
+    drawn = defaultdict(list)
+    for part, index in islice(turns, limit):
+        drawn[part].append(index)
+    return {part: sorted(drawn[part]) for part in sorted(drawn)}
+
+
+class LocalTask(ConfigurableTask):
+    """One of the harness's tasks over documents that are in memory already."""
+
+    def __init__(self, config: dict, documents: DatasetDict):
+        self.dataset = documents
+        super().__init__(config=config)
+
+    def download(self, *args, **kwargs) -> None:
+        """Nothing to fetch. (The harness calls this while it builds the task.)"""
+
+
+def load(name: str, limit: int | None, data: Path | None, seed: int) -> list[LocalTask]:
+    """Build the harness tasks behind one file of workflow/tasks, over the drawn items, each with its index as `doc_id`.
+
+    It is one task, or one a subject where the file's `include` has a {subject}. Without `data` the smoke items are used.
+    """
+    settings = yaml.safe_load((TASKS / f"{name}.yaml").read_text())
+    include, convert = settings.pop("include"), settings.pop("convert", None)
+    files = {"data": settings.pop("data"), "smoke": settings.pop("smoke")}["smoke" if data is None else "data"]
+    folder = SMOKE if data is None else data
+
+    subjects = [""]
+    if "{subject}" in include:
+        before, after = (BUNDLED / include).name.split("{subject}")
+        found = (BUNDLED / include).parent.glob(f"{before}*{after}")
+        subjects = [path.name.removeprefix(before).removesuffix(after) for path in found]
+        if data is None:  # hand-written items exist for a few subjects only
+            subjects = [s for s in subjects if all((folder / f.format(subject=s)).exists() for f in files.values())]
+
+    configs = {s: load_yaml(BUNDLED / include.format(subject=s)) | settings for s in subjects}
+    documents = {s: DatasetDict({split: read(folder / f.format(subject=s), convert) for split, f in files.items()}) for s in subjects}
+    scored = next(split for split in ("test", "validation") if split in files)
+    tasks = []
+    for s, indices in draw({s: len(documents[s][scored]) for s in subjects}, limit, f"{seed} {name}").items():
+        documents[s][scored] = documents[s][scored].select(indices).add_column("doc_id", indices)
+        tasks.append(LocalTask(configs[s], documents[s]))
+    return tasks
+
+
+def read(path: Path, convert: str | None) -> Dataset:
+    """Read one split: an Arrow file, or JSON lines (perhaps gzipped), in memory so that nothing is cached beside the file.
+
+    With `convert`, the lines are requests of OLMES (the format of oe_eval_tasks), one for each choice of each document; the
+    document is taken from the first, and the named function gives it the fields of the hub's data set. Requests with numbers
+    from a million on are OLMES's unconditioned choices and repeat the documents.
+    """
+    if path.suffix == ".arrow":
+        return Dataset.from_file(str(path), in_memory=True)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        rows = [json.loads(line) for line in lines]
+    if convert is not None:
+        docs = {row["doc_id"]: row["doc"] for row in rows if row["doc_id"] < 1_000_000}
+        rows = [CONVERT[convert](docs[doc_id]) for doc_id in sorted(docs)]
+    return Dataset.from_list(rows)
+
+
+def from_arc(doc: dict) -> dict:
+    """OLMES's ARC -> allenai/ai2_arc. Choices labelled 1 to 4 there are lettered here; no prompt shows the labels."""
+    labels = list("ABCDE"[: len(doc["choices"])])
+    return {
+        "id": doc["id"],
+        "question": doc["query"].removeprefix("Question: ").removesuffix("\nAnswer:"),
+        "choices": {"text": doc["choices"], "label": labels},
+        "answerKey": labels[doc["gold"]],
+    }
+
+
+def from_boolq(doc: dict) -> dict:
+    """OLMES's BoolQ -> aps/super_glue boolq, whose passages open with their title (those of google/boolq do not)."""
+    passage, question = doc["query"].removesuffix("?\nAnswer:").rsplit("\nQuestion: ", 1)
+    return {"passage": passage, "question": question, "label": int(doc["choices"][doc["gold"]] == "yes")}
+
+
+def from_lambada(doc: dict) -> dict:
+    """OLMES's LAMBADA -> EleutherAI/lambada_openai: the passage with its last word."""
+    return {"text": f"{doc['query']} {doc['choices'][0]}"}
+
+
+CONVERT = {"arc": from_arc, "boolq": from_boolq, "lambada": from_lambada}
+
+
+class LocalLM(HFLM):
+    """The harness's transformers adapter, with the output head applied only where a choice is scored.
+
+    HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
+    more arithmetic and far more memory than the rest of a small model. Same inputs, same numbers.
+    """
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As in HFLM, less its bar for the tokenizer."""
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, override_bs: int = 0
+    ) -> list[tuple[float, bool]]:
+        """For each (strings, context tokens, choice tokens): (log-likelihood of the choice, is it the greedy one)."""
+        groups = defaultdict(list)  # input -> the requests it answers: choices of one token share their input, as in HFLM
+        for number, (_, context, choice) in enumerate(requests):
+            groups[tuple((context + choice)[:-1])].append(number)
+        inputs = sorted(groups, key=lambda tokens: (-len(tokens), tokens))  # longest first: little padding, memory peaks early
+        if len(inputs[0]) > self.max_length:
+            raise ValueError(f"got a prompt of {len(inputs[0])} tokens; the longest possible is max_length={self.max_length}")
+
+        answers = {}
+        with torch.inference_mode(), tqdm(total=len(requests), desc="lm-eval", unit="choice") as bar:
+            for at in range(0, len(inputs), self.batch_size):
+                batch = inputs[at : at + self.batch_size]
+                first = min(len(tokens) - len(requests[number][2]) for tokens in batch for number in groups[tokens])
+                padded = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True).to(self.device)
+                keep = padded.shape[1] - first
+                logits = self.model(padded, logits_to_keep=keep, use_cache=False).logits  # [row, first.., vocabulary]
+                for tokens, row in zip(batch, logits, strict=True):
+                    for number in groups[tokens]:
+                        choice = torch.tensor(requests[number][2], device=row.device)
+                        end = len(tokens) - first
+                        logp = F.log_softmax(row[end - len(choice) : end], dim=-1, dtype=self.softmax_dtype)
+                        total = logp.gather(1, choice[:, None]).sum()
+                        answers[number] = (total.item(), bool((logp.argmax(-1) == choice).all()))
+                        bar.update()
+        return [answers[number] for number in range(len(requests))]
+
+
+def _row(name: str, part: LocalTask, sample: dict) -> dict:
+    """One row of the per-item results, from the harness's record of a document."""
+    doc, prompt = sample["doc"], sample["arguments"][0][0]
+    shots = part.config.num_fewshot
+    examples = [part.doc_to_text(example) for example in part.fewshot_docs()] if shots else []
+    found = sum(example in prompt for example in examples)
+    if found != shots:
+        raise RuntimeError(f"{part.task_name}: got {found} examples in the prompt, not {shots}: {prompt[:200]!r}")
+    return {
+        "task": name,
+        **({"subject": doc["subject"]} if "subject" in doc else {}),
+        "doc_id": doc["doc_id"],
+        # WinoGrande puts its options into the prompt, and the right option's index where others have the prompt
+        "target": part.doc_to_text(doc) if part.multiple_input else sample["target"],
+        "scores": [response[0][0] for response in sample["resps"]],
+        **{metric: sample[metric] for metric in METRICS if metric in sample},
+    }

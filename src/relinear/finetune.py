@@ -1,0 +1,74 @@
+"""Stage 2: the linearized model learns to be a language model again, by LoRA on its projections or by training everything (SUPRA)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from torch import Tensor
+
+from relinear.corpus import Packed, batch_indices, chance_loss
+from relinear.hardware import memory_bytes, place
+from relinear.linearize import assemble, save_method
+from relinear.train import train
+
+if TYPE_CHECKING:
+    from relinear.stage import Context
+
+
+def run(context: "Context") -> dict:
+    """Write `adapter/` (LoRA), `method.safetensors` (the method's parameters, if trained here) or `model.safetensors` (everything)."""
+    device, dtype = place(context)
+    settings = context.settings
+    recipe, budget = settings["finetune"], settings["budget"]
+    full = recipe["kind"] == "full"
+    torch.manual_seed(context.seed)
+    # Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care.
+    model = assemble(
+        context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
+        dtype=torch.float32 if full else dtype, device=device,
+    )  # fmt: skip
+    base, groups = model, []
+    if full:
+        groups = [(list(model.parameters()), recipe["lr"])]
+    else:
+        added = list(model.method_parameters().values()) if recipe["train_method"] else []
+        adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
+                             task_type="CAUSAL_LM", target_modules=list(recipe["lora_targets"]))  # fmt: skip
+        model = get_peft_model(model, adapter)
+        groups = [([p for p in model.parameters() if p.requires_grad], recipe["lr"])]
+        if added:
+            for p in added:
+                p.requires_grad_(True)
+            groups.append((added, recipe["method_lr"] or recipe["lr"]))
+    model.train()
+    corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
+    batch, accumulate = budget["batch_size"], budget["accumulate"]
+    steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
+
+    def loss(step: int) -> Iterator[tuple[str, Tensor]]:
+        for micro in range(step * accumulate, (step + 1) * accumulate):
+            chosen = batch_indices(micro, n=len(corpus), batch_size=batch, seed=context.seed)
+            tokens, labels = (torch.stack(x).to(device) for x in zip(*(corpus.sequence(i) for i in chosen), strict=True))
+            with torch.autocast(device, dtype, enabled=full and dtype != torch.float32):
+                logits = model(tokens, use_cache=False).logits
+            yield "lm", F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()) / accumulate
+
+    tokens_per_step = batch * accumulate * corpus.seq_len
+    train(
+        loss, groups, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
+        checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
+        log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
+        chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
+    )  # fmt: skip
+    context.tokens = steps * tokens_per_step
+    if full:
+        save_file({n: p.detach().contiguous() for n, p in base.named_parameters()}, context.out / "model.safetensors")
+    else:
+        model.save_pretrained(context.out / "adapter")
+        if recipe["train_method"]:
+            save_method(base, context.out / "method.safetensors")
+    trained = sum(p.numel() for ps, _ in groups for p in ps)
+    return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}

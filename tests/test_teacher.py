@@ -1,0 +1,123 @@
+"""The teacher's folder gives back what was saved, from each kind of source."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from relinear import teacher
+from relinear.teacher import byte_tokenizer, save_teacher
+
+
+def tiny_gguf(path, *, seed: int) -> LlamaForCausalLM:
+    """Write a one-layer Llama with a SmolLM2-like tokenizer as GGUF; return the model that it holds."""
+    torch.manual_seed(seed)
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = sorted(byte_tokenizer().get_vocab(), key=byte_tokenizer().get_vocab().get)[2:]
+    vocab = [*specials, *letters, "ĠĠ"]
+    heads, kv_heads, width = 6, 2, 96
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(vocab), hidden_size=width, intermediate_size=64, num_hidden_layers=1,
+            num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=True,
+            max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2,
+        )
+    ).eval()  # fmt: skip
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(256)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(vocab))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocab)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(vocab) - 3))
+    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue  # tied
+        value = weight.numpy()
+        for projection, count in (("q_proj", heads), ("k_proj", kv_heads)):
+            if projection in name:  # GGUF's Llama interleaves each head's rotary pairs
+                value = value.reshape(count, 2, -1, width).swapaxes(1, 2).reshape(value.shape)
+        stem, suffix = name.rsplit(".", 1)
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", np.ascontiguousarray(value, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_the_random_teacher_comes_back_and_depends_on_its_seed_alone(tmp_path):
+    facts = save_teacher("random", tmp_path / "a", "float32", seed=3)
+    torch.manual_seed(1)
+    save_teacher("random", tmp_path / "b", "float32", seed=3)
+    save_teacher("random", tmp_path / "c", "float32", seed=4)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert weights[0] == weights[1] != weights[2]
+    assert (facts["heads"], facts["kv_heads"], facts["head_dim"], facts["layers"]) == (6, 2, 16, 2)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
+    text = "Größe\n\n  12 <tab>\t"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.bos_token_id is not None and tokenizer.eos_token_id is not None
+    assert len(tokenizer) == facts["vocab_size"]
+
+
+@pytest.mark.parametrize("dtype", teacher.DTYPES)
+def test_a_folder_in_the_hubs_layout_is_saved_in_the_dtype_asked_for(tmp_path, dtype):
+    save_teacher("random", tmp_path / "source", "float32")
+    save_teacher(tmp_path / "source", tmp_path / "out", dtype)
+    source = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=getattr(torch, dtype))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert saved.dtype == getattr(torch, dtype)
+    for name, weight in source.state_dict().items():
+        assert torch.equal(weight, saved.state_dict()[name]), name
+
+
+def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
+    (tmp_path / "package").mkdir()
+    model = tiny_gguf(tmp_path / "package/tiny.gguf", seed=0)
+    facts = save_teacher(tmp_path, tmp_path / "out", "float32")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert not hasattr(saved.config, "quantization_config")
+    assert (facts["heads"], facts["kv_heads"], facts["max_positions"]) == (6, 2, 256)
+    probe = torch.arange(20)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(saved(input_ids=probe).logits, model(input_ids=probe).logits)
+
+
+def test_a_smollm_tokenizer_splits_digits_before_it_merges_spaces(tmp_path):
+    tiny_gguf(tmp_path / "tiny.gguf", seed=0)
+    save_teacher(tmp_path, tmp_path / "out", "float32")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]
+
+
+def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
+    save_teacher("random", tmp_path, "float32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.model.norm.weight.data[0] += 1e-3
+    with pytest.raises(RuntimeError, match="other logits than were saved: off by"):
+        teacher._check_saved(model, tmp_path, torch.float32)
+    model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(RuntimeError, match="not finite"):
+        teacher._check_saved(model, tmp_path, torch.float32)
+
+
+def test_unknown_sources_and_dtypes_are_answered_with_the_possible_ones(tmp_path):
+    with pytest.raises(ValueError, match="got 0 .gguf files and no config.json; possible are"):
+        save_teacher(tmp_path, tmp_path / "out")
+    with pytest.raises(ValueError, match="no dtype 'int8' for the teacher; have bfloat16"):
+        save_teacher("random", tmp_path / "out", "int8")

@@ -1,0 +1,476 @@
+"""Laws of the MLflow mirror: what the store holds after runs that end well, badly, twice or not at all."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from relinear import tracking
+
+SOURCE = str(Path(tracking.__file__).parents[1])
+HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
+HISTORY_END = 1.7e12 + 4000
+EVALUATION = {
+    "perplexity": {"value": 15.2, "stderr": 0.4, "tokens": 8192},
+    "tasks": {"piqa": {"acc": 0.6, "acc_norm": 0.61, "n": 32}, "mmlu": {"acc": 0.25, "acc_stderr": "N/A"}},
+    "gate": {"passed": True, "parallel_vs_recurrent": 1e-6},
+}
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    tracking.init(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path, empty_store) -> str:
+    # Inside the results tree, so that `rebuild` meets the copies of run.json among mlflow's artifacts.
+    path = tmp_path / "results" / "mlflow.db"
+    path.parent.mkdir()
+    shutil.copy(empty_store, path)
+    return f"sqlite:///{path}"
+
+
+def client(uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def runs(uri, where="", scale="mini"):
+    store = client(uri)
+    return store.search_runs([store.get_experiment_by_name(f"relinear-{scale}").experiment_id], where)
+
+
+def child(uri, stage="distill", attempt=1):
+    [run] = runs(uri, f"tags.stage = '{stage}' and tags.attempt = '{attempt}'")
+    return run
+
+
+def parent(uri, run="lizard"):
+    [found] = runs(uri, f"tags.`relinear.row` = '{run}'")
+    return found
+
+
+def record(stage="distill", run="lizard", attempt=1, key="k1", **more) -> dict:
+    return {
+        "schema": 1,
+        **{"scale": "mini", "run": run, "stage": stage, "key": key, "attempt": attempt, "seed": 0},
+        "config": {"lr": 0.01, "options": {"feature": "exp", "window": None}, "layers": (0, 1), "on": True},
+        **{"config_hash": "c0", "code_hash": "d0", "git": {"commit": "abc", "dirty": False}},
+        "parents": {"teacher": {"path": "results/mini/teacher", "key": "t1"}},
+        "artefacts": {"method.safetensors": {"sha256": "ff" * 32, "bytes": 1}},
+        "datasets": [{"name": "wiki", "sha256": "ab" * 32, "role": role} for role in ("train", "heldout")],
+        **{"versions": {"torch": "2.13.0"}, "hardware": {"cpu": "x", "threads": 2}},
+        **{"started": "2026-11-21T04:00:00+00:00", "wall_seconds": 12.5, "tokens": 16384},
+        "tags": {"paper": "lolcats", "method": "lizard", "row": run, "scale": "mini"},
+        **more,
+    }
+
+
+def opened(uri, **changes):
+    return tracking.Tracker(uri, **tracking.describe(record(**changes)))
+
+
+def write_folder(root: Path, record: dict, metrics: dict) -> Path:
+    folder = root / record["scale"] / "runs" / record["run"] / record["stage"]
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in HISTORY))
+    return folder
+
+
+def run_stage(uri, root: Path, metrics: dict, **changes) -> None:
+    started = datetime.now(UTC).isoformat()
+    with opened(uri, **changes) as tracker:
+        for line in HISTORY:
+            tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
+        known = {"mlflow_run_id": tracker.run_id, "started": started, "wall_seconds": 0.1}
+        tracker.finish(write_folder(root, record(**changes, **known), metrics))
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# Structure
+
+
+def test_stages_are_nested_under_one_run_per_row(uri):
+    for stage in ("distill", "finetune"):
+        with opened(uri, stage=stage):
+            pass
+    with opened(uri, stage="teacher", run="teacher"):
+        pass
+    assert sorted(r.info.run_name for r in runs(uri)) == [
+        "lizard",
+        "lizard/distill",
+        "lizard/finetune",
+        "teacher",
+        "teacher",
+    ]
+    for stage in ("distill", "finetune"):
+        assert child(uri, stage).data.tags["mlflow.parentRunId"] == parent(uri).info.run_id
+    assert child(uri, "teacher").data.tags["mlflow.parentRunId"] == parent(uri, "teacher").info.run_id
+    assert {r.info.status for r in runs(uri)} == {"FINISHED"}
+
+
+def test_run_shows_its_settings_data_and_origin(uri):
+    with opened(uri):
+        pass
+    run = child(uri)
+    assert run.data.params == {**{"lr": "0.01", "options.feature": "exp", "options.window": "null", "layers": "[0, 1]", "on": "true"}}
+    wanted = {
+        **{"paper": "lolcats", "method": "lizard", "row": "lizard", "scale": "mini", "stage": "distill"},
+        **{"key": "k1", "attempt": "1", "current": "true", "config_hash": "c0", "code_hash": "d0"},
+        **{"git.commit": "abc", "git.dirty": "false", "versions.torch": "2.13.0", "hardware.threads": "2"},
+        **{"parent.teacher": "t1", "seed": "0"},
+    }
+    assert wanted.items() <= run.data.tags.items()
+    assert {"paper": "lolcats", "method": "lizard", "scale": "mini"}.items() <= parent(uri).data.tags.items()
+    [data] = run.inputs.dataset_inputs
+    assert json.loads(data.dataset.source) == {"sha256": "ab" * 32}
+    assert ("ab" * 32).startswith(data.dataset.digest)
+    assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "train, heldout")]
+
+
+def test_latest_attempt_is_the_current_one(uri):
+    for attempt in (1, 2, 3):
+        with opened(uri, attempt=attempt), opened(uri, stage="fidelity", attempt=attempt):
+            pass
+    assert [child(uri, attempt=n).data.tags["current"] for n in (1, 2, 3)] == ["false", "false", "true"]
+    assert len(runs(uri, "tags.current = 'true'")) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("loss is NaN"), "FAILED"),
+        (SystemExit(1), "FAILED"),
+        (SystemExit(143), "KILLED"),
+        (KeyboardInterrupt(), "KILLED"),
+    ],
+)
+def test_a_run_that_ends_badly_says_so_with_its_parent(uri, error, status):
+    with pytest.raises(type(error)), opened(uri) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+        raise error
+    assert (child(uri).info.status, parent(uri).info.status) == (status, status)
+    assert child(uri).data.metrics == {"loss": 1.0}
+    assert child(uri).data.tags["error"].startswith(type(error).__name__)
+    with opened(uri, attempt=2):
+        pass
+    assert parent(uri).info.status == "FINISHED"
+
+
+def test_evaluation_puts_its_headline_on_the_row(uri, tmp_path):
+    run_stage(uri, tmp_path / "results", EVALUATION, stage="evaluate")
+    assert parent(uri).data.metrics == {"ppl": 15.2, "piqa_acc": 0.6, "piqa_acc_norm": 0.61, "mmlu_acc": 0.25}
+    metrics = child(uri, "evaluate").data.metrics
+    assert metrics["tasks/piqa/acc"] == 0.6 and metrics["gate/passed"] == 1 and metrics["cost/tokens"] == 16384
+
+
+# Metrics, parameters and files
+
+
+def test_more_than_a_batch_of_metrics_and_parameters_arrives_whole(uri):
+    config = {"long": "x" * 9000, **{f"p{i}": i for i in range(250)}}
+    with opened(uri, config=config) as tracker:
+        tracker.log({f"layer/{i}": float(i) for i in range(2500)}, 1)
+        for step in range(1500):
+            tracker.log({"loss": step}, step)
+    data = child(uri).data
+    assert len(data.params) == 251 and data.params["p249"] == "249"
+    assert data.params["long"].endswith("x... (9000 characters; whole in run.json)")
+    assert len(data.metrics) == 2501 and data.metrics["layer/2499"] == 2499
+    assert len(client(uri).get_metric_history(child(uri).info.run_id, "loss")) == 1500
+
+
+def test_metrics_appear_while_the_run_goes_on(uri, monkeypatch):
+    monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.0)
+    with opened(uri) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+        assert child(uri).data.metrics == {"loss": 1.0} and child(uri).info.status == "RUNNING"
+
+
+def test_numbers_that_are_not_finite_are_kept(uri):
+    with opened(uri) as tracker:
+        tracker.log({"nan": math.nan, "inf": math.inf}, 1)
+    metrics = child(uri).data.metrics
+    assert math.isnan(metrics["nan"]) and metrics["inf"] > 1e308
+
+
+def test_names_and_trees_become_what_mlflow_takes():
+    assert tracking.metric_name("acc,none") == "acc_none"
+    assert tracking.metric_name("/a//../b") == "a/b"
+    assert tracking.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {
+        **{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}
+    }
+    with pytest.raises(ValueError, match="got '//'"):
+        tracking.metric_name("//")
+
+
+def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
+    for name in ("figure.png", "w.safetensors"):
+        (tmp_path / name).write_bytes(b"abc")
+    with opened(uri) as tracker:
+        tracker.artifact(tmp_path / "figure.png")
+        tracker.artifact(tmp_path / "w.safetensors")
+    assert [file.path for file in client(uri).list_artifacts(child(uri).info.run_id)] == ["figure.png"]
+    assert child(uri).data.tags["artefact.w.safetensors"].startswith("ba7816bf")  # sha256 of "abc"
+
+
+# Processes
+
+STAGE = """
+import sys, time
+from relinear import tracking
+tracking.install_signal_handlers()
+uri, stage = sys.argv[1:]
+about = dict(scale="mini", run="lizard", stage=stage, key="k1", params={}, tags={}, datasets=[], attempt=1)
+"""
+ENDLESS = (
+    STAGE
+    + """
+with tracking.Tracker(uri, **about) as tracker:
+    tracker.log({"loss": 1.0}, 1)
+    print("open", flush=True)
+    time.sleep(60)
+"""
+)
+WRITER = (
+    STAGE
+    + """
+tracking.FLUSH_SECONDS = 0.05
+with tracking.Tracker(uri, **about) as tracker:
+    for step in range(300):
+        tracker.log({"loss": step, "lr": 1.0}, step)
+        time.sleep(0.002)
+"""
+)
+
+
+def test_a_sigkilled_run_is_swept_by_the_next_attempt(uri):
+    process = start(ENDLESS, uri, "distill")
+    assert process.stdout.readline() == "open\n"
+    process.kill()
+    process.communicate()
+    assert (child(uri).info.status, parent(uri).info.status) == ("RUNNING", "RUNNING")
+    with opened(uri, stage="finetune"):
+        pass
+    assert child(uri).info.status == "RUNNING"  # another stage must not sweep what may be alive
+    with opened(uri, attempt=2):
+        assert child(uri).info.status == "KILLED"
+    assert [child(uri, attempt=n).data.tags["current"] for n in (1, 2)] == ["false", "true"]
+    assert "RUNNING" not in {r.info.status for r in runs(uri)}
+
+
+def test_sigterm_closes_the_run(uri):
+    process = start(ENDLESS, uri, "distill")
+    assert process.stdout.readline() == "open\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert (child(uri).info.status, parent(uri).info.status) == ("KILLED", "KILLED")
+    assert child(uri).data.metrics == {"loss": 1.0}
+
+
+def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path):
+    uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
+    stages = ("distill", "finetune", "evaluate", "fidelity")
+    processes = [start(WRITER, uri, stage) for stage in stages]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors
+    assert "WARNING" not in "".join(errors)
+    for stage in stages:
+        run = child(uri, stage)
+        assert run.data.tags["mlflow.parentRunId"] == parent(uri).info.run_id
+        assert run.info.status == "FINISHED" and run.data.metrics == {"loss": 299, "lr": 1}
+        assert len(client(uri).get_metric_history(run.info.run_id, "loss")) == 300
+
+
+def test_what_a_killed_init_left_does_not_matter(tmp_path):
+    (tmp_path / "mlflow.db.new").write_bytes(b"half a database")
+    for _ in range(2):
+        tracking.init(f"sqlite:///{tmp_path / 'mlflow.db'}", "smoke")
+    assert runs(f"sqlite:///{tmp_path / 'mlflow.db'}", scale="smoke") == []
+
+
+def test_importing_the_module_imports_no_mlflow():
+    process = start("import sys, relinear.tracking; print('mlflow' in sys.modules)")
+    assert process.communicate()[0] == "False\n"
+
+
+# A store that fails
+
+
+def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01, 0.01))
+    (tmp_path / "file").write_text("not a folder")
+    with opened(f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}") as tracker:
+        for step in range(2000):
+            tracker.log({"loss": 1.0}, step)
+        tracker.finish(write_folder(tmp_path, record(), {}))
+        tracker.artifact(tmp_path / "file")
+    assert tracker.run_id == ""
+    assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+
+
+def test_the_warning_hides_a_password(capsys):
+    opened("postgresql://user:secret@host/db")._give_up(OSError("no postgresql://user:secret@host/db"))
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_a_store_that_breaks_midway_costs_one_warning_and_no_run(uri, capsys, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.0)
+    with opened(uri) as tracker:
+        Path(uri.removeprefix("sqlite:///")).write_bytes(b"no database at all" * 4096)
+        for step in range(20):
+            tracker.log({"loss": 1.0}, step)
+    assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+
+
+def test_a_store_that_fails_once_is_tried_again(uri, capsys, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01,))
+    with opened(uri) as tracker:
+        working, failures = tracker._client.log_batch, [OSError("gone")]
+
+        def log_batch(*arguments, **options):
+            if failures:
+                raise failures.pop()
+            working(*arguments, **options)
+
+        monkeypatch.setattr(tracker._client, "log_batch", log_batch)
+        tracker.log({"loss": 1.0}, 1)
+    assert child(uri).data.metrics == {"loss": 1.0} and capsys.readouterr().err == ""
+
+
+def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
+    with pytest.raises(TypeError), opened(uri) as tracker:
+        tracker.log({"loss": object()}, 1)
+    with pytest.raises(TypeError), opened(uri) as tracker:
+        tracker._store(lambda: 1 + "a")
+    with pytest.raises(FileNotFoundError), opened(uri) as tracker:
+        tracker.artifact(tmp_path / "nothing.png")
+    folder = write_folder(tmp_path, record(key="k2"), {})
+    with pytest.raises(ValueError, match="has key 'k2', this run has 'k1'"), opened(uri) as tracker:
+        tracker.finish(folder)
+
+
+# Rebuild
+
+
+def content(uri, run) -> dict:
+    """Everything of a run but ids and times of its own."""
+    store = client(uri)
+    history = {}
+    for name in run.data.metrics:
+        points = store.get_metric_history(run.info.run_id, name)
+        # The times of history.jsonl are kept; final metrics bear the time at which they were written.
+        history[name] = [(p.step, p.value, p.timestamp if p.timestamp < HISTORY_END else "end") for p in points]
+    tags = {name: text for name, text in run.data.tags.items() if name != "mlflow.parentRunId"}
+    files = [file.path for file in store.list_artifacts(run.info.run_id)]
+    data = [(d.dataset.name, d.dataset.digest, d.tags[0].value) for d in run.inputs.dataset_inputs]
+    status = (run.info.run_name, run.info.status)
+    return {
+        "status": status,
+        "params": run.data.params,
+        "tags": tags,
+        "history": history,
+        "in": data,
+        "out": files,
+    }
+
+
+def contents(uri) -> list[dict]:
+    return sorted((content(uri, run) for run in runs(uri)), key=lambda c: (c["status"], c["tags"].get("key", "")))
+
+
+@pytest.fixture
+def second(tmp_path, empty_store) -> str:
+    shutil.copy(empty_store, tmp_path / "second.db")
+    return f"sqlite:///{tmp_path / 'second.db'}"
+
+
+def test_a_rebuilt_store_equals_the_first(uri, second, tmp_path):
+    results = tmp_path / "results"
+    run_stage(uri, results, {"loss": 0.5, "mse_per_head": [[0.1]]})
+    run_stage(uri, results, EVALUATION, stage="evaluate")
+    run_stage(uri, results, {"parameters": 7}, stage="teacher", run="teacher")
+    assert tracking.rebuild(second, results) == 3
+    assert contents(second) == contents(uri)
+    for stage in ("distill", "evaluate"):
+        again, first = child(second, stage), child(uri, stage)
+        assert abs(again.info.start_time - first.info.start_time) < 5000
+        assert again.info.end_time - again.info.start_time == 100
+        assert again.data.tags["mlflow.parentRunId"] == parent(second).info.run_id
+        assert again.data.tags["mlflow_run_id"] == first.info.run_id
+    assert [p.value for p in client(second).get_metric_history(child(second).info.run_id, "loss")][:3] == [line["loss"] for line in HISTORY]
+
+
+def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):
+    run_stage(uri, tmp_path / "results", {"loss": 0.5})
+    assert tracking.rebuild(uri, tmp_path / "results") == 0  # the first store lacks nothing
+    assert tracking.rebuild(second, tmp_path / "results") == 1
+    ids = {run.info.run_id for run in runs(second)}
+    assert tracking.rebuild(second, tmp_path / "results") == tracking.import_folder(second, tmp_path) == 0
+    assert {run.info.run_id for run in runs(second)} == ids
+
+
+def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):
+    run_stage(uri, tmp_path / "results", {"loss": 0.5})
+    shutil.rmtree(tmp_path / "results" / "mini")  # mlflow still has a copy of this run.json
+    run_stage(uri, tmp_path / "results", {"loss": 0.4}, attempt=2)
+    assert tracking.rebuild(second, tmp_path / "results") == 1
+    assert child(second, attempt=2).data.metrics["loss"] == 0.4
+
+
+def test_rebuild_adds_the_missing_attempt_and_makes_the_latest_current(uri, tmp_path):
+    with pytest.raises(RuntimeError), opened(uri):
+        raise RuntimeError("first attempt")
+    later = datetime.fromtimestamp(time.time() + 60, UTC).isoformat()
+    write_folder(tmp_path / "results", record(attempt=2, started=later), {})
+    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert [child(uri, attempt=n).data.tags["current"] for n in (1, 2)] == ["false", "true"]
+    assert [child(uri, attempt=n).info.status for n in (1, 2)] == ["FAILED", "FINISHED"]
+    assert parent(uri).info.status == "FINISHED"
+
+
+def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_PAUSES", ())
+    with opened(uri) as tracker:
+        with monkeypatch.context() as broken:
+            broken.setattr(tracker._client, "log_batch", lambda *a, **k: (_ for _ in ()).throw(OSError("gone")))
+            known = {"mlflow_run_id": tracker.run_id}
+            tracker.finish(write_folder(tmp_path / "results", record(**known), {"loss": 0.5}))
+    assert "gone" in capsys.readouterr().err
+    assert child(uri).data.tags["relinear.mirror"] == "incomplete" and child(uri).data.metrics == {}
+    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
+
+
+def test_rebuild_refuses_what_it_cannot_read_or_does_not_own(uri, second, tmp_path):
+    folder = write_folder(tmp_path / "results", record(), {})
+    store = client(second)
+    store.create_run(store.create_experiment("relinear-mini"))
+    with pytest.raises(ValueError, match="holds 1 runs that relinear did not write"):
+        tracking.rebuild(second, tmp_path / "results")
+    (folder / "run.json").write_text('{"schema": 2}')
+    with pytest.raises(ValueError, match="has schema 2; this version reads schema 1"):
+        tracking.rebuild(uri, tmp_path / "results")
+    with pytest.raises(ValueError, match="no folder"):
+        tracking.rebuild(uri, tmp_path / "nowhere")

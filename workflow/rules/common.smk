@@ -1,0 +1,53 @@
+# The plan that all rules read, from `--config scale=.. budget=.. seed=.. teacher=.. device=..`, checked before any work starts.
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(workflow.basedir)
+sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
+
+from relinear.code import code_hash
+from relinear.errors import UserError
+from relinear.plan import Plan, from_cli
+
+try:
+    plan = from_cli(config, workflow=REPOSITORY / "workflow")
+    plan.check()
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+
+pathvars:
+    results=plan.root.as_posix(),
+
+
+wildcard_constraints:
+    run="|".join(map(str, plan.runs)),
+
+
+# `python -m`: the code is that of this clone, also where another copy of the package is installed.
+RELINEAR = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m relinear.cli"
+OPTIONS = plan.as_options()
+
+
+def records(*steps):
+    """run.json of finished steps."""
+    return [(plan.folder(step) / "run.json").as_posix() for step in steps]
+
+
+def parents(stage):
+    """A stage's parents, from the run's name."""
+    return lambda wildcards: records(*plan.parents(plan.step(stage, wildcards.run)).values())
+
+
+def key(stage):
+    """What makes a step rerun: its settings, the code it reaches, its parents' keys. Whitespace and comments do not."""
+    return lambda wildcards: plan.key(plan.step(stage, wildcards.get("run")))
+
+
+def gpus(wildcards):
+    return int((plan.device or plan.config.hardware.device) == "cuda")
+
+
+# On a CPU, one core a job: jobs side by side use the cores better than one job's threads do.
+def cores(wildcards):
+    return 1 if not gpus(wildcards) else workflow.cores

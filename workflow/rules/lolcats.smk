@@ -1,0 +1,101 @@
+# LoLCATs: Low-rank Linearization of Large Language Models (ICML 2024 workshop version).
+
+LOLCATS_CODE = code_hash(["relinear.papers.lolcats"])
+
+
+def figure_input(name):
+    [run] = plan.rows("lolcats", name)
+    return records(plan.step("fidelity", run))
+
+
+rule lolcats_table1:
+    """LoLCATs Table 1: feature maps with and without attention transfer."""
+    input:
+        records(
+            *(
+                plan.step(stage, run)
+                for run in plan.rows("lolcats", "table1")
+                for stage in ("fidelity", "evaluate")
+                if stage == "evaluate" or plan.runs[run].method != "softmax"
+            )
+        ),
+        "workflow/papers/lolcats.yaml",
+    output:
+        "<results>/lolcats/table1.csv",
+        "<results>/lolcats/table1.md",
+        "<results>/lolcats/table1.provenance.json",
+        "<results>/lolcats/table1.claims.csv",
+    params:
+        code=LOLCATS_CODE,
+    log:
+        "<results>/logs/lolcats.table1.log",
+    shell:
+        "{RELINEAR} render lolcats table1 {OPTIONS} 2>&1 | tee {log}"
+
+
+rule lolcats_figure3:
+    """LoLCATs Figure 3: attention weights of the exp feature map, with transfer."""
+    input:
+        figure_input("figure3"),
+        "workflow/papers/lolcats.yaml",
+    output:
+        "<results>/lolcats/figure3.pdf",
+        "<results>/lolcats/figure3.png",
+        "<results>/lolcats/figure3.provenance.json",
+    params:
+        code=LOLCATS_CODE,
+    log:
+        "<results>/logs/lolcats.figure3.log",
+    shell:
+        "{RELINEAR} render lolcats figure3 {OPTIONS} 2>&1 | tee {log}"
+
+
+rule lolcats_figure4:
+    """LoLCATs Figure 4: attention weights of the exp feature map, without transfer."""
+    input:
+        figure_input("figure4"),
+        "workflow/papers/lolcats.yaml",
+    output:
+        "<results>/lolcats/figure4.pdf",
+        "<results>/lolcats/figure4.png",
+        "<results>/lolcats/figure4.provenance.json",
+    params:
+        code=LOLCATS_CODE,
+    log:
+        "<results>/logs/lolcats.figure4.log",
+    shell:
+        "{RELINEAR} render lolcats figure4 {OPTIONS} 2>&1 | tee {log}"
+
+
+rule lolcats_figure5:
+    """LoLCATs Figure 5: attention weights of the ReLU feature map, with transfer."""
+    input:
+        figure_input("figure5"),
+        "workflow/papers/lolcats.yaml",
+    output:
+        "<results>/lolcats/figure5.pdf",
+        "<results>/lolcats/figure5.png",
+        "<results>/lolcats/figure5.provenance.json",
+    params:
+        code=LOLCATS_CODE,
+    log:
+        "<results>/logs/lolcats.figure5.log",
+    shell:
+        "{RELINEAR} render lolcats figure5 {OPTIONS} 2>&1 | tee {log}"
+
+
+rule lolcats_figure6:
+    """LoLCATs Figure 6: attention weights of the ReLU feature map, without transfer."""
+    input:
+        figure_input("figure6"),
+        "workflow/papers/lolcats.yaml",
+    output:
+        "<results>/lolcats/figure6.pdf",
+        "<results>/lolcats/figure6.png",
+        "<results>/lolcats/figure6.provenance.json",
+    params:
+        code=LOLCATS_CODE,
+    log:
+        "<results>/logs/lolcats.figure6.log",
+    shell:
+        "{RELINEAR} render lolcats figure6 {OPTIONS} 2>&1 | tee {log}"

@@ -1,0 +1,147 @@
+# assets -> teacher -> corpus -> activations, once a scale; distill -> finetune -> evaluate and fidelity, once a run.
+
+
+localrules:
+    tracking_store,
+
+
+rule tracking_store:
+    """The MLflow store, made before anything writes to it in parallel."""
+    output:
+        touch("results/.tracking"),
+    log:
+        "results/logs/tracking.log",
+    shell:
+        "{RELINEAR} track init {OPTIONS} 2>&1 | tee {log}"
+
+
+rule assets:
+    """Models, texts and evaluation items of the scale, obtained and verified."""
+    input:
+        ancient("results/.tracking"),
+    output:
+        "<results>/assets/run.json",
+    params:
+        key=key("assets"),
+    log:
+        "<results>/logs/assets.log",
+    shell:
+        "{RELINEAR} assets {OPTIONS} 2>&1 | tee {log}"
+
+
+rule teacher:
+    """The teacher, saved once as a plain transformers folder."""
+    input:
+        ancient("<results>/assets/run.json"),
+    output:
+        "<results>/teacher/run.json",
+    params:
+        key=key("teacher"),
+    threads: cores
+    log:
+        "<results>/logs/teacher.log",
+    shell:
+        "{RELINEAR} teacher {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule corpus:
+    """The texts as token streams: one to train on, one held out."""
+    input:
+        "<results>/teacher/run.json",
+    output:
+        "<results>/corpus/run.json",
+    params:
+        key=key("corpus"),
+    log:
+        "<results>/logs/corpus.log",
+    shell:
+        "{RELINEAR} corpus {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule activations:
+    """The teacher's pass over the transfer data, shared by all runs that distill."""
+    input:
+        "<results>/teacher/run.json",
+        "<results>/corpus/run.json",
+    output:
+        "<results>/activations/run.json",
+    params:
+        key=key("activations"),
+    threads: workflow.cores
+    resources:
+        gpu=gpus,
+    log:
+        "<results>/logs/activations.log",
+    shell:
+        "{RELINEAR} activations {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule distill:
+    """Stage 1: attention transfer."""
+    input:
+        parents("distill"),
+    output:
+        "<results>/runs/{run}/distill/run.json",
+    params:
+        key=key("distill"),
+    threads: cores
+    resources:
+        gpu=gpus,
+    log:
+        "<results>/logs/{run}.distill.log",
+    shell:
+        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule finetune:
+    """Stage 2: the linearized model trained on text."""
+    input:
+        parents("finetune"),
+    output:
+        "<results>/runs/{run}/finetune/run.json",
+    params:
+        key=key("finetune"),
+    threads: cores
+    resources:
+        gpu=gpus,
+    log:
+        "<results>/logs/{run}.finetune.log",
+    shell:
+        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule fidelity:
+    """A method against softmax attention, before finetuning."""
+    input:
+        parents("fidelity"),
+    output:
+        "<results>/runs/{run}/fidelity/run.json",
+        "<results>/runs/{run}/fidelity/metrics.json",
+    params:
+        key=key("fidelity"),
+    threads: cores
+    resources:
+        gpu=gpus,
+    log:
+        "<results>/logs/{run}.fidelity.log",
+    shell:
+        "{RELINEAR} fidelity {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+
+
+rule evaluate:
+    """The gate, perplexity and lm-eval's tasks."""
+    input:
+        parents("evaluate"),
+        ancient("<results>/assets/run.json"),
+    output:
+        "<results>/runs/{run}/evaluate/run.json",
+        "<results>/runs/{run}/evaluate/metrics.json",
+    params:
+        key=key("evaluate"),
+    threads: cores
+    resources:
+        gpu=gpus,
+    log:
+        "<results>/logs/{run}.evaluate.log",
+    shell:
+        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
