@@ -135,6 +135,7 @@ def linear_sums(
     phi_q, phi_k, reference = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, None if state is None else state.shift)
     if state is None:
         state = linear_state(batch, heads, phi_q.shape[-1], dim, q.device, q.dtype)
+    state = LinearState(*(x.to(q.dtype) for x in state))
     phi_q, phi_k = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k))  # [B, H, N, C, F]
     v = v.transpose(1, 2).unsqueeze(2).expand(batch, groups, heads // groups, n * chunk, dim).reshape(batch, heads, n, chunk, dim)
     inside = phi_q @ phi_k.transpose(-1, -2)

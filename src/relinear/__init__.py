@@ -11,5 +11,5 @@ def __getattr__(name: str):
     # torch and transformers take seconds to import; reading the catalogue (as the Snakefile does) needs neither. By name, so that
     # not every module of the package counts as depending on it (relinear.code).
     if name in ("linearize", "load_run"):
-        return getattr(importlib.import_module("relinear.linearize"), name)
+        return getattr(importlib.import_module("relinear.model"), name)
     raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from relinear.corpus import Packed
 from relinear.hardware import place
-from relinear.linearize import linearize, load_teacher
+from relinear.model import linearize, load_teacher
 from relinear.transfer import record
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relinear.corpus import Packed, batch_indices
 from relinear.hardware import memory_bytes, place
-from relinear.linearize import assemble, save_method
+from relinear.model import assemble, save_method
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
 

@@ -10,7 +10,7 @@ from relinear.attention._base import softmax_output, softmax_weights
 from relinear.corpus import Packed
 from relinear.evaluate.perplexity import perplexity
 from relinear.hardware import place
-from relinear.linearize import assemble
+from relinear.model import assemble
 from relinear.transfer import layer_inputs, record
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relinear.corpus import Packed, batch_indices, chance_loss
 from relinear.hardware import memory_bytes, place
-from relinear.linearize import assemble, save_method
+from relinear.model import assemble, save_method
 from relinear.train import train
 
 if TYPE_CHECKING:

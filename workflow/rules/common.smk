@@ -36,7 +36,9 @@ def records(*steps):
 
 def parents(stage):
     """A stage's parents, from the run's name."""
-    return lambda wildcards: records(*plan.parents(plan.step(stage, wildcards.run)).values())
+    return lambda wildcards: records(
+        *plan.parents(plan.step(stage, wildcards.run)).values()
+    )
 
 
 def key(stage):

@@ -13,11 +13,11 @@ rule table2:
         "<results>/table2.md",
         "<results>/table2.provenance.json",
         "<results>/claims.csv",
+    log:
+        "<results>/logs/table2.log",
     params:
         rows=HEADLINE,
         code=code_hash(["relinear.papers.headline"]),
-    log:
-        "<results>/logs/table2.log",
     shell:
         "{RELINEAR} render headline table2 {OPTIONS} 2>&1 | tee {log}"
 
@@ -34,9 +34,9 @@ rule headline:
         "results/table2.md",
         "results/table2.provenance.json",
         "results/claims.csv",
-    params:
-        scale=plan.scale,
     log:
         "results/logs/headline.log",
+    params:
+        scale=plan.scale,
     shell:
         "cp {input} results/ 2>&1 | tee {log}"

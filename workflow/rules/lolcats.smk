@@ -25,10 +25,10 @@ rule lolcats_table1:
         "<results>/lolcats/table1.md",
         "<results>/lolcats/table1.provenance.json",
         "<results>/lolcats/table1.claims.csv",
-    params:
-        code=LOLCATS_CODE,
     log:
         "<results>/logs/lolcats.table1.log",
+    params:
+        code=LOLCATS_CODE,
     shell:
         "{RELINEAR} render lolcats table1 {OPTIONS} 2>&1 | tee {log}"
 
@@ -42,10 +42,10 @@ rule lolcats_figure3:
         "<results>/lolcats/figure3.pdf",
         "<results>/lolcats/figure3.png",
         "<results>/lolcats/figure3.provenance.json",
-    params:
-        code=LOLCATS_CODE,
     log:
         "<results>/logs/lolcats.figure3.log",
+    params:
+        code=LOLCATS_CODE,
     shell:
         "{RELINEAR} render lolcats figure3 {OPTIONS} 2>&1 | tee {log}"
 
@@ -59,10 +59,10 @@ rule lolcats_figure4:
         "<results>/lolcats/figure4.pdf",
         "<results>/lolcats/figure4.png",
         "<results>/lolcats/figure4.provenance.json",
-    params:
-        code=LOLCATS_CODE,
     log:
         "<results>/logs/lolcats.figure4.log",
+    params:
+        code=LOLCATS_CODE,
     shell:
         "{RELINEAR} render lolcats figure4 {OPTIONS} 2>&1 | tee {log}"
 
@@ -76,10 +76,10 @@ rule lolcats_figure5:
         "<results>/lolcats/figure5.pdf",
         "<results>/lolcats/figure5.png",
         "<results>/lolcats/figure5.provenance.json",
-    params:
-        code=LOLCATS_CODE,
     log:
         "<results>/logs/lolcats.figure5.log",
+    params:
+        code=LOLCATS_CODE,
     shell:
         "{RELINEAR} render lolcats figure5 {OPTIONS} 2>&1 | tee {log}"
 
@@ -93,9 +93,9 @@ rule lolcats_figure6:
         "<results>/lolcats/figure6.pdf",
         "<results>/lolcats/figure6.png",
         "<results>/lolcats/figure6.provenance.json",
-    params:
-        code=LOLCATS_CODE,
     log:
         "<results>/logs/lolcats.figure6.log",
+    params:
+        code=LOLCATS_CODE,
     shell:
         "{RELINEAR} render lolcats figure6 {OPTIONS} 2>&1 | tee {log}"

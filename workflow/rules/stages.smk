@@ -21,10 +21,10 @@ rule assets:
         ancient("results/.tracking"),
     output:
         "<results>/assets/run.json",
-    params:
-        key=key("assets"),
     log:
         "<results>/logs/assets.log",
+    params:
+        key=key("assets"),
     shell:
         "{RELINEAR} assets {OPTIONS} 2>&1 | tee {log}"
 
@@ -35,11 +35,11 @@ rule teacher:
         ancient("<results>/assets/run.json"),
     output:
         "<results>/teacher/run.json",
-    params:
-        key=key("teacher"),
-    threads: cores
     log:
         "<results>/logs/teacher.log",
+    threads: cores
+    params:
+        key=key("teacher"),
     shell:
         "{RELINEAR} teacher {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -50,10 +50,10 @@ rule corpus:
         "<results>/teacher/run.json",
     output:
         "<results>/corpus/run.json",
-    params:
-        key=key("corpus"),
     log:
         "<results>/logs/corpus.log",
+    params:
+        key=key("corpus"),
     shell:
         "{RELINEAR} corpus {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -65,13 +65,13 @@ rule activations:
         "<results>/corpus/run.json",
     output:
         "<results>/activations/run.json",
-    params:
-        key=key("activations"),
+    log:
+        "<results>/logs/activations.log",
     threads: workflow.cores
     resources:
         gpu=gpus,
-    log:
-        "<results>/logs/activations.log",
+    params:
+        key=key("activations"),
     shell:
         "{RELINEAR} activations {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -82,13 +82,13 @@ rule distill:
         parents("distill"),
     output:
         "<results>/runs/{run}/distill/run.json",
-    params:
-        key=key("distill"),
+    log:
+        "<results>/logs/{run}.distill.log",
     threads: cores
     resources:
         gpu=gpus,
-    log:
-        "<results>/logs/{run}.distill.log",
+    params:
+        key=key("distill"),
     shell:
         "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -99,13 +99,13 @@ rule finetune:
         parents("finetune"),
     output:
         "<results>/runs/{run}/finetune/run.json",
-    params:
-        key=key("finetune"),
+    log:
+        "<results>/logs/{run}.finetune.log",
     threads: cores
     resources:
         gpu=gpus,
-    log:
-        "<results>/logs/{run}.finetune.log",
+    params:
+        key=key("finetune"),
     shell:
         "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -117,13 +117,13 @@ rule fidelity:
     output:
         "<results>/runs/{run}/fidelity/run.json",
         "<results>/runs/{run}/fidelity/metrics.json",
-    params:
-        key=key("fidelity"),
+    log:
+        "<results>/logs/{run}.fidelity.log",
     threads: cores
     resources:
         gpu=gpus,
-    log:
-        "<results>/logs/{run}.fidelity.log",
+    params:
+        key=key("fidelity"),
     shell:
         "{RELINEAR} fidelity {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
 
@@ -136,12 +136,12 @@ rule evaluate:
     output:
         "<results>/runs/{run}/evaluate/run.json",
         "<results>/runs/{run}/evaluate/metrics.json",
-    params:
-        key=key("evaluate"),
+    log:
+        "<results>/logs/{run}.evaluate.log",
     threads: cores
     resources:
         gpu=gpus,
-    log:
-        "<results>/logs/{run}.evaluate.log",
+    params:
+        key=key("evaluate"),
     shell:
         "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"

@@ -40,6 +40,11 @@ class Inputs(NamedTuple):
         return rotate(self.q, self.cos, self.sin), rotate(self.k, self.cos, self.sin)
 
 
+def wide(x: Tensor) -> Tensor:
+    """At least float32: the precision of feature maps, gates and normalisers, whatever the model's."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def rotate(x: Float[Tensor, "B T H D"], cos: Tensor | None, sin: Tensor | None) -> Float[Tensor, "B T H D"]:
     """Rotary position embedding in the half-split layout of Llama (Su et al. 2021). No rotary embedding: x itself."""
     if cos is None:
@@ -116,7 +121,7 @@ class Attention(nn.Module):
 
 def softmax_weights(inputs: Inputs, scale: float) -> Float[Tensor, "B H T T"]:
     """The teacher's causal attention weights, float32, row = query. Padding rows are zero."""
-    q, k = (x.float() for x in inputs.rotated())
+    q, k = (wide(x) for x in inputs.rotated())
     scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
     seen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()[None, None]
     if inputs.key_mask is not None:

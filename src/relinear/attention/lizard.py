@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity
+from relinear.attention._base import Attention, Inputs, identity, wide
 from relinear_kernels import (
     LinearState,
     WindowState,
@@ -60,8 +60,9 @@ class Method(Attention):
 
     def _log_gate(self, inputs: Inputs):
         """log gamma ``[B, T, H]``; 0 at padding, which neither writes nor forgets."""
-        bias = None if self.gate.bias is None else self.gate.bias.float()
-        gate = nn.functional.logsigmoid(nn.functional.linear(inputs.x.float(), self.gate.weight.float(), bias))
+        x = wide(inputs.x)
+        bias = None if self.gate.bias is None else self.gate.bias.to(x.dtype)
+        gate = nn.functional.logsigmoid(nn.functional.linear(x, self.gate.weight.to(x.dtype), bias))
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
         return gate.expand(-1, -1, self.heads.heads)
@@ -85,7 +86,7 @@ class Method(Attention):
         near, near_state = sliding_window_attention(
             *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=near_state, return_state=True
         )
-        y = gated + self.alpha.float()[:, None] * near
+        y = gated + wide(self.alpha)[:, None] * near
         return y.to(inputs.v.dtype), LizardState(gate_state, near_state)
 
     def init_state(self, batch, device=None):
@@ -99,4 +100,4 @@ class Method(Attention):
         """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
         gated = linear_attention_weights(inputs.q, inputs.k, **self._gated(inputs))
         near = sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
-        return gated + self.alpha.float()[:, None, None] * near
+        return gated + wide(self.alpha)[:, None, None] * near

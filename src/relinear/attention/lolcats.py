@@ -15,7 +15,7 @@ from pydantic import model_validator
 from torch import nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity
+from relinear.attention._base import Attention, Inputs, identity, wide
 from relinear_kernels import (
     hybrid_attention,
     hybrid_attention_weights,
@@ -72,7 +72,7 @@ class Method(Attention):
         return {"w_q": self.w_q + skip, "w_k": self.w_k + skip, "feature": self.options.map}
 
     def _hybrid(self) -> dict:
-        return {"window": self.options.window, "window_factor": self.window_factor.float().sigmoid(), "scale": self.heads.scale}
+        return {"window": self.options.window, "window_factor": wide(self.window_factor).sigmoid(), "scale": self.heads.scale}
 
     def forward(self, inputs: Inputs, state=None):
         q, k = inputs.rotated()
@@ -99,9 +99,9 @@ class Method(Attention):
             initial_state=delayed[3], return_state=True,
         )  # fmt: skip
         older = mask[:, :length].cumsum(1) + delayed[4][:, None]  # how many keys have left the window by each step
-        sigma = torch.where((older > 0)[..., None, None], self.window_factor.float().sigmoid()[:, None], 1.0)
+        sigma = torch.where((older > 0)[..., None, None], wide(self.window_factor).sigmoid()[:, None], 1.0)
         w = self.options.window
-        delayed = (keys[:, -w:].float(), values[:, -w:].float(), mask[:, -w:], linear, older[:, -1].clamp(max=1))
+        delayed = (keys[:, -w:], values[:, -w:], mask[:, -w:], linear, older[:, -1].clamp(max=1))
         return (sigma * near + (1 - sigma) * far).to(inputs.v.dtype), (near_state, delayed)
 
     def _delayed_state(self, batch: int, device):
@@ -133,5 +133,5 @@ class Method(Attention):
         total = far.sum(-1, keepdim=True).clamp(min=torch.finfo(far.dtype).tiny)
         real = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
         older = nn.functional.pad(real.cumsum(1), (self.options.window, 0))[:, None, :length, None]
-        sigma = torch.where(older > 0, self.window_factor.float().sigmoid()[:, None, None], 1.0)
+        sigma = torch.where(older > 0, wide(self.window_factor).sigmoid()[:, None, None], 1.0)
         return sigma * near + (1 - sigma) * far / total

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity, linear_init, rotate
+from relinear.attention._base import Attention, Inputs, identity, linear_init, rotate, wide
 from relinear_kernels import linear_attention, linear_attention_weights, linear_state
 
 
@@ -51,14 +51,14 @@ class Method(Attention):
 
     def _maps(self, q, k):
         """phi of q ``[B, T, H, D]`` and k ``[B, T, H or Hkv, D]``, float32."""
-        q, k = q.float(), k.float()
+        q, k = wide(q), wide(k)
         if self.options.variant == "paper":
             b, t, g, d = k.shape
             k = k.unsqueeze(3).expand(b, t, g, self.heads.group, d).reshape(b, t, -1, d)
-            phi = lambda x: torch.relu(torch.einsum("bthd,hdf->bthf", x, self.w.float()) + self.b)  # noqa: E731
+            phi = lambda x: torch.relu(torch.einsum("bthd,hdf->bthf", x, self.w.to(x.dtype)) + self.b)  # noqa: E731
             return phi(q), phi(k)
         own = self.heads.groups != self.heads.heads
-        phi = lambda x, w, b: torch.relu(x.flatten(2) @ w.float() + b).view_as(x)  # noqa: E731
+        phi = lambda x, w, b: torch.relu(x.flatten(2) @ w.to(x.dtype) + b).view_as(x)  # noqa: E731
         return phi(q, self.w, self.b), phi(k, self.w_k if own else self.w, self.b_k if own else self.b)
 
     def _qk(self, inputs: Inputs):
@@ -74,7 +74,7 @@ class Method(Attention):
         if k.shape[2] != v.shape[2]:  # the shared map gave every query head a key of its own
             v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
-            q, k, v.float(), feature="none", log_decay=self._decay(q), normalize=False,
+            q, k, wide(v), feature="none", log_decay=self._decay(q), normalize=False,
             key_mask=inputs.key_mask, initial_state=state, return_state=True,
         )  # fmt: skip
         b, t, h, d = y.shape

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relinear.linearize import Linearized
+from relinear.model import Linearized
 
 # Relative RMS of logits. Float32 leaves rounding only; bfloat16 rounds every layer's output differently in the two orders.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float64: 1e-6}

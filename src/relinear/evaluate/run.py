@@ -13,7 +13,7 @@ from relinear.evaluate import harness
 from relinear.evaluate.gate import gate
 from relinear.evaluate.perplexity import perplexity
 from relinear.hardware import place
-from relinear.linearize import assemble, trained_parameters
+from relinear.model import assemble, trained_parameters
 
 if TYPE_CHECKING:
     from relinear.stage import Context

@@ -1,0 +1,131 @@
+"""Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written to."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FIGURES = [f"results/smoke/lolcats/figure{n}.png" for n in (3, 4, 5, 6)]
+TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes")
+
+
+def environment() -> dict[str, str]:
+    """What a user's shell has; no hub, and no store but the clone's own."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "PYTHONPATH", "PYTEST_", "SNAKEMAKE_"))}
+    return {**ours, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class Clone(NamedTuple):
+    """A copy of the repository, and what a user does in it."""
+
+    root: Path
+
+    def __truediv__(self, path: str) -> Path:
+        return self.root / path
+
+    def popen(self, *targets: str, options: tuple[str, ...] = (), **config) -> subprocess.Popen:
+        """The command as typed, in a process group of its own."""
+        chosen = [f"{k}={v}" for k, v in {"scale": "smoke", **config}.items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
+            cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def snakemake(self, *targets: str, fails: bool = False, **more) -> str:
+        """Its output, once it ended as it should."""
+        process = self.popen(*targets, **more)
+        output, _ = process.communicate()
+        assert (process.returncode != 0) == fails, output[-6000:]
+        return output
+
+    def planned(self, *targets: str) -> list[str]:
+        """What a dry run would run: `rule` or `rule run`, sorted."""
+        found: list[str] = []
+        for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",)).splitlines():
+            if rule := re.match(r"(?:local)?rule (\w+):", line):
+                found.append(rule[1])
+            elif wildcard := re.match(r"\s+wildcards: run=(\w+)", line):
+                found[-1] += f" {wildcard[1]}"
+        return sorted(found)
+
+    def relinear(self, *args: str) -> subprocess.CompletedProcess:
+        env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}"}
+        command = [sys.executable, "-m", "relinear.cli", *args]
+        return subprocess.run(command, cwd=self.root, env=env, text=True, capture_output=True, check=False)
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        text = (self.root / path).read_text()
+        assert text.count(old) == 1, f"{path} has {old!r} {text.count(old)} times"
+        (self.root / path).write_text(text.replace(old, new))
+
+    def edit_yaml(self, path: str, change) -> None:
+        """`change` alters the parsed file in place."""
+        data = yaml.safe_load((self.root / path).read_text())
+        change(data)
+        (self.root / path).write_text(yaml.safe_dump(data, sort_keys=False))
+
+    def stage(self, run: str, stage: str) -> Path:
+        return self.root / "results/smoke/runs" / run / stage
+
+    def record(self, run: str, stage: str) -> dict:
+        return json.loads((self.stage(run, stage) / "run.json").read_text())
+
+    def table(self, path: str = "results/table2.csv") -> list[dict[str, str]]:
+        with (self.root / path).open() as file:
+            return list(csv.DictReader(file))
+
+    def mlflow(self) -> list[dict]:
+        """All runs of the store: id, status, tags; read as plain SQL, so that what is there is what is seen."""
+        import sqlite3
+
+        with closing(sqlite3.connect(self.root / "results/mlflow.db")) as store:
+            runs = store.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall()
+            tags: dict[str, dict[str, str]] = {}
+            for run, key, value in store.execute("select run_uuid, key, value from tags"):
+                tags.setdefault(run, {})[key] = value
+        return [{"id": run, "status": status, "tags": tags.get(run, {})} for run, status in runs]
+
+
+def copy_sources(to: Path) -> Clone:
+    """What a fresh clone of the repository holds and a run of it reads."""
+    to.mkdir(parents=True)
+    for name in ("src", "kernels", "workflow"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "Snakefile", to)
+    return Clone(to)
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Clone:
+    """A clone in which nothing was run."""
+    return copy_sources(tmp_path / "clone")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Clone:
+    """A clone in which the whole DAG was run, once for all tests: they only read it."""
+    clone = copy_sources(tmp_path_factory.mktemp("finished") / "clone")
+    (clone / "first.log").write_text(clone.snakemake(*TARGETS))
+    return clone
+
+
+@pytest.fixture
+def clone(finished, tmp_path) -> Clone:
+    """A copy of the finished clone, to edit and to run in."""
+    to = tmp_path / "clone"
+    subprocess.run(["cp", "-a", finished.root, to], check=True)
+    return Clone(to)

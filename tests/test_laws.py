@@ -1,0 +1,312 @@
+"""The laws of every attention method, over every method, its variants and every teacher family, in float64 where exactness is claimed."""
+
+import functools
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from relinear import available_methods, linearize
+from relinear.attention import load, options
+from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
+
+WINDOW = 16
+VARIANTS = {
+    "hedgehog": [{}, {"feature": "exp_pm"}, {"tied": True, "bias": True}],
+    "lizard": [
+        {"window": WINDOW},
+        {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
+        {"window": WINDOW, "normalize": False},
+    ],
+    "lolcats": [
+        {},
+        {"window": WINDOW},
+        {"variant": "paper"},
+        {"variant": "paper", "feature": "relu"},
+        {"variant": "paper", "feature": "elu", "window": WINDOW},
+    ],
+    "softmax": [{}],
+    "supra": [{}, {"variant": "code"}, {"decay": "retnet", "init": "random"}],
+    "t2r": [{}, {"variant": "code"}],
+}
+CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 1024, "initializer_range": 0.3,
+}  # fmt: skip
+TEACHERS = {
+    "llama": (LlamaForCausalLM, LlamaConfig),
+    "mistral": (MistralForCausalLM, MistralConfig),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+}
+
+
+def name(case) -> str:
+    return case[0] + "".join(f"-{k}={v}" for k, v in case[1].items())
+
+
+def teacher(family="llama", dtype=torch.float64, **sizes):
+    torch.manual_seed(0)
+    model, config = TEACHERS[family]
+    return model(config(**{**SIZES, **sizes})).to(dtype).eval()
+
+
+@functools.cache
+def linearized(method, given, family="llama", dtype=torch.float64, groups=2):
+    """A linearized tiny teacher whose method parameters are away from their symmetric start."""
+    model = linearize(teacher(family, dtype, num_key_value_heads=groups), method, **dict(given))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in getattr(model, "method_parameters", dict)().values():
+            p.add_(0.3 * torch.randn(p.shape, dtype=torch.float64).to(p.dtype))
+    return model.requires_grad_(False)
+
+
+def of(case, **kwargs):
+    return linearized(case[0], tuple(case[1].items()), **kwargs)
+
+
+def tokens(length, batch=2, seed=0):
+    return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def close(a, b, tolerance=1e-5):
+    """Relative RMS: SDPA and method parameters are float32 or better, whatever the teacher is."""
+    distance = ((a - b).double().square().mean().sqrt() / b.double().square().mean().sqrt()).item()
+    assert distance < tolerance, f"relative RMS {distance:.2e}, allowed {tolerance:.0e}"
+
+
+@pytest.mark.parametrize("cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_parallel_equals_pieces_equals_one_token_at_a_time(case, cuts):
+    model, ids = of(case), tokens(67)
+    cache, out, at = model.make_cache(), [], 0
+    for c in cuts:
+        out.append(model(ids[:, at : at + c], past_key_values=cache).logits)
+        at += c
+    close(torch.cat(out, 1), model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 63, 64, 65, 131, 256])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_prefix_does_not_depend_on_what_follows(case, length):
+    model, ids = of(case), tokens(length + 29)
+    other = torch.cat([ids[:, :length], tokens(29, seed=9)], 1)
+    whole = model(ids, use_cache=False).logits[:, :length]
+    close(model(other, use_cache=False).logits[:, :length], whole)
+    close(model(ids[:, :length], use_cache=False).logits, whole)
+
+
+@pytest.mark.parametrize("pad", [1, WINDOW, 40])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_left_padding_and_batching_change_nothing(case, pad):
+    model, ids = of(case), tokens(50)
+    alone = model(ids[:1], use_cache=False).logits
+    padded = torch.cat([torch.full((1, pad), 3), ids[:1]], 1)
+    batch = torch.cat([padded, tokens(pad + 50, batch=1, seed=5)])
+    mask = torch.ones_like(batch)
+    mask[0, :pad] = 0
+    close(model(batch, attention_mask=mask, use_cache=False).logits[:1, pad:], alone)
+    cache = model.make_cache()  # and the same with a cache, the padded prompt in two pieces
+    first = model(batch[:, : pad + 10], attention_mask=mask[:, : pad + 10], past_key_values=cache).logits
+    rest = model(batch[:, pad + 10 :], attention_mask=mask, past_key_values=cache).logits
+    close(torch.cat([first, rest], 1)[:1, pad:], alone)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_any_grouping_of_heads(case, groups):
+    model, ids = of(case, groups=groups), tokens(37)
+    cache = model.make_cache()
+    out = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 37))]
+    close(torch.cat(out, 1), model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("family", TEACHERS)
+@pytest.mark.parametrize("case", [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()], ids=name)
+def test_every_teacher_family_generates_what_full_passes_generate(case, family):
+    model, prompt = of(case, family=family, dtype=torch.float32), tokens(11)
+    settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    ids = prompt
+    for _ in range(30):
+        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(cached, ids)
+
+
+@pytest.mark.parametrize("family", TEACHERS)
+def test_softmax_as_a_method_is_the_teacher(family):
+    ids = tokens(37)
+    close(linearized("softmax", (), family=family)(ids, use_cache=False).logits, teacher(family)(ids).logits)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(case, tmp_path):
+    before, model = teacher(dtype=torch.float32).state_dict(), of(case, dtype=torch.float32)
+    for key, value in before.items():
+        assert torch.equal(model.state_dict()[key], value), key
+    model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin"))
+    ids = tokens(40)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_state_size_is_fixed_from_the_first_token_on(case):
+    model, cache, sizes = of(case), of(case).make_cache(), set()
+    for i in range(3 * WINDOW):
+        model(tokens(1, seed=i), past_key_values=cache)
+        sizes.add(cache.state_bytes())
+    assert len(sizes) == 1 and sizes.pop() > 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_beam_search_reorders_the_state(case):
+    model, prompt = of(case, dtype=torch.float32), tokens(9)
+    settings = {"max_new_tokens": 12, "num_beams": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    mask = torch.ones_like(prompt)
+    with_cache = model.generate(prompt, attention_mask=mask, use_cache=True, **settings)
+    assert torch.equal(with_cache, model.generate(prompt, attention_mask=mask, use_cache=False, **settings))
+
+
+# --- one layer ---
+
+HEADS = Heads(hidden=48, heads=6, groups=2, dim=8, scale=8**-0.5)
+
+
+def one_layer(case, length=70):
+    torch.manual_seed(2)
+    method = load(case[0])(HEADS, options(case[0], case[1])).double()
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    r = lambda *s: torch.randn(*s, dtype=torch.float64)  # noqa: E731
+    angle = torch.arange(length)[:, None] * 10 ** -torch.arange(4.0) / 3
+    cos, sin = (torch.cat([f(angle)] * 2, -1)[None].double() for f in (torch.cos, torch.sin))
+    return method, Inputs(r(2, length, 48), r(2, length, 6, 8), r(2, length, 2, 8), r(2, length, 2, 8), cos, sin)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "supra"], ids=name)
+def test_explicit_weights_times_values_are_the_output(case):
+    method, inputs = one_layer(case)
+    weights = method.attention_weights(inputs)
+    assert torch.equal(weights, weights.tril())
+    close(torch.einsum("bhti,bihd->bthd", weights.double(), inputs.v.repeat_interleave(3, 2)), method(inputs)[0])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("supra", "lizard")], ids=name)
+def test_rows_of_weights_are_distributions(case):
+    method, inputs = one_layer(case)
+    weights = method.attention_weights(inputs)
+    assert weights.min() >= 0
+    sums = weights.sum(-1)
+    alive = sums > 0.5  # a row of ReLU features can be zero altogether
+    torch.testing.assert_close(sums[alive], torch.ones_like(sums[alive]), rtol=1e-5, atol=1e-5)
+    assert alive.double().mean() > 0.9
+
+
+def test_supra_normalises_each_head_and_not_each_row():
+    method, inputs = one_layer(("supra", {}))
+    y = method(inputs)[0].double()
+    torch.testing.assert_close(y.mean(-1), torch.zeros_like(y[..., 0]), rtol=0, atol=1e-5)
+    assert (y.var(-1, unbiased=False) - 1).abs().median() < 1e-2
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("softmax", "supra")], ids=name)
+def test_transfer_brings_a_method_closer_to_softmax(case, loss):
+    method, inputs = one_layer(case, length=33)
+    optimiser = torch.optim.Adam(method.parameters(), lr=1e-2)
+    values = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        value = method.distill_loss(inputs, loss)
+        value.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in method.parameters())
+        optimiser.step()
+        values.append(value.item())
+    assert values[-1] < values[0]
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+def test_softmax_is_the_transfer_loss_s_minimum(loss):
+    method, inputs = one_layer(("softmax", {}))
+    entropy = -(softmax_weights(inputs, HEADS.scale).clamp(min=1e-12).log() * softmax_weights(inputs, HEADS.scale)).sum(-1).mean()
+    expected = 0.0 if loss == "mse" else entropy.item()
+    assert abs(method.distill_loss(inputs, loss).item() - expected) < 1e-6
+
+
+def test_padding_takes_no_part_in_the_transfer_loss():
+    for loss in ("mse", "cross_entropy"):
+        method, inputs = one_layer(("hedgehog", {}), length=30)
+        mask = torch.ones(2, 30, dtype=torch.bool)
+        padded = Inputs(*(None if x is None else torch.cat([torch.randn(x.shape[0], 5, *x.shape[2:], dtype=x.dtype), x], 1) for x in inputs[:6]),
+                        torch.cat([torch.zeros(2, 5, dtype=torch.bool), mask], 1))  # fmt: skip
+        torch.testing.assert_close(method.distill_loss(padded, loss), method.distill_loss(inputs, loss), rtol=1e-5, atol=1e-8)
+
+
+def test_softmax_output_is_softmax_weights_times_values():
+    _, inputs = one_layer(("softmax", {}))
+    weights = softmax_weights(inputs, HEADS.scale).double()
+    close(softmax_output(inputs, HEADS.scale), torch.einsum("bhti,bihd->bthd", weights, inputs.v.repeat_interleave(3, 2)))
+
+
+# --- parameter counts that the papers state ---
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "percent"),
+    [("hedgehog", {}, 0.495), ("hedgehog", {"bias": True}, 0.499), ("hedgehog", {"tied": True}, 0.248)],
+)
+def test_hedgehog_adds_what_its_paper_says_to_llama_2_7b(method, given, percent):
+    """0.495 % of Llama-2-7B: only per-head, untied, bias-free maps come to that."""
+    with torch.device("meta"):
+        layer = load(method)(Heads(4096, 32, 32, 128, 128**-0.5), options(method, given))
+    added = 32 * sum(p.numel() for p in layer.parameters())
+    assert abs(100 * added / (6_738_415_616 + added) - percent) < 0.003
+
+
+# --- what is refused ---
+
+
+def test_unknown_method_option_and_architecture_name_the_possible_ones():
+    with pytest.raises(ValueError, match="no attention method 'cosformer'; have hedgehog, lizard"):
+        linearize(teacher(), "cosformer")
+    with pytest.raises(ValueError, match="options of 'lizard': widow=3.*window"):
+        linearize(teacher(), "lizard", widow=3)
+    with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
+        linearize(teacher(), "lolcats", feature="relu")
+    with pytest.raises(ValueError, match="cannot linearize Linear; can: LlamaForCausalLM"):
+        linearize(torch.nn.Linear(2, 2), "lizard")
+
+
+def test_a_cache_of_another_batch_or_kind_is_refused():
+    model = of(("hedgehog", {}))
+    cache = model.make_cache()
+    model(tokens(5), past_key_values=cache)
+    with pytest.raises(ValueError, match="batch of 2; got inputs of batch 3"):
+        model(tokens(1, batch=3), past_key_values=cache)
+    from transformers import DynamicCache
+
+    with pytest.raises(TypeError, match="RecurrentCache; got DynamicCache"):
+        model(tokens(5), past_key_values=DynamicCache())
+
+
+def test_softmax_layers_can_be_kept():
+    model = linearize(teacher(), "hedgehog", keep_softmax_layers=[1])
+    kinds = [type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()]
+    assert kinds == ["hedgehog", "softmax"]
+    with pytest.raises(ValueError, match=r"keep_softmax_layers must be in 0..1; got \[7\]"):
+        linearize(teacher(), "hedgehog", keep_softmax_layers=[7])

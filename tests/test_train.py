@@ -1,0 +1,237 @@
+"""Laws of the training loop: what it computes, what stops it, and that an interruption leaves no trace in the result."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from relinear import train as module
+from relinear.train import WINDOW, CollapseError, rate, train
+
+RECIPE = {"betas": (0.9, 0.999), "weight_decay": 0.01, "warmup_ratio": 0.1, "min_lr_ratio": 0.1, "clip": 1.0}
+STEPS = 12
+
+
+class Stop(Exception):
+    """The process dies here."""
+
+
+class Problem:
+    """A small regression whose losses draw random numbers, so that a resume that forgets a generator shows."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.target = torch.randn(4, 3)
+
+    def loss(self, step, die_at=None, terms=1):
+        if step == die_at:
+            raise Stop
+        for i in range(terms):
+            x = torch.randn(16, 4)
+            yield f"layer_{i}", (self.layers(x) - x @ self.target).square().mean() / terms
+
+    def weights(self):
+        return [p.detach().clone() for p in self.layers.parameters()]
+
+
+def fit(problem, loss, folder, *, steps=STEPS, recipe=None, log=None, resumed=lambda step: None, **more):
+    groups = [(list(problem.layers[0].parameters()), 1e-2), (list(problem.layers[2].parameters()), 1e-3)]
+    settings = {"checkpoint": folder / "checkpoint.pt", "checkpoint_seconds": 0, "tokens_per_step": 16, "name": "distill toy"}
+    settings |= {"log": log or (lambda metrics, step: None), "resumed": resumed, "memory": lambda: 1}
+    train(loss, groups, steps=steps, recipe={**RECIPE, **(recipe or {})}, **{**settings, **more})
+    return problem.weights()
+
+
+@pytest.mark.parametrize("dies", [[1], [7], [STEPS - 1], [3, 4, 9]])
+def test_resuming_equals_never_stopping_to_the_bit(tmp_path, dies):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = Problem()
+    expected = fit(whole, whole.loss, tmp_path / "a")
+    for at in dies:
+        cut = Problem()
+        with pytest.raises(Stop):
+            fit(cut, lambda step, p=cut, at=at: p.loss(step, die_at=at), tmp_path / "b")
+    last, begins = Problem(), []
+    torch.manual_seed(99)  # what another process would have drawn by now
+    got = fit(last, last.loss, tmp_path / "b", resumed=begins.append)
+    assert begins == [dies[-1]], "went on elsewhere than at the last checkpoint"
+    for a, b in zip(expected, got, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, monkeypatch):
+    whole = Problem()
+    (tmp_path / "a").mkdir()
+    expected = fit(whole, whole.loss, tmp_path / "a")
+    real = torch.save
+
+    def dies_half_way(state, path):
+        if state["step"] < 5:
+            return real(state, path)
+        path.write_bytes(b"half a checkpoi")
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(module.torch, "save", dies_half_way)
+        cut = Problem()
+        fit(cut, cut.loss, tmp_path)
+    last, begins = Problem(), []
+    got = fit(last, last.loss, tmp_path, resumed=begins.append)
+    assert begins == [4]
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    cut = Problem()
+    with pytest.raises(Stop):
+        fit(cut, lambda step: cut.loss(step, die_at=3), tmp_path)
+    other = Problem()
+    other.layers[0] = nn.Linear(4, 8, bias=False)
+    with pytest.raises((ValueError, RuntimeError)):
+        fit(other, other.loss, tmp_path)
+
+
+def test_checkpoints_come_at_their_interval(tmp_path):
+    problem = Problem()
+    fit(problem, problem.loss, tmp_path, checkpoint_seconds=3600)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schedule_warms_up_then_falls_on_a_cosine_to_its_floor():
+    steps, warmup, floor = 100, 0.1, 0.2
+    rates = [rate(s, steps, warmup, floor) for s in range(steps)]
+    assert rates[:10] == pytest.approx([(s + 1) / 10 for s in range(10)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx((1 + floor) / 2), "half way down at half time"
+    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert floor < rates[-1] < floor + 0.01
+    assert rate(0, 1, 0.1, 0.0) == rate(0, 5, 0.0, 0.0) == 1.0, "a single step, and no warm-up at all, train at the peak rate"
+
+
+def test_each_group_is_trained_at_its_own_peak_times_the_schedule(tmp_path, monkeypatch):
+    used, logged = [], []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        used.append([g["lr"] for g in self.param_groups])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    problem = Problem()
+    fit(problem, problem.loss, tmp_path, log=lambda metrics, step: logged.append(metrics["lr"]))
+    factors = [rate(s, STEPS, RECIPE["warmup_ratio"], RECIPE["min_lr_ratio"]) for s in range(STEPS)]
+    assert used == [pytest.approx([1e-2 * f, 1e-3 * f]) for f in factors]
+    assert logged == pytest.approx([1e-2 * f for f in factors])
+
+
+def test_every_step_is_logged_once_and_in_order(tmp_path):
+    problem, log = Problem(), []
+    fit(problem, lambda step: problem.loss(step, terms=2), tmp_path, log=lambda metrics, step: log.append((step, metrics)))
+    assert [step for step, _ in log] == list(range(STEPS))
+    for _, metrics in log:
+        assert {"loss", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "terms"} <= metrics.keys()
+        assert metrics["loss"] == pytest.approx(sum(metrics["terms"].values()))
+    assert log[-1][1]["loss"] < log[0][1]["loss"]
+
+
+def test_accumulated_micro_batches_equal_the_larger_batch(tmp_path):
+    data = torch.randn(STEPS, 8, 4, generator=torch.Generator().manual_seed(1))
+
+    def loss(problem, parts):
+        def of(step):
+            for x in data[step].chunk(parts):
+                yield "lm", (problem.layers(x) - x @ problem.target).square().mean() / parts
+
+        return of
+
+    weights, logs = [], []
+    for parts in (1, 4):
+        problem, log = Problem(), []
+        weights.append(
+            fit(problem, loss(problem, parts), tmp_path, checkpoint_seconds=3600, log=lambda m, s, log=log: log.append((m["loss"], m["grad_norm"])))
+        )
+        logs.append(log)
+    assert logs[0] == [pytest.approx(x, rel=1e-5) for x in logs[1]]
+    for one, many in zip(*weights, strict=True):
+        torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_clipped_to_their_norm_and_scaled_as_told(tmp_path):
+    for scale in (1.0, 1000.0):
+        problem, log, seen = Problem(), [], []
+
+        def note(metrics, step, problem=problem, log=log, seen=seen):
+            log.append(metrics)
+            seen.append(torch.stack([p.grad.norm() for p in problem.layers.parameters()]).norm().item())
+
+        fit(problem, problem.loss, tmp_path, steps=1, loss_scale=scale, recipe={"clip": 0.01}, log=note)
+        assert seen[0] == pytest.approx(0.01, rel=1e-3)
+        norms = log[0]["grad_norm"] / scale
+        assert norms == pytest.approx(log[0]["grad_norm"] if scale == 1 else first, rel=1e-4), "the norm is that of the scaled loss"
+        first = norms
+        assert log[0]["loss"] < 100, "the loss is logged unscaled"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, bad):
+    problem = Problem()
+
+    def loss(step):
+        for name, value in problem.loss(step):
+            yield name, value * (bad if step == 5 else 1.0)
+
+    with pytest.raises(FloatingPointError, match=rf"distill toy: loss {bad}.* step 5 of {STEPS}"):
+        fit(problem, loss, tmp_path)
+    assert all(p.isfinite().all() for p in problem.layers.parameters()), "the bad step was taken"
+    with pytest.raises(FloatingPointError, match="step 5"):  # nor does the same command get past it
+        again = Problem()
+        fit(again, lambda step: ((n, v * (bad if step == 5 else 1.0)) for n, v in again.loss(step)), tmp_path)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
+    problem = Problem()
+
+    def loss(step):
+        w = problem.layers[0].weight
+        yield "lm", (w * 0).clamp(min=0).sqrt().sum() if step == 2 else w.square().sum()
+
+    with pytest.raises(FloatingPointError, match="gradient norm nan at step 2"):
+        fit(problem, loss, tmp_path)
+
+
+def steady(problem, values):
+    """Losses of the given size."""
+    return lambda step: iter([("lm", problem.layers[0].weight.sum() * 0 + values(step))])
+
+
+def test_a_model_that_falls_to_chance_stops_the_run(tmp_path):
+    problem, log = Problem(), []
+    with pytest.raises(CollapseError, match=r"began at 3\.000 and is 4\.250 .* chance \(4\.200") as error:
+        fit(problem, steady(problem, lambda s: 3.0 if s < 10 else 5.0), tmp_path, steps=100, chance=4.2, log=lambda m, s: log.append(s))
+    assert str(error.value).count("\n") == 0
+    assert 10 <= log[-1] < 10 + WINDOW
+
+
+def test_a_model_that_began_at_chance_or_only_once_touches_it_goes_on(tmp_path):
+    for values in (lambda s: 5.0, lambda s: 5.0 if s == 20 else 3.0):
+        problem = Problem()
+        fit(problem, steady(problem, values), tmp_path, steps=40, chance=4.2)
+        (tmp_path / "checkpoint.pt").unlink(missing_ok=True)
+
+
+def test_a_collapse_is_noticed_across_an_interruption(tmp_path):
+    """The losses before the interruption count, so that a run that collapsed does not pass as one that began there."""
+    problem = Problem()
+
+    def dies(step):
+        if step == 12:
+            raise Stop
+        return steady(problem, lambda s: 3.0 if s < 10 else 5.0)(step)
+
+    with pytest.raises(Stop):
+        fit(problem, dies, tmp_path, steps=100, chance=4.2)
+    with pytest.raises(CollapseError):
+        fit(problem, steady(problem, lambda s: 5.0), tmp_path, steps=100, chance=4.2)
