@@ -26,7 +26,7 @@ VARIANTS = {
     "lizard": [
         {"window": WINDOW},
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
-        {"window": WINDOW, "normalize": False},
+        {"window": WINDOW, "normalize": True},
     ],
     "lolcats": [
         {},

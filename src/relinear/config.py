@@ -49,6 +49,7 @@ class Budget(Strict):
     seq_len: Positive
     batch_size: Positive
     accumulate: Positive
+    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # no run learns slower: the papers' rates are for thousands of steps, not for tens
     activations: bool = True  # distill: share the teacher's pass between all runs through the disk
 
 

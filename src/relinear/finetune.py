@@ -24,6 +24,7 @@ def run(context: "Context") -> dict:
     settings = context.settings
     recipe, budget = settings["finetune"], settings["budget"]
     full = recipe["kind"] == "full"
+    lr = max(recipe["lr"], budget["lr_floor"])
     torch.manual_seed(context.seed)
     # Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care.
     model = assemble(
@@ -32,17 +33,17 @@ def run(context: "Context") -> dict:
     )  # fmt: skip
     base, groups = model, []
     if full:
-        groups = [(list(model.parameters()), recipe["lr"])]
+        groups = [(list(model.parameters()), lr)]
     else:
         added = list(model.method_parameters().values()) if recipe["train_method"] else []
         adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
                              task_type="CAUSAL_LM", target_modules=list(recipe["lora_targets"]))  # fmt: skip
         model = get_peft_model(model, adapter)
-        groups = [([p for p in model.parameters() if p.requires_grad], recipe["lr"])]
+        groups = [([p for p in model.parameters() if p.requires_grad], lr)]
         if added:
             for p in added:
                 p.requires_grad_(True)
-            groups.append((added, recipe["method_lr"] or recipe["lr"]))
+            groups.append((added, max(recipe["method_lr"] or lr, lr)))
     model.train()
     corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
