@@ -1,12 +1,13 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form."""
 
 from relinear_kernels.features import FEATURES, check_feature
-from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention, hybrid_attention_weights, hybrid_state
+from relinear_kernels.hybrid_attention import hybrid_attention
+from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_state
+from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
-    sliding_window_attention,
     sliding_window_weights,
     window_state,
 )

@@ -1,0 +1,148 @@
+"""Compile the shipped kernels for Hopper without a GPU and report what they take: `python -m relinear_kernels.aot [--all]`.
+
+The ops run on CPU tensors against a driver that compiles for sm_90 and launches nothing, so what is compiled is what a GPU would be
+given: same arguments, same tile sizes. Needs a process of its own (the driver is replaced) and no TRITON_INTERPRET.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+SHARED_LIMIT = 227 * 1024
+
+
+class _CompileOnly:
+    """The part of a driver that compiling needs."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes spilled to local memory of a compiled kernel, by the cuobjdump that comes with triton."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+    stack, registers = (int(re.search(rf"{n}:(\d+)", text).group(1)) for n in ("STACK", "REG"))
+    return {"registers": registers, "spilled": stack}
+
+
+def record(case: str, run) -> list[dict]:
+    """Run an op and return one row per kernel it would have launched."""
+    from triton.runtime.jit import JITFunction
+
+    rows, launch = [], JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **kwargs):
+        kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
+        row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
+        rows.append(row)
+        return kernel
+
+    JITFunction.run = compile_only
+    try:
+        run()
+    finally:
+        JITFunction.run = launch
+    return rows
+
+
+def _tensors(heads, groups, dim, features, dtype, length=128):
+    r = lambda *s: torch.zeros(*s, dtype=dtype, requires_grad=True)  # noqa: E731
+    args = {"q": r(1, length, heads, dim), "k": r(1, length, groups, dim), "v": r(1, length, groups, dim)}
+    return args, {"w_q": r(heads, dim, features), "w_k": r(heads, dim, features)}
+
+
+def _linear(feature, dim, features, gate, dtype=torch.bfloat16):
+    from relinear_kernels.linear_attention_triton import linear_attention
+
+    args, matrices = _tensors(2, 1, dim, features, dtype)
+    if feature != "none":
+        args |= matrices
+    if gate:
+        args["log_decay"] = torch.zeros(1, 128, 2, requires_grad=True)
+    linear_attention(**args, feature=feature).float().sum().backward()
+
+
+def _window(dim, window, meta, dtype=torch.bfloat16):
+    from relinear_kernels.sliding_window_attention_triton import sliding_window_attention
+
+    args, _ = _tensors(2, 1, dim, 64, dtype)
+    sliding_window_attention(**args, window=window, meta=meta, empty_state=None).float().sum().backward()
+
+
+def _hybrid(dim, features, dtype=torch.bfloat16):
+    from relinear_kernels.hybrid_attention_triton import hybrid_attention
+
+    args, matrices = _tensors(2, 1, dim, features, dtype)
+    gamma = torch.ones(2, requires_grad=True)
+    hybrid_attention(**args, **matrices, window=64, window_factor=gamma, empty_ring=None).float().sum().backward()
+
+
+# The shapes of the papers' teachers: Llama-3-8B and Mistral-7B (D 128), SmolLM2 (D 64); the rest of what is shipped with --all.
+CASES = {
+    "linear softmax_pm D128 F64": lambda: _linear("softmax_pm", 128, 64, False),
+    "linear softmax_pm D64 F32": lambda: _linear("softmax_pm", 64, 32, False),
+    "window D128 meta 4": lambda: _window(128, 128, 4),
+}
+MORE = {
+    "linear softmax_pm D128 F64 gate": lambda: _linear("softmax_pm", 128, 64, True),
+    "linear softmax_pm D64 F64 gate": lambda: _linear("softmax_pm", 64, 64, True),
+    "linear softmax_pm D128 F128": lambda: _linear("softmax_pm", 128, 128, False),
+    "linear relu D128 F128": lambda: _linear("relu", 128, 128, False),
+    "linear none D128 gate": lambda: _linear("none", 128, 128, True),
+    "hybrid D128 F64": lambda: _hybrid(128, 64),
+    "hybrid D64 F64": lambda: _hybrid(64, 64),
+    "hybrid D128 F128": lambda: _hybrid(128, 128),
+    "window D128": lambda: _window(128, 64, 0),
+    "window D64": lambda: _window(64, 64, 0),
+    "window D64 meta 4": lambda: _window(64, 128, 4),
+    "linear softmax_pm D128 F64 float32": lambda: _linear("softmax_pm", 128, 64, True, torch.float32),
+}
+
+
+def main() -> None:
+    """Print the table, or its rows as JSON; exit status 1 if a kernel does not fit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="every shipped configuration, not only the papers' shapes")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    from triton.runtime.driver import driver
+
+    driver.set_active(_CompileOnly())
+    cases = CASES | MORE if options.all else CASES
+    rows = [row for name, run in cases.items() if options.only in name for row in record(name, run)]
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        print("\t".join(rows[0]))
+        for row in rows:
+            print("\t".join(str(x) for x in row.values()))
+    bad = [r for r in rows if r["shared"] > SHARED_LIMIT or r["spilled"] or not (r["wgmma"] or "float32" in r["case"])]
+    for row in bad:
+        print(f"does not fit: {row}", file=sys.stderr)
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

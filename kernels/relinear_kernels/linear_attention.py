@@ -1,0 +1,58 @@
+"""The public `linear_attention`: the Triton kernels for CUDA tensors, the chunked torch form elsewhere."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from relinear_kernels import linear_attention_reference as reference
+from relinear_kernels.dispatch import path, per_sequence, stateless, use_triton
+from relinear_kernels.linear_attention_reference import CHUNK, EPS, LinearState
+
+
+def linear_attention(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv Dv"],
+    w_q: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "H D F"] | None = None,
+    *,
+    feature: str = "softmax_pm",
+    b_q: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "H F"] | None = None,
+    log_decay: Tensor | None = None,
+    normalize: bool = True,
+    key_mask: Bool[Tensor, "B T"] | None = None,
+    initial_state: LinearState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Int[Tensor, "S"] | None = None,
+    chunk: int = CHUNK,
+    eps: float = EPS,
+):
+    """Linear attention over a piece of a sequence, in time and memory linear in its length.
+
+        out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i   (normalize=True)
+
+    `log_decay` is None, one value per head ``[H]`` (SUPRA) or one per token and head ``[B, T, H]`` (Lizard's gate); G its running sum.
+    Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. `cu_seqlens` marks the sequences of a packed row
+    (B = 1); the state then has one row per sequence. Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if
+    `return_state`. `chunk` is the torch form's. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    """
+    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
+    if use_triton(q):
+        from relinear_kernels.linear_attention_triton import linear_attention as fused
+
+        return fused(
+            q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, initial_state=initial_state, return_state=return_state,
+            cu_seqlens=cu_seqlens, **options,
+        )  # fmt: skip
+    if path() == "reference":
+        stateless("linear_attention", initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens)
+        return reference.linear_attention_quadratic(q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, **options)
+    options |= {"return_state": return_state, "chunk": chunk}
+    if cu_seqlens is None:
+        return reference.linear_attention(
+            q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, initial_state=initial_state, **options
+        )  # fmt: skip
+    gates = log_decay if log_decay is not None and log_decay.ndim == 3 else None
+    fixed = {} if gates is not None else {"log_decay": log_decay}
+    tokens = {"q": q, "k": k, "v": v, "key_mask": key_mask} | ({} if gates is None else {"log_decay": gates})
+    return per_sequence(reference.linear_attention, cu_seqlens, tokens, {"w_q": w_q, "w_k": w_k, **options, **fixed}, initial_state)

@@ -1,0 +1,153 @@
+"""The fused linear attention against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+
+from relinear_kernels import LinearState, linear_attention
+from relinear_kernels.linear_attention_reference import linear_attention as chunked
+from relinear_kernels.testing import DEVICE, DTYPES, check, relative, tolerance
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("triton_path")
+B = 2
+# length, D, F', H, Hkv, feature, gate, normalize, initial state, key mask
+SMALL = [
+    (1, 16, 16, 1, 1, "softmax_pm", None, True, False, False),
+    (15, 16, 32, 3, 1, "softmax_pm", None, True, True, True),
+    (65, 16, 16, 3, 3, "softmax_pm", "token", True, False, False),
+    (100, 32, 16, 2, 1, "softmax_pm", "token", True, True, True),
+    (64, 16, 16, 2, 1, "relu", "head", False, True, False),
+    (65, 16, 32, 2, 2, "elu", "token", True, False, False),
+    (63, 32, 32, 2, 1, "none", "head", True, False, False),
+    (128, 64, 32, 1, 1, "softmax_pm", None, True, False, False),
+]
+LARGE = [
+    (length, dim, width, heads, groups, feature, gate, normalize, state, mask)
+    for i, (length, dim, width) in enumerate((t, d, f) for t in (1, 15, 63, 64, 65, 128, 300) for d in (64, 128) for f in (32, 64, 128))
+    for heads, groups, feature, gate, normalize, state, mask in [
+        (4, 1, "softmax_pm", None, True, bool(i % 2), False),
+        (3, 3, "softmax_pm", "token", True, bool(i % 2), i % 3 == 0),
+        (4, 2, ("relu", "elu", "none")[i % 3], "head", bool(i % 2), bool(i % 5), False),
+    ]
+] + [(2048, 128, 64, 4, 1, "softmax_pm", g, True, False, False) for g in (None, "head", "token")]
+CASES = LARGE if DEVICE == "cuda" else SMALL
+
+
+def inputs(length, dim, width, heads, groups, feature, gate, state, scale=1.0, spread=3.0, batch=B):
+    r = lambda *s: torch.randn(*s)  # noqa: E731
+    args = {"q": r(batch, length, heads, dim), "k": r(batch, length, groups, dim), "v": r(batch, length, groups, dim)}
+    if feature == "none":  # features given: positive ones
+        args["q"], args["k"], width = args["q"].abs(), args["k"].abs(), dim
+    else:
+        args |= {"w_q": scale * r(heads, dim, width) / dim**0.5, "w_k": scale * r(heads, dim, width) / dim**0.5}
+    if feature in ("relu", "elu"):
+        args |= {"b_q": r(heads, width), "b_k": r(heads, width)}
+    if gate == "head":
+        args["log_decay"] = -(2.0 ** -torch.arange(1.0, heads + 1))
+    if gate == "token":
+        args["log_decay"] = torch.nn.functional.logsigmoid(spread * r(batch, length, heads))
+    features = width * (2 if feature == "softmax_pm" else 1)
+    if state:
+        args |= {"kv": r(batch, heads, features, dim), "z": r(batch, heads, features).abs() + 1}
+    return args
+
+
+def call(op, args, **options):
+    args = dict(args)
+    if "z" in args:
+        kv, z = args.pop("kv"), args.pop("z")
+        options["initial_state"] = LinearState(kv, z, torch.full_like(z, -torch.inf))
+    y, s = op(**args, return_state=True, **options)
+    return {"out": y, "kv": s.kv, "z": s.z}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fused_equals_definition(case, dtype):
+    length, dim, width, heads, groups, feature, gate, normalize, state, masked = case
+    if dtype == torch.float32 and DEVICE == "cuda" and (length > 300 or (length * dim * width) % 7 == 0):
+        pytest.skip("float32 products are slow: every other case suffices")
+    args = inputs(length, dim, width, heads, groups, feature, gate, state)
+    mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
+    options = {"feature": feature, "normalize": normalize, "key_mask": mask}
+    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype)
+
+
+@pytest.mark.parametrize("only", ["w_q", "w_k", "q", "v", "log_decay", "z"])
+def test_a_gradient_asked_for_alone_is_the_same(only):
+    args = {n: x.to(DEVICE) for n, x in inputs(65, 16, 16, 2, 1, "softmax_pm", "token", True).items()}
+    every = {n: x.clone().requires_grad_() for n, x in args.items()}
+    want = torch.autograd.grad(call(linear_attention, every)["out"].square().sum(), every[only])[0]
+    args[only].requires_grad_()
+    assert torch.equal(torch.autograd.grad(call(linear_attention, args)["out"].square().sum(), args[only])[0], want)
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0, -2.0])
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+def test_adversarial_gates_and_features_stay_finite(scale, spread):
+    length = 300 if DEVICE == "cuda" else 70
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    args = inputs(length, 64 if DEVICE == "cuda" else 16, 32, 2, 1, "softmax_pm", "token", False, scale, spread)
+    args = {n: (x if n == "log_decay" else x.to(dtype)).to(DEVICE).requires_grad_() for n, x in args.items()}
+    args["log_decay"].data[:, length // 2] = -80.0
+    y = call(linear_attention, args)["out"]
+    for x in (y, *torch.autograd.grad(y.float().square().sum(), args.values())):
+        assert x.isfinite().all()
+
+
+def test_packed_sequences_equal_each_alone():
+    lengths = [3, 64, 1, 33] if DEVICE == "cpu" else [3, 640, 1, 333, 64]
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=DEVICE)
+    args = inputs(sum(lengths), 16, 16, 2, 1, "softmax_pm", "token", False, batch=1)
+    features = torch.randn(len(lengths), 2, 32, 16)
+    args |= {"kv": features, "z": features.abs().sum(-1)}
+    check(lambda x, o: call(linear_attention, x, cu_seqlens=cu), lambda x, o: call(packed, x, cu=cu), args, {}, torch.float32)
+
+
+def packed(cu, return_state, **args):
+    from relinear_kernels.dispatch import per_sequence
+
+    tokens = {n: args[n] for n in ("q", "k", "v", "log_decay")}
+    rest = {n: args[n] for n in ("w_q", "w_k")}
+    return per_sequence(chunked, cu, tokens, {**rest, "return_state": return_state}, args["initial_state"])
+
+
+def test_pieces_equal_the_whole():
+    args = {n: x.to(DEVICE) for n, x in inputs(70, 16, 16, 2, 1, "softmax_pm", "token", False).items()}
+    rest, state, out = {n: args[n] for n in ("w_q", "w_k")}, None, []
+    for a, b in ((0, 40), (40, 41), (41, 70)):
+        piece = {n: args[n][:, a:b] for n in ("q", "k", "v", "log_decay")}
+        y, state = linear_attention(**piece, **rest, initial_state=state, return_state=True)
+        out.append(y)
+    assert relative(torch.cat(out, 1), linear_attention(**args)) < 1e-5
+
+
+def test_the_same_input_twice_gives_the_same_bits():
+    args = inputs(512 if DEVICE == "cuda" else 40, 16, 16, 4, 2, "softmax_pm", "token", False)
+    args = {n: x.to(DEVICE).requires_grad_() for n, x in args.items()}
+    run = lambda: torch.autograd.grad(call(linear_attention, args)["out"].square().sum(), args.values())  # noqa: E731
+    for a, b in zip(run(), run(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_the_kernels_do_not_support_is_named():
+    args = {n: x.to(DEVICE) for n, x in inputs(4, 24, 16, 1, 1, "softmax_pm", None, False).items()}
+    with pytest.raises(ValueError, match=r"widths and feature counts of \(16, 32, 64, 128\); got .*24"):
+        linear_attention(**args)
+    args = {n: x.to(DEVICE) for n, x in inputs(4, 16, 16, 1, 1, "softmax_pm", None, False).items()}
+    with pytest.raises(ValueError, match="fuses the features softmax_pm, relu, elu, none; got 'exp_pm'"):
+        linear_attention(**args, feature="exp_pm")
+    with pytest.raises(ValueError, match="takes the dtypes torch.bfloat16.*float64"):
+        linear_attention(**args | {"v": args["v"].double()})
+
+
+def test_float64_is_the_torch_path_only(monkeypatch):
+    monkeypatch.setenv("RELINEAR_KERNELS", "torch")
+    args = {n: x.double() for n, x in inputs(4, 24, 16, 1, 1, "softmax_pm", None, False).items()}
+    assert linear_attention(**args).dtype == torch.float64
+    monkeypatch.setenv("RELINEAR_KERNELS", "fast")
+    with pytest.raises(ValueError, match="must be one of auto, torch, triton, reference; got 'fast'"):
+        linear_attention(**args)
+    assert tolerance(torch.float32) and os.environ["RELINEAR_KERNELS"] == "fast"

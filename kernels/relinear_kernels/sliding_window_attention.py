@@ -1,0 +1,49 @@
+"""The public `sliding_window_attention`: the Triton kernels for CUDA tensors, the blocked torch form elsewhere."""
+
+from functools import partial
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from relinear_kernels import sliding_window_attention_reference as reference
+from relinear_kernels.dispatch import path, per_sequence, stateless, use_triton
+from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
+
+
+def sliding_window_attention(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv D"],
+    *,
+    window: int,
+    meta: int = 0,
+    scale: float | None = None,
+    key_mask: Bool[Tensor, "B T"] | None = None,
+    initial_state: WindowState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Int[Tensor, "S"] | None = None,
+):
+    """Softmax over the union of the last `window` positions (the query's own included) and the first `meta` real positions.
+
+    Time and memory are linear in T. Padding (`key_mask` False) is never seen; a row that sees nothing is zero. `cu_seqlens` marks the
+    sequences of a packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece if
+    `return_state`. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    """
+    options = {"window": window, "meta": meta, "scale": scale}
+    if use_triton(q):
+        from relinear_kernels.sliding_window_attention_triton import sliding_window_attention as fused
+
+        empty = partial(window_state, q.shape[0], window - 1, k.shape[2], k.shape[3], meta=meta, device=q.device)
+        return fused(
+            q, k, v, key_mask=key_mask, initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens,
+            empty_state=empty, **options,
+        )  # fmt: skip
+    if path() == "reference":
+        given = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
+        stateless("sliding_window_attention", **given)
+        return reference.sliding_window_quadratic(q, k, v, key_mask=key_mask, **options)
+    options["return_state"] = return_state
+    if cu_seqlens is None:
+        return reference.sliding_window_attention(q, k, v, key_mask=key_mask, initial_state=initial_state, **options)
+    tokens = {"q": q, "k": k, "v": v, "key_mask": key_mask}
+    return per_sequence(reference.sliding_window_attention, cu_seqlens, tokens, options, initial_state)

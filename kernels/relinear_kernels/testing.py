@@ -1,0 +1,60 @@
+"""What the kernel tests share: where they run, how a fused op is held against its float64 definition, and to what tolerance."""
+
+import os
+
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # before triton is imported: kernels are then functions of CPU tensors
+    os.environ["TRITON_INTERPRET"] = "1"
+DTYPES = (torch.bfloat16, torch.float32) if DEVICE == "cuda" else (torch.float32,)  # bfloat16 is broken in the interpreter
+
+
+def tolerance(dtype: torch.dtype, gradient: bool = False) -> float:
+    """Relative RMS error against float64 (research/kernels.md)."""
+    return {torch.float32: (1e-5, 5e-5), torch.bfloat16: (4e-3, 1e-2)}[dtype][gradient]
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """|got - want| / |want|, in float64; NaN and infinity make it NaN or infinite."""
+    got, want = got.double().cpu(), want.double().cpu()
+    return ((got - want).norm() / want.norm().clamp(min=1e-12)).item()
+
+
+def fill_empty_with_nan(monkeypatch) -> None:
+    """Make torch.empty hand out NaN, so that what a kernel fails to write is seen."""
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+        poison = lambda *a, _real=real, **k: x.fill_(torch.nan) if (x := _real(*a, **k)).is_floating_point() else x  # noqa: E731
+        monkeypatch.setattr(torch, name, poison)
+
+
+def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.dtype, keep: tuple[str, ...] = ()) -> None:
+    """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded) numbers.
+
+    Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states stay float32.
+    """
+    wide = {"log_decay", "kv", "z", *keep}
+    args = {n: x.to(DEVICE) if n in wide else x.to(DEVICE, dtype) for n, x in args.items()}
+    options = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
+
+    def run(f, cast):
+        x = {n: t.detach().to(cast) if cast else t.detach().clone() for n, t in args.items()}
+        x = {n: t.requires_grad_() for n, t in x.items()}
+        out = f(x, options)
+        g = torch.Generator().manual_seed(1)
+        loss = sum((y.double() * torch.randn(y.shape, generator=g).double().to(DEVICE)).sum() for y in out.values())
+        return out, dict(zip(x, torch.autograd.grad(loss, x.values(), allow_unused=True), strict=True))
+
+    want, want_grad = run(definition, torch.float64)
+    got, got_grad = run(op, None)
+    errors = {n: (relative(got[n], want[n]), tolerance(dtype)) for n in want}
+    for n, w in want_grad.items():
+        g = got_grad[n]
+        if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key): only rounding is left
+            assert g is None or g.abs().max() < 50 * tolerance(dtype, True), f"gradient of {n} should vanish"
+            continue
+        errors[f"gradient of {n}"] = (relative(g, w), tolerance(dtype, True))
+    bad = {n: f"{e:.1e} > {t:.0e}" for n, (e, t) in errors.items() if not e <= t}
+    assert not bad, bad

@@ -1,0 +1,206 @@
+"""What every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, checks.
+
+Imported only when a Triton op is called, so the package works where triton is not installed.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FEATURES = ("softmax_pm", "relu", "elu", "none")  # fused in the kernels
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTHS = (16, 32, 64, 128)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def check_triton(op: str, feature: str | None = None, features: int | None = None, **tensors: Tensor) -> None:
+    """Raises ValueError, naming what is supported, unless the fused kernels of `op` take this feature map and these tensors."""
+    if feature is not None and feature not in FEATURES:
+        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(FEATURES)}; got {feature!r}"
+                         " (RELINEAR_KERNELS=torch runs it)")  # fmt: skip
+    if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
+        raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
+    widths = {f"width of {n}": x.shape[-1] for n, x in tensors.items()} | ({} if features is None else {"features": features})
+    wrong = {n: x for n, x in widths.items() if x not in WIDTHS}
+    if wrong:
+        raise ValueError(f"{op} on the Triton path takes head widths and feature counts of {WIDTHS}; got {wrong}")
+
+
+def widest(*tensors: Tensor) -> torch.dtype:
+    """The dtype that holds all of them exactly."""
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+class Pieces(NamedTuple):
+    """How a batch is cut: sequences, blocks of rows (one program each) and chunks (one stored state each)."""
+
+    sequences: int
+    cu: Tensor | None  # [N + 1] where each sequence starts in a packed batch; None where all have one length
+    blocks: Tensor | None  # [programs, 2] int32 (sequence, block within it) of a packed batch
+    programs: int
+    chunk_start: Tensor | None  # [N + 1] int32, the first chunk of each sequence of a packed batch
+    chunks: int
+
+
+def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int) -> Pieces:
+    """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks and chunks."""
+    if cu_seqlens is None:
+        return Pieces(batch, None, None, batch * cdiv(length, block), None, batch * cdiv(length, chunk))
+    lengths = cu_seqlens.diff().tolist()
+    table = [(n, i) for n, size in enumerate(lengths) for i in range(cdiv(size, block))]
+    starts = [0]
+    for size in lengths:
+        starts.append(starts[-1] + cdiv(size, chunk))
+    at = {"dtype": torch.int32, "device": cu_seqlens.device}
+    table = torch.tensor(table, **at).view(-1, 2)
+    return Pieces(len(lengths), cu_seqlens.to(torch.int32), table, len(table), torch.tensor(starts, **at), starts[-1])
+
+
+def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
+    """Raises ValueError unless `cu_seqlens` cuts one packed row of `length` positions into sequences."""
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs the sequences into one row; got a batch of {batch}")
+    if cu_seqlens.ndim != 1 or cu_seqlens[0] != 0 or cu_seqlens[-1] != length or (cu_seqlens.diff() < 0).any():
+        raise ValueError(f"cu_seqlens must rise from 0 to {length}; got {cu_seqlens.tolist()}")
+
+
+@triton.jit
+def sequence(n, T, cu):
+    """Where sequence n starts, and its length."""
+    if cu is not None:
+        start = tl.load(cu + n)
+        T = tl.load(cu + n + 1) - start
+        start = start.to(tl.int64)
+    else:
+        start = n.to(tl.int64) * T
+    return start, T
+
+
+@triton.jit
+def first_chunk(n, T, chunk_start, CS: tl.constexpr):
+    """The first stored state of sequence n."""
+    if chunk_start is not None:
+        c = tl.load(chunk_start + n).to(tl.int64)
+    else:
+        c = n.to(tl.int64) * tl.cdiv(T, CS)
+    return c
+
+
+@triton.jit
+def block_of(i, T, blocks, BT: tl.constexpr):
+    """Program i's sequence and block within it."""
+    if blocks is not None:
+        n = tl.load(blocks + 2 * i)
+        b = tl.load(blocks + 2 * i + 1)
+    else:
+        n = i // tl.cdiv(T, BT)
+        b = i % tl.cdiv(T, BT)
+    return n, b
+
+
+@triton.jit
+def tile(x, rows, T, N, W: tl.constexpr):
+    """Rows of one head of `[T, N, W]`, whose first element `x` points at; zero outside 0 <= row < T."""
+    cols = tl.arange(0, W)
+    return tl.load(x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0)
+
+
+@triton.jit
+def tile_again(x, rows, T, N, W: tl.constexpr):
+    """`tile`, read a second time: the cache modifier keeps the compiler from holding the first in registers through a loop."""
+    cols = tl.arange(0, W)
+    at = x + rows[:, None] * (N * W) + cols[None, :]
+    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def put(x, value, rows, T, N, W: tl.constexpr):
+    """Store what `tile` reads."""
+    cols = tl.arange(0, W)
+    at = x + rows[:, None] * (N * W) + cols[None, :]
+    tl.store(at, value.to(x.dtype.element_ty), mask=((rows >= 0) & (rows < T))[:, None])
+
+
+@triton.jit
+def matrix(w, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """A dense `[ROWS, COLS]` tile."""
+    return tl.load(w + tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :])
+
+
+@triton.jit
+def kept(mask, start, rows, T):
+    """Which rows are real keys: inside the sequence and not padding."""
+    inside = (rows >= 0) & (rows < T)
+    if mask is not None:
+        inside = inside & (tl.load(mask + start + rows, mask=inside, other=0) != 0)
+    return inside
+
+
+@triton.jit
+def preactivation(x, w, b, F: tl.constexpr):
+    """x W + b in float32; x itself without W. `w` is a loaded tile or None."""
+    if w is not None:
+        y = tl.dot(x, w, input_precision="ieee")
+    else:
+        y = x.to(tl.float32)
+    if b is not None:
+        y += tl.load(b + tl.arange(0, F)).to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit
+def features(y, FEATURE: tl.constexpr):
+    """phi, as the tile of +y and the tile of -y; a one-sided map's second tile is its first and nobody reads it."""
+    if FEATURE == "softmax_pm":
+        p = tl.exp(y - tl.max(y, 1)[:, None])
+        m = tl.exp(tl.min(y, 1)[:, None] - y)
+        p = tl.maximum(p * (1 / tl.sum(p, 1))[:, None], 1e-12)
+        m = tl.maximum(m * (1 / tl.sum(m, 1))[:, None], 1e-12)
+    elif FEATURE == "relu":
+        p = tl.maximum(y, 0.0)
+        m = p
+    elif FEATURE == "elu":
+        p = tl.where(y > 0, 1 + y, tl.exp(tl.minimum(y, 0.0)))
+        m = p
+    else:
+        p = y
+        m = p
+    return p, m
+
+
+@triton.jit
+def one_sided(y, half, FEATURE: tl.constexpr):
+    """The tile of +y (half 0) or of -y (half 1) alone."""
+    if FEATURE == "softmax_pm":
+        y *= 1 - 2 * half
+        p = tl.exp(y - tl.max(y, 1)[:, None])
+        p = tl.maximum(p * (1 / tl.sum(p, 1))[:, None], 1e-12)
+    else:
+        p, _ = features(y, FEATURE)
+    return p
+
+
+@triton.jit
+def features_backward(y, p, m, dp, dm, FEATURE: tl.constexpr):
+    """The gradient of y from those of both tiles of phi."""
+    if FEATURE == "softmax_pm":
+        dp = tl.where(p > 1e-12, dp, 0.0) * p
+        dm = tl.where(m > 1e-12, dm, 0.0) * m
+        dy = dp - p * tl.sum(dp, 1)[:, None] - dm + m * tl.sum(dm, 1)[:, None]
+    elif FEATURE == "relu":
+        dy = tl.where(y > 0, dp, 0.0)
+    elif FEATURE == "elu":
+        dy = tl.where(y > 0, dp, dp * p)
+    else:
+        dy = dp
+    return dy
