@@ -55,7 +55,10 @@ def train(
     mean loss of the last steps reaches `chance` although it began below.
     """
     optimiser = torch.optim.AdamW(
-        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups], betas=tuple(recipe["betas"]), weight_decay=recipe["weight_decay"]
+        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
+        betas=tuple(recipe["betas"]),
+        weight_decay=recipe["weight_decay"],
+        fused=True,
     )
     parameters = [p for ps, _ in groups for p in ps]
     first, recent = 0, []

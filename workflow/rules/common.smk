@@ -41,6 +41,12 @@ def parents(stage):
     )
 
 
+def shown(paper, figure):
+    """The record of the run whose attention weights a figure shows."""
+    [run] = plan.rows(paper, figure)
+    return records(plan.step("fidelity", run))
+
+
 def key(stage):
     """What makes a step rerun: its settings, the code it reaches, its parents' keys. Whitespace and comments do not."""
     return lambda wildcards: plan.key(plan.step(stage, wildcards.get("run")))

@@ -3,11 +3,6 @@
 LOLCATS_CODE = code_hash(["relinear.papers.lolcats"])
 
 
-def figure_input(name):
-    [run] = plan.rows("lolcats", name)
-    return records(plan.step("fidelity", run))
-
-
 rule lolcats_table1:
     """LoLCATs Table 1: feature maps with and without attention transfer."""
     input:
@@ -36,7 +31,7 @@ rule lolcats_table1:
 rule lolcats_figure3:
     """LoLCATs Figure 3: attention weights of the exp feature map, with transfer."""
     input:
-        figure_input("figure3"),
+        shown("lolcats", "figure3"),
         "workflow/papers/lolcats.yaml",
     output:
         "<results>/lolcats/figure3.pdf",
@@ -53,7 +48,7 @@ rule lolcats_figure3:
 rule lolcats_figure4:
     """LoLCATs Figure 4: attention weights of the exp feature map, without transfer."""
     input:
-        figure_input("figure4"),
+        shown("lolcats", "figure4"),
         "workflow/papers/lolcats.yaml",
     output:
         "<results>/lolcats/figure4.pdf",
@@ -70,7 +65,7 @@ rule lolcats_figure4:
 rule lolcats_figure5:
     """LoLCATs Figure 5: attention weights of the ReLU feature map, with transfer."""
     input:
-        figure_input("figure5"),
+        shown("lolcats", "figure5"),
         "workflow/papers/lolcats.yaml",
     output:
         "<results>/lolcats/figure5.pdf",
@@ -87,7 +82,7 @@ rule lolcats_figure5:
 rule lolcats_figure6:
     """LoLCATs Figure 6: attention weights of the ReLU feature map, without transfer."""
     input:
-        figure_input("figure6"),
+        shown("lolcats", "figure6"),
         "workflow/papers/lolcats.yaml",
     output:
         "<results>/lolcats/figure6.pdf",

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from relinear.model import Linearized
 
 # Relative RMS of logits. Float32 leaves rounding only; bfloat16 rounds every layer's output differently in the two orders.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float64: 1e-6}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-6}
 STEPS = 8  # tokens decoded one by one after a prefill of the rest
 
 
