@@ -1,13 +1,15 @@
 """Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written to."""
 
-import csv
 import json
 import os
 import re
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +28,14 @@ def pytest_configure(config):
 def environment() -> dict[str, str]:
     """What a user's shell has; no hub, and no store but the clone's own."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "PYTHONPATH", "PYTEST_", "SNAKEMAKE_"))}
-    return {**ours, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**ours, "HF_HUB_OFFLINE": "1"}
 
 
 class Clone(NamedTuple):
     """A copy of the repository, and what a user does in it."""
 
     root: Path
+    started: list[subprocess.Popen]
 
     def __truediv__(self, path: str) -> Path:
         return self.root / path
@@ -40,10 +43,18 @@ class Clone(NamedTuple):
     def popen(self, *targets: str, options: tuple[str, ...] = (), **config) -> subprocess.Popen:
         """The command as typed, in a process group of its own."""
         chosen = [f"{k}={v}" for k, v in {"scale": "smoke", **config}.items()]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
             cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kill what a failed test left running, jobs included."""
+        for process in self.started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def snakemake(self, *targets: str, fails: bool = False, **more) -> str:
         """Its output, once it ended as it should."""
@@ -84,14 +95,8 @@ class Clone(NamedTuple):
     def record(self, run: str, stage: str) -> dict:
         return json.loads((self.stage(run, stage) / "run.json").read_text())
 
-    def table(self, path: str = "results/table2.csv") -> list[dict[str, str]]:
-        with (self.root / path).open() as file:
-            return list(csv.DictReader(file))
-
     def mlflow(self) -> list[dict]:
         """All runs of the store: id, status, tags; read as plain SQL, so that what is there is what is seen."""
-        import sqlite3
-
         with closing(sqlite3.connect(self.root / "results/mlflow.db")) as store:
             runs = store.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall()
             tags: dict[str, dict[str, str]] = {}
@@ -101,31 +106,33 @@ class Clone(NamedTuple):
 
 
 def copy_sources(to: Path) -> Clone:
-    """What a fresh clone of the repository holds and a run of it reads."""
-    to.mkdir(parents=True)
-    for name in ("src", "kernels", "workflow"):
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(ROOT / "Snakefile", to)
-    return Clone(to)
+    """The files of the repository, without what was made in it."""
+    made = shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, to, ignore=made)
+    return Clone(to, [])
 
 
 @pytest.fixture
-def fresh(tmp_path) -> Clone:
+def fresh(tmp_path) -> Iterator[Clone]:
     """A clone in which nothing was run."""
-    return copy_sources(tmp_path / "clone")
+    clone = copy_sources(tmp_path / "clone")
+    yield clone
+    clone.end()
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Clone:
+def finished(tmp_path_factory) -> Iterator[Clone]:
     """A clone in which the whole DAG was run, once for all tests: they only read it."""
     clone = copy_sources(tmp_path_factory.mktemp("finished") / "clone")
-    (clone / "first.log").write_text(clone.snakemake(*TARGETS))
-    return clone
+    clone.snakemake(*TARGETS)
+    yield clone
+    clone.end()
 
 
 @pytest.fixture
-def clone(finished, tmp_path) -> Clone:
+def clone(finished, tmp_path) -> Iterator[Clone]:
     """A copy of the finished clone, to edit and to run in."""
-    to = tmp_path / "clone"
-    subprocess.run(["cp", "-a", finished.root, to], check=True)
-    return Clone(to)
+    copy = Clone(tmp_path / "clone", [])
+    subprocess.run(["cp", "-a", finished.root, copy.root], check=True)
+    yield copy
+    copy.end()

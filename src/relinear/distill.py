@@ -48,7 +48,8 @@ def run(context: "Context") -> dict:
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(
-        loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, loss_scale=recipe["loss_scale"],
+        loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], steps=steps, tokens_per_step=tokens_per_step,
+        recipe=recipe, loss_scale=recipe["loss_scale"],
         checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
     )  # fmt: skip

@@ -4,8 +4,9 @@
 
 What the paper leaves open, with our default first: `gates` one per head or one shared by all heads; `gate_bias` the initial b_g (0 makes
 a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope` whether the
-window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition does and
-its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
+window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition does and its
+matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers far better;
+feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
 """
 
 from typing import Literal, NamedTuple

@@ -1,0 +1,78 @@
+# Thin: sets up .venv from requirements.lock, then calls the tools that do the work. Variables, on the command line:
+#   make table2 CONFIG="scale=smoke budget=0.5" CORES=4
+#   make test PYTEST_ARGS="tests/test_packaging.py -k lock"
+#   make ui PORT=5001
+#   make clean setup PYTHON=python3.12
+# pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL, ...) choose where packages come from, and so which build of torch.
+
+CONFIG ?=
+CORES ?= all
+PORT ?= 5000
+PYTEST_ARGS ?=
+# 3.11 first: the Python that CI tests with. 3.12 has the same lock.
+PYTHON ?= python3.11 python3.12 python3 python
+
+VENV := .venv/bin/python
+# Touched at the end of an installation, so that an interrupted one does not count.
+INSTALLED := .venv/installed
+# A few workers with one thread each: a worker takes a gigabyte, and more threads than cores slow all down. Files stay whole, so that a
+# module's fixtures are made once.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
+
+.PHONY: help table2 test lint ui setup lock clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
+
+table2: setup ## results/table2.csv, the main job: 30 minutes on two cores; CONFIG=scale=smoke: five
+	@echo "relinear: results/table2.csv $(or $(CONFIG),scale=mini). Stop it at any time; the same command goes on."
+	@$(VENV) -m snakemake --cores $(CORES) results/table2.csv $(if $(CONFIG),--config $(CONFIG))
+	@echo "relinear: results/table2.csv is there; results/table2.md is for reading, \`make ui\` for the runs behind it."
+
+test: export OMP_NUM_THREADS = 1
+test: setup ## the tests: up to 15 minutes on two cores
+	@echo "relinear: testing"
+	@$(VENV) -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+lint: setup ## ruff, snakefmt, snakemake --lint
+	@$(VENV) -m ruff check .
+	@$(VENV) -m ruff format --check .
+	@.venv/bin/snakefmt --check Snakefile workflow
+	@$(VENV) -m pytest -q -p no:cacheprovider tests/test_packaging.py -k snakemake_lint
+
+ui: setup ## MLflow on 127.0.0.1
+	@echo "relinear: MLflow will be on http://127.0.0.1:$(PORT), in up to half a minute; Ctrl-C ends it"
+	@$(VENV) -m relinear.cli track ui --port $(PORT)
+
+setup: $(INSTALLED) ## .venv, as locked; done by the others when needed
+
+# A finished .venv is brought up to date; an unfinished one is made anew.
+$(INSTALLED): requirements.lock pyproject.toml
+	@test -e $@ || { \
+		for python in $(PYTHON); do \
+			"$$python" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && break; \
+			python=; \
+		done; \
+		test "$$python" || { \
+			echo "error: found no Python 3.11 or 3.12 with venv and pip (python3-venv on Debian); tried: $(PYTHON)." >&2; \
+			echo "Name one: make setup PYTHON=/path/to/python3.12" >&2; \
+			exit 1; \
+		}; \
+		echo "relinear: [1/3] making .venv with $$("$$python" --version)"; \
+		"$$python" -m venv --clear .venv; \
+	}
+	@rm -f $@
+	@echo "relinear: [2/3] installing $$(grep -c == requirements.lock) packages: some minutes; 0.7 GB with a CPU build of torch, several with CUDA"
+	@$(VENV) -m pip install --quiet --requirement requirements.lock
+	@echo "relinear: [3/3] installing relinear itself: seconds"
+	@$(VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The CUDA packages are left out: torch's CUDA build pins them itself, and its CPU build must not bring them.
+lock: setup ## requirements.lock anew, from pyproject.toml; needs the network, changes no pin that still fits
+	@$(VENV) -m pip install --quiet uv==0.13.8
+	@.venv/bin/uv pip compile --quiet pyproject.toml --output-file requirements.lock
+	@grep -vE '^(cuda|nvidia)-' requirements.lock > .venv/lock && mv .venv/lock requirements.lock
+
+clean: ## remove .venv; results and downloaded assets stay
+	@rm -rf .venv

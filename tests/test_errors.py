@@ -1,0 +1,213 @@
+"""Bad input: refused before any work starts, in one clear message that names what was got and what is possible, without a traceback."""
+
+import contextlib
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+
+from relinear import cli, plan
+from relinear.config import ConfigError
+from relinear.plan import Plan, from_cli
+
+METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
+
+
+def put(name: str, change):
+    """An edit of workflow/<name>."""
+
+    def edit(workflow: Path) -> None:
+        data = yaml.safe_load((workflow / name).read_text())
+        change(data)
+        (workflow / name).write_text(yaml.safe_dump(data, sort_keys=False))
+
+    return edit
+
+
+def scale(change):
+    return put("scales/smoke.yaml", change)
+
+
+def runs(change):
+    return put("runs.yaml", change)
+
+
+# what was done, the choices of the command line, and what the message names: got, then possible
+CASES = {
+    "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, smoke, smollm2"]),
+    "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, teacher, device"]),
+    "budget 0": (None, {"budget": 0}, ["0", "positive"]),
+    "budget below 0": (None, {"budget": -1}, ["-1", "positive"]),
+    "budget NaN": (None, {"budget": "nan"}, ["nan", "positive"]),
+    "budget infinite": (None, {"budget": "inf"}, ["inf", "positive"]),
+    "budget not a number": (None, {"budget": "big"}, ["'big'", "float"]),
+    "seed not a number": (None, {"seed": "x"}, ["'x'", "int"]),
+    "unknown device": (None, {"device": "tpu"}, ["'tpu'", "cpu or cuda"]),
+    "unknown teacher": (None, {"scale": "mini", "teacher": "gpt"}, ["'gpt'", "smollm2-135m-instruct"]),
+    "unknown method": (runs(lambda r: r["lizard"].update(method="lizzard")), {}, ["lizard", "'lizzard'", METHODS]),
+    "unknown key of a run": (runs(lambda r: r["lizard"].update(distil={})), {}, ["lizard", "'distil'", "distill"]),
+    "unknown key of a recipe": (runs(lambda r: r["lizard"]["distill"].update(rate=1)), {}, ["'rate'", "lizard.distill", "lr"]),
+    "unknown loss": (runs(lambda r: r["lizard"]["distill"].update(loss="kl")), {}, ["lizard.distill.loss", "'kl'", "'cross_entropy' or 'mse'"]),
+    "learning rate 0": (runs(lambda r: r["lizard"]["finetune"].update(lr=0)), {}, ["lizard.finetune.lr", "greater than 0"]),
+    "transfer of softmax": (runs(lambda r: r["teacher"].update(distill={"loss": "mse", "lr": 1})), {}, ["teacher", "nothing to distill"]),
+    "a table's run that is not there": (runs(lambda r: r.pop("lizard")), {}, ["'lizard'", "lolcats_window"]),
+    "unknown task": (scale(lambda s: s["evaluate"]["tasks"].update(piqua=4)), {}, ["'piqua'", "piqa", "winogrande"]),
+    "one item": (scale(lambda s: s["evaluate"]["tasks"].update(piqa=1)), {}, ["piqa", "1", "2"]),
+    "unknown key of a scale": (scale(lambda s: s.update(teachers={})), {}, ["'teachers'", "teacher, corpus, distill"]),
+    "unknown key below": (scale(lambda s: s["distill"].update(epoch=1)), {}, ["'epoch'", "smoke.yaml.distill", "epochs, seq_len"]),
+    "unknown source": (scale(lambda s: s["corpus"].update(sources=["wiki"])), {}, ["'wiki'", "wikipedia-intros", "brown"]),
+    "unknown asset": (scale(lambda s: s["teacher"].update(kind="gguf", asset="gpt")), {}, ["'gpt'", "smollm2-135m-instruct"]),
+    "transfer beyond the teacher": (scale(lambda s: s["distill"].update(seq_len=4096)), {}, ["distill.seq_len 4096", "2048"]),
+    "finetuning beyond the teacher": (scale(lambda s: s["finetune"].update(seq_len=4096)), {}, ["finetune.seq_len 4096", "2048"]),
+    "prompts beyond the teacher": (scale(lambda s: s["evaluate"].update(max_length=4096)), {}, ["evaluate.max_length 4096", "2048"]),
+    "a missing key": (scale(lambda s: s.pop("hardware")), {}, ["hardware", "required"]),
+    "not a mapping": (lambda workflow: (workflow / "scales/smoke.yaml").write_text("- 1\n"), {}, ["smoke.yaml"]),
+    "an empty file": (lambda workflow: (workflow / "scales/smoke.yaml").write_text(""), {}, ["smoke.yaml"]),
+    "not YAML": (lambda workflow: (workflow / "runs.yaml").write_text("a: [1\n"), {}, ["runs.yaml"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_settings_are_refused_when_the_plan_is_made(tmp_path, name):
+    edit, choices, named = CASES[name]
+    workflow = Path(shutil.copytree(ROOT / "workflow", tmp_path / "workflow"))
+    if edit:
+        edit(workflow)
+    with pytest.raises(ConfigError) as error:
+        made = from_cli({"scale": "smoke", **choices}, workflow=workflow)
+        made.check()
+    missing = [part for part in named if part not in str(error.value)]
+    assert not missing, f"{error.value!s} does not name {missing}"
+
+
+def relinear(monkeypatch, *args: str) -> tuple[int, str]:
+    """Exit code and stderr of the command, in this process."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["relinear", *args])
+    monkeypatch.setattr(cli.tracking, "install_signal_handlers", lambda: None)
+    with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return int(end.code or 0), stderr.getvalue()
+    return 0, stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["evaluate", "lizzard", "--scale", "smoke"], ["'lizzard'", "lizard"]),
+        (["distill", "teacher", "--scale", "smoke"], ["'teacher' has no distill stage", "hedgehog"]),
+        (["finetune", "teacher", "--scale", "smoke"], ["'teacher' has no finetune stage", "teacher_lora"]),
+        (["teacher", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
+        (["teacher", "--scale", "smoke", "--budget", "0"], ["0", "positive"]),
+        (["teacher", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
+        (["assets", "--scale", "paper", "--teacher", "gpt", "--device", "cpu"], ["'gpt'", "llama-3-8b, mistral-7b"]),
+        (["corpus", "--scale", "smoke"], ["`teacher` is not there", "relinear teacher"]),
+        (["render", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "headline, lolcats"]),
+        (["render", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
+    ],
+    ids=lambda x: " ".join(x[:2]),
+)
+def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
+    code, stderr = relinear(monkeypatch, *args, "--results", str(tmp_path / "results"))
+    assert code != 0
+    assert "Traceback" not in stderr
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert all(part in stderr for part in named), stderr
+    assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("args", [["--scale", "smoke", "--device", "cuda"], ["--scale", "paper"]], ids=" ".join)
+def test_a_gpu_that_is_not_there(monkeypatch, tmp_path, args):
+    code, stderr = relinear(monkeypatch, "teacher", *args, "--results", str(tmp_path))
+    assert code != 0 and stderr == "error: device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)\n"
+
+
+def test_what_the_hub_alone_has_and_no_hub(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("relinear.stage.tracking.Tracker", Silent)
+    code, stderr = relinear(monkeypatch, "assets", "--scale", "paper", "--device", "cpu", "--results", str(tmp_path / "results"))
+    assert code != 0 and "Traceback" not in stderr
+    for part in ("'llama-3-8b' needs the hub", "revision", "*.safetensors", "MiB", "HF_HUB_OFFLINE is set"):
+        assert part in stderr
+    assert not list(tmp_path.rglob("run.json"))
+
+
+class Silent:
+    """No MLflow."""
+
+    def __init__(self, *args, **more):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_a_full_disk(monkeypatch, tmp_path):
+    full = shutil.disk_usage(tmp_path)._replace(free=5 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    code, stderr = relinear(monkeypatch, "teacher", "--scale", "smoke", "--results", str(tmp_path))
+    assert code != 0 and stderr.startswith("error: teacher: 5 MiB free on the disk of ") and stderr.count("\n") == 1
+
+
+# --- the same through Snakemake, which reads the plan before its first job ---
+
+FIRST = "results/smoke/teacher/run.json"  # not all of it, lest a test that fails takes minutes
+
+
+@pytest.mark.parametrize("name", ["unknown scale", "unknown --config key", "budget 0", "unknown method", "unknown task",
+                                  "unknown key below", "transfer beyond the teacher", "a table's run that is not there"])  # fmt: skip
+def test_snakemake_says_it_before_its_first_job(fresh, name):
+    edit, choices, named = CASES[name]
+    if edit:
+        edit(fresh / "workflow")
+    output = fresh.snakemake(FIRST, fails=True, **choices)
+    assert "Traceback" not in output
+    assert all(part in output for part in named), output
+    assert not (fresh / "results").exists(), "work had begun"
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "named"),
+    [
+        ("lolcats_window", {"windw": 3}, ["runs.yaml: lolcats_window", "windw=3", "window"]),
+        ("supra", {"variant": "best"}, ["runs.yaml: supra", "variant='best'", "'paper'", "'code'"]),
+    ],
+)
+def test_an_option_that_the_method_does_not_have_stops_the_first_stage(fresh, run, options, named):
+    """A method checks its own options; whatever run they are of, the first stage of all says it."""
+    runs(lambda r: r[run]["options"].update(options))(fresh / "workflow")
+    output = fresh.snakemake(FIRST, fails=True)
+    assert "Traceback" not in output
+    assert all(part in output for part in named), output
+    assert not list((fresh / "results").rglob("run.json"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_snakemake_says_that_there_is_no_gpu(fresh):
+    output = fresh.snakemake(FIRST, fails=True, device="cuda")
+    assert "torch finds no GPU; possible here: cpu" in output and "Traceback" not in output
+    assert "results/smoke/logs/assets.log" in output, "a failing rule names its log"
+    assert not list((fresh / "results").rglob("run.json"))
+
+
+def test_an_unknown_target_is_named(fresh):
+    output = fresh.snakemake("results/table3.csv", fails=True)
+    assert "results/table3.csv" in output and "Traceback" not in output
+
+
+def test_choices_are_those_of_the_plan():
+    assert set(plan.CHOICES) == {f for f in Plan.__dataclass_fields__ if f not in ("results", "workflow")}

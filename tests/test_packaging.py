@@ -1,0 +1,195 @@
+"""What is pinned, what the Makefile offers, and what the linters say: one clone, one environment, two commands."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DIRECT = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["dev"]
+UNIMPORTED = {"accelerate", "pandas", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
+OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
+
+# `snakemake --lint` has these to say, and why not:
+LINT_EXCEPTIONS = {
+    # The whole DAG runs in the one environment that requirements.lock pins; one per rule would be sixteen copies of torch.
+    "Specify a conda environment or container for each rule.",
+    # The command's beginning holds the paths of this clone and of its Python, which must not be `params`: a clone that is moved would
+    # retrain everything. The settings that a step depends on are in its `key`.
+    "Shell command directly uses variable RELINEAR from outside of the rule",
+    "Shell command directly uses variable OPTIONS from outside of the rule",
+}
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    return run(sys.executable, "-m", *arguments)
+
+
+def parsed(lines) -> dict[str, Requirement]:
+    """Requirements by canonical name."""
+    requirements = map(Requirement, lines)
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+
+
+def locked() -> dict[str, Requirement]:
+    return parsed(line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#"))
+
+
+def environment() -> tuple[list[str], list[str]]:
+    """environment.yml's conda packages, and the lines it gives pip."""
+    *conda, last = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    return conda, last["pip"]
+
+
+@pytest.mark.parametrize("line", DIRECT + PYPROJECT["build-system"]["requires"])
+def test_the_lock_has_every_pin_of_pyproject(line):
+    want = Requirement(line)
+    assert [pin.operator for pin in want.specifier] == ["=="], "a direct dependency is pinned exactly"
+    got = locked()[canonicalize_name(want.name)]
+    assert got.specifier == want.specifier
+    for platform in ({"sys_platform": "linux", "platform_machine": "x86_64"}, {"sys_platform": "darwin", "platform_machine": "arm64"}):
+        assert got.marker is None or want.marker is None or got.marker.evaluate(platform) == want.marker.evaluate(platform)
+
+
+@pytest.mark.parametrize("minor", ["3.11", "3.12"])
+def test_the_lock_pins_what_is_installed_with_it(minor):
+    """Each requirement of each locked package is itself locked, to a version that satisfies it; torch's CUDA build excepted."""
+    lock, platform = locked(), {"python_version": minor, "python_full_version": f"{minor}.0", "extra": ""}
+    unmet = []
+    for name in lock:
+        try:
+            needs = requires(name) or []
+        except PackageNotFoundError:  # another platform's
+            continue
+        for need in map(Requirement, needs):
+            if need.name.startswith(("cuda", "nvidia")) or (need.marker and not need.marker.evaluate(platform)):
+                continue
+            pin = lock.get(canonicalize_name(need.name))
+            if pin is None or not need.specifier.contains(next(iter(pin.specifier)).version, prereleases=True):
+                unmet.append(f"{name} needs {need}; locked: {pin}")
+    assert not unmet
+
+
+def test_the_lock_brings_no_cuda_and_names_no_host():
+    text = (ROOT / "requirements.lock").read_text()
+    assert not [name for name in locked() if name.startswith(("cuda", "nvidia"))], "torch's CUDA build pins these; its CPU build needs none"
+    assert "://" not in text and "--" not in text.replace("# ", "")
+
+
+def test_conda_installs_what_pyproject_pins():
+    conda, pip = environment()
+    assert f"python {PYPROJECT['project']['requires-python']}" in conda
+    assert [line for line in pip if not line.startswith("--")] == DIRECT
+    assert [line for line in pip if line.startswith("--")] == ["--constraint requirements.lock", "--editable ."]
+
+
+def test_what_is_imported_is_pinned_and_what_is_pinned_is_imported():
+    modules = set()
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("kernels/**/*.py"), *ROOT.glob("tests/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules.add(node.module.partition(".")[0])
+    own = {"relinear", "relinear_kernels"} | {path.stem for path in ROOT.glob("tests/*.py")}
+    distributions = packages_distributions()
+    pinned = set(parsed(DIRECT))
+    foreign = modules - own - OPTIONAL - sys.stdlib_module_names
+    imported = {module: {canonicalize_name(name) for name in distributions.get(module, ())} for module in foreign}
+    assert [module for module, names in imported.items() if not names & pinned] == [], "imported, not pinned"
+    runtime = set(parsed(PYPROJECT["project"]["dependencies"]))
+    assert runtime - set().union(*imported.values()) == UNIMPORTED, "pinned, not imported"
+
+
+def test_this_environment_is_the_locked_one():
+    """What the tests' verdict holds for."""
+    for name, requirement in parsed(DIRECT).items():
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert version(name) in requirement.specifier, f"{requirement} is pinned, {version(name)} is installed: `make setup`"
+
+
+@pytest.mark.parametrize("target", ["table2", "test", "lint", "ui", "setup", "lock", "clean"])
+def test_make_knows(target):
+    done = run("make", "--dry-run", target)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^make {target}\b", run("make", "help").stdout, re.MULTILINE)
+
+
+def test_make_passes_on_its_variables():
+    done = run("make", "--dry-run", "table2", "CONFIG=scale=smoke budget=0.5", "CORES=3")
+    assert "--cores 3 results/table2.csv --config scale=smoke budget=0.5" in done.stdout
+
+
+def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
+    """`make setup` in a folder with no requirement to install, by a given Python."""
+    for name in ("Makefile", "pyproject.toml"):
+        (folder / name).write_text((ROOT / name).read_text())
+    (folder / "requirements.lock").write_text("")
+    return subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=folder, capture_output=True, text=True)
+
+
+def test_without_a_suitable_python_make_says_what_it_needs(tmp_path):
+    done = make_setup(tmp_path, "no-such-python")
+    assert done.returncode and "found no Python 3.11 or 3.12" in done.stderr and "no-such-python" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_an_installation_that_fails_does_not_count(tmp_path):
+    """There is no package here to install: the last step fails, and is tried again."""
+    for _ in range(2):
+        done = make_setup(tmp_path, sys.executable)
+        assert done.returncode and "[3/3]" in done.stdout
+        assert not (tmp_path / ".venv/installed").exists()
+
+
+def test_ruff_is_content():
+    for command in (("check",), ("format", "--check")):
+        done = python("ruff", *command, "--no-cache", ".")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_snakefmt_is_content():
+    done = run(str(Path(sys.executable).parent / "snakefmt"), "--check", "--diff", "Snakefile", "workflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_snakemake_lint_finds_nothing_but_the_argued_exceptions():
+    done = python("snakemake", "--lint", "--nolock")
+    heading, found = "", {}
+    for line in (done.stdout + done.stderr).splitlines():
+        if line.startswith("Lints for"):
+            heading = line
+        elif match := re.fullmatch(r" {4}\* (.*?):", line):
+            found.setdefault(match[1], []).append(heading)
+    assert found, done.stdout + done.stderr
+    assert {title: where for title, where in found.items() if title not in LINT_EXCEPTIONS} == {}
+    assert LINT_EXCEPTIONS - set(found) == set(), "exceptions that are no longer needed"
+
+
+def test_snakemake_lists_every_rule_with_what_it_makes():
+    done = python("snakemake", "--list", "--nolock")
+    assert done.returncode == 0, done.stderr
+    listed = dict(re.findall(r"^(\w+)(?: \((.+)\))?$", done.stdout, re.MULTILINE))
+    written = {name for path in ROOT.glob("workflow/rules/*.smk") for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)}
+    assert written <= set(listed)
+    assert [name for name in written if not listed[name]] == [], "rules without a docstring"
+    for label in ("LoLCATs Table 1", *(f"LoLCATs Figure {number}" for number in range(3, 7))):
+        assert [name for name in written if listed[name].startswith(f"{label}:")], f"no rule for {label}"
+
+
+def test_the_readme_shows_the_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "make table2" in readme and "make test" in readme
