@@ -194,3 +194,10 @@ def test_every_stage_is_a_module_and_a_verb():
 
     names = {command.name for command in cli.app.registered_commands}
     assert {*plan.SHARED, *plan.PER_RUN} <= names
+
+
+def test_a_run_that_stands_twice_is_refused(workflow):
+    with (workflow / "runs.yaml").open("a") as runs:
+        runs.write("lizard: {method: lizard}\n")
+    with pytest.raises(config.ConfigError, match="runs.yaml is not YAML: 'lizard' stands there twice"):
+        config.read_runs(workflow)

@@ -36,6 +36,7 @@ def _stage_verb(stage: str):
         step = plan.step(stage, run)
         module = importlib.import_module(plan.modules(step)[0])
         hardware = importlib.import_module("relinear.hardware")  # torch; not needed to print a help text
+        plan.check_options()
         hardware.set_threads(threads)
         hardware.device_of(device or plan.config.hardware.device)
         print(f"{step}: {run_stage(plan, step, module.run)}")

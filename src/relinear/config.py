@@ -3,6 +3,7 @@
 Imports neither torch nor transformers: the Snakefile reads the catalogue on every call.
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,7 +55,7 @@ class Budget(Strict):
 
 
 class Evaluation(Strict):
-    tasks: dict[str, Positive | None]  # items per task; null: all
+    tasks: dict[str, Annotated[int, Field(ge=2)] | None]  # items per task, two for a standard error; null: all
     perplexity_tokens: Positive
     seq_len: Positive
     batch_size: Positive
@@ -139,10 +140,24 @@ class Run(Strict):
 # --- reading ---
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose second entry of a name is an error, not a silent replacement."""
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise yaml.YAMLError(f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on")
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path, what: str) -> dict:
     if not path.is_file():
         raise ConfigError(f"no {what} {path.stem!r}; have {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}")
-    return yaml.safe_load(path.read_text())
+    try:
+        return yaml.load(path.read_text(), _UniqueKeys)  # noqa: S506, a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def parse(model: type[BaseModel], data: Any, where: str):
@@ -170,7 +185,7 @@ def scales(workflow: Path = WORKFLOW) -> list[str]:
 
 def read_scale(name: str, *, budget: float = 1.0, teacher: str | None = None, workflow: Path = WORKFLOW) -> Scale:
     """A scale with every budget (training tokens, items, held-out tokens) multiplied by `budget`. Raises ConfigError."""
-    if not budget > 0:
+    if not 0 < budget < math.inf:
         raise ConfigError(f"budget must be a positive number; got {budget!r}")
     data = _read(workflow / "scales" / f"{name}.yaml", "scale")
     scale = parse(Scale, data, f"scales/{name}.yaml")
@@ -185,7 +200,7 @@ def read_scale(name: str, *, budget: float = 1.0, teacher: str | None = None, wo
     corpus["train_tokens"] = max(round(corpus["train_tokens"] * budget / whole), 1) * whole
     evaluation["perplexity_tokens"] = max(round(evaluation["perplexity_tokens"] * budget / scale.evaluate.seq_len), 1) * scale.evaluate.seq_len
     corpus["heldout_tokens"] = max(corpus["heldout_tokens"], evaluation["perplexity_tokens"], scale.fidelity.tokens)
-    evaluation["tasks"] = {t: n if n is None else max(round(n * budget), 1) for t, n in evaluation["tasks"].items()}
+    evaluation["tasks"] = {t: n if n is None else max(round(n * budget), 2) for t, n in evaluation["tasks"].items()}
     return parse(Scale, data, f"scales/{name}.yaml")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from relinear import assets
+from relinear import assets, attention
 from relinear.code import METHODS, code_hash
 from relinear.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_runs, read_scale
 
@@ -131,6 +131,8 @@ class Plan:
                 e |= {"tasks": e["tasks"] if run.evaluate.tasks else {}, "perplexity_batch": c.evaluate.perplexity_batch}
                 task_files = {t: digest(self._task_file(t)) for t in e["tasks"]}
                 items = self._assets([ITEMS]) if e["tasks"] and not e["smoke"] else {}
+                own = sorted((self.workflow / "smoke" / "tasks").rglob("*.jsonl")) if e["smoke"] else []
+                task_files |= {p.relative_to(self.workflow).as_posix(): digest(p.read_text()) for p in own}
                 return {**method, "evaluate": e, "task_files": task_files, "assets": items, "seed": self.seed}
         raise AssertionError(step)
 
@@ -214,7 +216,13 @@ class Plan:
     def check(self) -> None:
         """Everything that can be known to be wrong before any work starts. Raises ConfigError."""
         c = self.config
-        self.asset_names()
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
+        for stage in SHARED:
+            self.settings(Step(stage, stage))
+        for paper, content in self._papers.items():
+            for artefact in [a for a, part in content.items() if isinstance(part, dict) and "rows" in part] + list(content.get("figures", {})):
+                self.rows(paper, artefact)
         for name, run in self.runs.items():
             for stage in PER_RUN:
                 if stage in ("fidelity", "evaluate") or getattr(run, stage):
@@ -230,6 +238,14 @@ class Plan:
         least = 2 * c.evaluate.seq_len  # two windows, for a standard error
         if c.evaluate.perplexity_tokens < least:
             raise ConfigError(f"scale {self.scale!r}: perplexity_tokens must be at least {least}; got {c.evaluate.perplexity_tokens}")
+
+    def check_options(self) -> None:
+        """The options of every run, by their methods, which need torch: so stages call it and the Snakefile does not. Raises ConfigError."""
+        for name, run in self.runs.items():
+            try:
+                attention.options(run.method, run.options)
+            except ValueError as error:
+                raise ConfigError(f"runs.yaml: {name}: {error}") from None
 
     # --- the command line ---
 
@@ -254,6 +270,4 @@ def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:
             given[name] = CHOICES[name](value)
         except (TypeError, ValueError):
             raise ConfigError(f"--config {name} must be {CHOICES[name].__name__}; got {value!r}") from None
-    if given.get("device", "cpu") not in ("cpu", "cuda"):
-        raise ConfigError(f"--config device must be cpu or cuda; got {given['device']!r}")
     return Plan(**given, workflow=workflow)

@@ -92,9 +92,13 @@ class Context:
 
     def resume_history(self, step: int) -> None:
         """Drop what was logged from `step` on (it will be logged again), and give the mirror the rest."""
-        lines = [json.loads(x) for x in self.history.read_text().splitlines()] if self.history.is_file() else []
+        text = self.history.read_text() if self.history.is_file() else ""
+        # Only whole lines: the last one may have been cut short.
+        lines = [json.loads(x) for x in text.splitlines(keepends=True) if x.endswith("\n")]
         kept = [x for x in lines if x["step"] < step]
-        self.history.write_text("".join(json.dumps(x) + "\n" for x in kept))
+        aside = self.work / f".{self.history.name}.{os.getpid()}"
+        aside.write_text("".join(json.dumps(x) + "\n" for x in kept))
+        os.replace(aside, self.history)
         for line in kept:
             self.tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
 
@@ -140,7 +144,7 @@ def _run(context: Context, key: str, parents: dict, work, progress: dict) -> Non
     record = {
         "schema": 1, "scale": plan.scale, "run": step.run, "stage": step.stage, "key": key,
         "config": context.settings, "config_hash": _digest(context.settings), "code_hash": plan.code(step),
-        "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context.settings),
+        "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context),
         "git": _git(), "versions": _versions(), "hardware": context.hardware, "seed": plan.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
         "attempt": progress["attempt"], "tags": _tags(plan, step),
@@ -187,14 +191,14 @@ def _progress(work: Path, key: str) -> dict:
 
 
 def _whole(folder: Path, record: dict) -> bool:
-    """Whether every artefact is there at its recorded size (a cheap check; `_verified` hashes)."""
-    return all((folder / n).is_file() and (folder / n).stat().st_size == a["bytes"] for n, a in record["artefacts"].items())
+    """Whether every artefact is there as it was written."""
+    return all((folder / n).is_file() and sha256(folder / n) == a["sha256"] for n, a in record["artefacts"].items())
 
 
 def _verified(plan: Plan, parent: Step, child: Step) -> dict[str, str]:
     """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
-    command = f"relinear {parent} --scale {plan.scale}"
+    command = f"relinear {parent} {plan.as_options()}"
     record = read_record(folder)
     if record is None:
         raise StageError(f"{child}: its parent `{parent}` is not there ({folder}); run `{command}` first")
@@ -221,9 +225,15 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _datasets(plan: Plan, settings: dict) -> list[dict]:
-    names = settings.get("assets", {})
-    return [{"name": n, "sha256": plan.catalogue[n].sha256 or names[n], "role": "input"} for n in names]
+def _datasets(plan: Plan, context: Context) -> list[dict]:
+    """What the stage reads: assets by the hash of their archive, and the corpus's texts by the hash of their documents."""
+    names = context.settings.get("assets", {})
+    found = [{"name": n, "sha256": plan.catalogue[n].sha256 or names[n], "role": "input"} for n in names]
+    if "corpus" in context.parents:
+        role = "train" if context.step.stage in ("activations", "distill", "finetune") else "heldout"
+        texts = json.loads((context.parents["corpus"] / "metrics.json").read_text()).get("sources", {})
+        found += [{"name": n, "sha256": text["sha256"], "role": role} for n, text in texts.items()]
+    return found
 
 
 def _tags(plan: Plan, step: Step) -> dict[str, str]:

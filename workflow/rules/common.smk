@@ -27,6 +27,8 @@ wildcard_constraints:
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
 RELINEAR = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m relinear.cli"
 OPTIONS = plan.as_options()
+# The log's writer outlives an interruption: what the job says on its way out is kept, and saying it is no error.
+TEE = "trap '' INT TERM; exec tee"
 
 
 def records(*steps):

@@ -19,7 +19,7 @@ rule table2:
         rows=HEADLINE,
         code=code_hash(["relinear.papers.headline"]),
     shell:
-        "{RELINEAR} render headline table2 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render headline table2 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule headline:
@@ -39,4 +39,4 @@ rule headline:
     params:
         scale=plan.scale,
     shell:
-        "cp {input} results/ 2>&1 | tee {log}"
+        "cp {input} results/ 2>&1 | ({TEE} {log})"

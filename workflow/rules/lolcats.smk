@@ -25,7 +25,7 @@ rule lolcats_table1:
     params:
         code=LOLCATS_CODE,
     shell:
-        "{RELINEAR} render lolcats table1 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render lolcats table1 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule lolcats_figure3:
@@ -42,7 +42,7 @@ rule lolcats_figure3:
     params:
         code=LOLCATS_CODE,
     shell:
-        "{RELINEAR} render lolcats figure3 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render lolcats figure3 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule lolcats_figure4:
@@ -59,7 +59,7 @@ rule lolcats_figure4:
     params:
         code=LOLCATS_CODE,
     shell:
-        "{RELINEAR} render lolcats figure4 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render lolcats figure4 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule lolcats_figure5:
@@ -76,7 +76,7 @@ rule lolcats_figure5:
     params:
         code=LOLCATS_CODE,
     shell:
-        "{RELINEAR} render lolcats figure5 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render lolcats figure5 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule lolcats_figure6:
@@ -93,4 +93,4 @@ rule lolcats_figure6:
     params:
         code=LOLCATS_CODE,
     shell:
-        "{RELINEAR} render lolcats figure6 {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} render lolcats figure6 {OPTIONS} 2>&1 | ({TEE} {log})"

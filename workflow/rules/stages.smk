@@ -12,7 +12,7 @@ rule tracking_store:
     log:
         "results/logs/tracking.log",
     shell:
-        "{RELINEAR} track init {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} track init {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule assets:
@@ -26,7 +26,7 @@ rule assets:
     params:
         key=key("assets"),
     shell:
-        "{RELINEAR} assets {OPTIONS} 2>&1 | tee {log}"
+        "{RELINEAR} assets {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
 rule teacher:
@@ -41,7 +41,7 @@ rule teacher:
     params:
         key=key("teacher"),
     shell:
-        "{RELINEAR} teacher {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} teacher {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule corpus:
@@ -55,7 +55,7 @@ rule corpus:
     params:
         key=key("corpus"),
     shell:
-        "{RELINEAR} corpus {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} corpus {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule activations:
@@ -73,7 +73,7 @@ rule activations:
     params:
         key=key("activations"),
     shell:
-        "{RELINEAR} activations {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} activations {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule distill:
@@ -90,7 +90,7 @@ rule distill:
     params:
         key=key("distill"),
     shell:
-        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule finetune:
@@ -107,7 +107,7 @@ rule finetune:
     params:
         key=key("finetune"),
     shell:
-        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule fidelity:
@@ -125,7 +125,7 @@ rule fidelity:
     params:
         key=key("fidelity"),
     shell:
-        "{RELINEAR} fidelity {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} fidelity {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
 rule evaluate:
@@ -144,4 +144,4 @@ rule evaluate:
     params:
         key=key("evaluate"),
     shell:
-        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | tee {log}"
+        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
