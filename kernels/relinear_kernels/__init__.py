@@ -1,5 +1,6 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form."""
 
+from relinear_kernels.decode_step import decode_step
 from relinear_kernels.features import FEATURES, check_feature
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention_weights, hybrid_state
@@ -18,6 +19,7 @@ __all__ = [
     "LinearState",
     "WindowState",
     "check_feature",
+    "decode_step",
     "hybrid_attention",
     "hybrid_attention_weights",
     "hybrid_state",

@@ -20,12 +20,12 @@ def hybrid_attention(
     *,
     feature: str = "softmax_pm",
     window: int,
-    window_factor: Float[Tensor, "H"],
+    window_factor: Float[Tensor, " H"],
     scale: float | None = None,
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: HybridState | None = None,
     return_state: bool = False,
-    cu_seqlens: Int[Tensor, "S"] | None = None,
+    cu_seqlens: Int[Tensor, " S"] | None = None,
     eps: float = EPS,
 ):
     """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear attention beyond it.

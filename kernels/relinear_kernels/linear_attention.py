@@ -23,7 +23,7 @@ def linear_attention(
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: LinearState | None = None,
     return_state: bool = False,
-    cu_seqlens: Int[Tensor, "S"] | None = None,
+    cu_seqlens: Int[Tensor, " S"] | None = None,
     chunk: int = CHUNK,
     eps: float = EPS,
 ):

@@ -1,13 +1,11 @@
 """The fused linear attention against its definition in float64: on a GPU where there is one, else in Triton's interpreter."""
 
-import os
-
 import pytest
 import torch
 
 from relinear_kernels import LinearState, linear_attention
 from relinear_kernels.linear_attention_reference import linear_attention as chunked
-from relinear_kernels.testing import DEVICE, DTYPES, check, relative, tolerance
+from relinear_kernels.testing import DEVICE, DTYPES, check, relative
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_path")
@@ -68,16 +66,16 @@ def call(op, args, **options):
 def test_fused_equals_definition(case, dtype):
     length, dim, width, heads, groups, feature, gate, normalize, state, masked = case
     if dtype == torch.float32 and DEVICE == "cuda" and (length > 300 or (length * dim * width) % 7 == 0):
-        pytest.skip("float32 products are slow: every other case suffices")
+        pytest.skip("float32 products are slow: the other cases suffice")
     args = inputs(length, dim, width, heads, groups, feature, gate, state)
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype)
 
 
-@pytest.mark.parametrize("only", ["w_q", "w_k", "q", "v", "log_decay", "z"])
+@pytest.mark.parametrize("only", ["w_q", "w_k", "v", "log_decay"])
 def test_a_gradient_asked_for_alone_is_the_same(only):
-    args = {n: x.to(DEVICE) for n, x in inputs(65, 16, 16, 2, 1, "softmax_pm", "token", True).items()}
+    args = {n: x.to(DEVICE) for n, x in inputs(40, 16, 16, 2, 1, "softmax_pm", "token", True).items()}
     every = {n: x.clone().requires_grad_() for n, x in args.items()}
     want = torch.autograd.grad(call(linear_attention, every)["out"].square().sum(), every[only])[0]
     args[only].requires_grad_()
@@ -87,7 +85,7 @@ def test_a_gradient_asked_for_alone_is_the_same(only):
 @pytest.mark.parametrize("spread", [1.0, 3.0, -2.0])
 @pytest.mark.parametrize("scale", [1.0, 12.0])
 def test_adversarial_gates_and_features_stay_finite(scale, spread):
-    length = 300 if DEVICE == "cuda" else 70
+    length = 300 if DEVICE == "cuda" else 40
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     args = inputs(length, 64 if DEVICE == "cuda" else 16, 32, 2, 1, "softmax_pm", "token", False, scale, spread)
     args = {n: (x if n == "log_decay" else x.to(dtype)).to(DEVICE).requires_grad_() for n, x in args.items()}
@@ -125,7 +123,7 @@ def test_pieces_equal_the_whole():
 
 
 def test_the_same_input_twice_gives_the_same_bits():
-    args = inputs(512 if DEVICE == "cuda" else 40, 16, 16, 4, 2, "softmax_pm", "token", False)
+    args = inputs(512 if DEVICE == "cuda" else 20, 16, 16, 4, 2, "softmax_pm", "token", False)
     args = {n: x.to(DEVICE).requires_grad_() for n, x in args.items()}
     run = lambda: torch.autograd.grad(call(linear_attention, args)["out"].square().sum(), args.values())  # noqa: E731
     for a, b in zip(run(), run(), strict=True):
@@ -150,4 +148,3 @@ def test_float64_is_the_torch_path_only(monkeypatch):
     monkeypatch.setenv("RELINEAR_KERNELS", "fast")
     with pytest.raises(ValueError, match="must be one of auto, torch, triton, reference; got 'fast'"):
         linear_attention(**args)
-    assert tolerance(torch.float32) and os.environ["RELINEAR_KERNELS"] == "fast"

@@ -54,10 +54,10 @@ def config(dim: int, value_dim: int, features: int, halves: int, dtype: torch.dt
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
         return Config(16, 64, 16, min(value_dim, 64), (4, 4, 4, 4, 4), (1, 1, 1, 1, 1))
     if features * halves > 128:
-        return Config(64, 128, 64, min(value_dim, 64), (8, 8, 8, 8, 8), (1, 1, 1, 1, 1))
+        return Config(64, 64, 64, min(value_dim, 64), (8, 8, 8, 8, 8), (1, 1, 1, 1, 1))
     # below 64 features an unpipelined loop over queries is miscompiled by Triton 3.6 (wrong dk, or an illegal address): two stages
-    stages = (2, 1, 1, 2, 1) if features >= 64 else (2, 2, 2, 2, 2)
-    return Config(64, 128, 64, value_dim, (8, 4, 4, 8, 4) if value_dim > 64 else (4, 4, 4, 4, 4), stages)
+    stages = (3, 1, 1, 2, 1) if features >= 64 else (2, 2, 2, 2, 2)
+    return Config(64, 64, 64, value_dim, (4, 4, 4, 4, 4), stages)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -469,6 +469,17 @@ def matrix_gradient(x: Tensor, dy: Tensor) -> Tensor:
     return parts.sum(0)
 
 
+@triton.jit(do_not_specialize=["T"])
+def _running_sums(x, out, T, H, CS: tl.constexpr, BH: tl.constexpr):
+    """The running sum over each chunk's rows of `[B, T, H]`; a program per chunk."""
+    n = tl.program_id(0) // tl.cdiv(T, CS)
+    rows = tl.program_id(0) % tl.cdiv(T, CS) * CS + tl.arange(0, CS)
+    cols = tl.arange(0, BH)
+    at = (n.to(tl.int64) * T + rows[:, None]) * H + cols[None, :]
+    inside = (rows < T)[:, None] & (cols < H)[None, :]
+    tl.store(out + at, tl.cumsum(tl.load(x + at, mask=inside, other=0.0), 0), mask=inside)
+
+
 def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
     """The running sum of the log decay within each chunk, `[B, T, H]` float32."""
     if log_decay.shape not in ((heads,), (batch, length, heads)):
@@ -477,8 +488,10 @@ def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: i
     if cu_seqlens is not None:
         rows = [chunk_decay(x[None], 1, len(x), heads, chunk, None) for x in g[0].split(cu_seqlens.diff().tolist())]
         return torch.cat(rows, 1)
-    g = torch.nn.functional.pad(g, (0, 0, 0, -length % chunk))
-    return g.view(batch, -1, chunk, heads).cumsum(2).view(batch, -1, heads)[:, :length].contiguous()
+    g = g.contiguous()
+    out = torch.empty_like(g)
+    _running_sums[(batch * cdiv(length, chunk),)](g, out, length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
+    return out
 
 
 def decay_gradient(term: Tensor, log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ def sliding_window_attention(
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: WindowState | None = None,
     return_state: bool = False,
-    cu_seqlens: Int[Tensor, "S"] | None = None,
+    cu_seqlens: Int[Tensor, " S"] | None = None,
 ):
     """Softmax over the union of the last `window` positions (the query's own included) and the first `meta` real positions.
 

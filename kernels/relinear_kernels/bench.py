@@ -1,0 +1,368 @@
+"""Time the fused ops beside their peers: `python -m relinear_kernels.bench --out results/reference/kernels`.
+
+One run, medians of CUDA-event timings, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
+them. Every row's output is first held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
+marked invalid. Writes bench.csv, bench.provenance.json, and redraws `Lizard Figure 6` and `Hedgehog Figure 6` from them.
+"""
+
+import argparse
+import csv
+import datetime
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from relinear_kernels import (
+    decode_step,
+    hybrid_attention,
+    hybrid_attention_reference,
+    linear_attention,
+    linear_attention_reference,
+    linear_state,
+    sliding_window_attention,
+    sliding_window_attention_reference,
+)
+from relinear_kernels.features import ACTIVATIONS
+
+BANDWIDTH = 4.27e12  # bytes/s, device-to-device copy measured on an H200 (read plus written)
+COLUMNS = ("op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note")
+TOLERANCE = 2e-2
+
+
+def inputs(b, t, h, n, d, f, gate=False):
+    """Random q, k, v, matrices and, if asked, gates on the GPU."""
+    g = torch.Generator("cuda").manual_seed(b * t + h)
+    r = lambda *s: torch.randn(*s, device="cuda", generator=g, dtype=torch.bfloat16)  # noqa: E731
+    args = {"q": r(b, t, h, d), "k": r(b, t, n, d), "v": r(b, t, n, d), "w_q": r(h, d, f) / d**0.5, "w_k": r(h, d, f) / d**0.5}
+    if gate:
+        args["log_decay"] = torch.nn.functional.logsigmoid(torch.randn(b, t, h, device="cuda", generator=g) + 3)
+    return args
+
+
+def phi(x, w):
+    """Hedgehog features of `[B, T, H, D]`, as a peer would be given them."""
+    return ACTIVATIONS["softmax_pm"](torch.einsum("bthd,hdf->bthf", x.float(), w.float())).to(x.dtype)
+
+
+def floor(op, b, t, h, n, d, mode):
+    """The fewest bytes (inputs once, outputs once) over the measured bandwidth, ms."""
+    q, k = b * t * h * d * 2, b * t * n * d * 2
+    forward = 2 * q + 2 * k
+    return (forward if mode == "forward" else forward + 3 * q + 2 * k + q + 2 * k) / BANDWIDTH * 1e3
+
+
+def measure(run, arguments, mode, milliseconds=60):
+    """Median ms, GiB at the peak above what was held, and the seconds of the first call. `arguments` carry the gradients wanted."""
+    from triton.testing import do_bench
+
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    if mode == "forward":
+        with torch.no_grad():
+            run()
+            torch.cuda.synchronize()
+            first = time.perf_counter() - began
+            peak = torch.cuda.max_memory_allocated() - held
+            return do_bench(run, warmup=15, rep=milliseconds, return_mode="median"), peak / 2**30, first
+    for x in arguments:
+        x.requires_grad_()
+    probe = torch.randn_like(run())
+
+    def both():
+        torch.autograd.grad(run(), arguments, probe)
+
+    both()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() - held
+    try:
+        return do_bench(both, warmup=15, rep=milliseconds, return_mode="median"), peak / 2**30, first
+    finally:
+        for x in arguments:
+            x.requires_grad_(False)
+
+
+def relative(got, want):
+    """Relative RMS error."""
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+class Bench:
+    """The rows of one run and the time left for it."""
+
+    def __init__(self, seconds: float):
+        self.rows, self.until = [], time.monotonic() + seconds
+
+    def row(self, op, provider, shape, mode, run, arguments, error=None, note=""):
+        """Measure one provider; a failure is a row that says why."""
+        b, t, h, n, d, f = shape
+        row = dict.fromkeys(COLUMNS, "") | {"op": op, "provider": provider, "B": b, "T": t, "H": h, "Hkv": n, "D": d, "F": f, "mode": mode}
+        row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{floor(op, b, t, h, n, d, mode):.4f}"}
+        if time.monotonic() > self.until:
+            row |= {"valid": "not run", "note": "time limit"}
+        else:
+            try:
+                err = error() if error is not None else None
+                ms, gib, first = measure(run, arguments, mode)
+                row |= {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
+                row |= {"error": "" if err is None else f"{err:.1e}", "valid": "" if err is None else str(err < TOLERANCE)}
+            except (RuntimeError, ValueError, NotImplementedError, torch.OutOfMemoryError) as problem:
+                row |= {"valid": "failed", "note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"}
+                torch.cuda.empty_cache()
+        self.rows.append(row)
+        print("  ".join(f"{row[c]}" for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")), flush=True)
+
+
+def piece(args, heads=2):
+    """The first sequence, the first key head and its query heads, up to 2048 positions: what errors are measured on."""
+    group = args["q"].shape[2] // args["k"].shape[2]
+    cut = {n: args[n][:1, :2048, : group if n == "q" else 1] for n in "qkv"}
+    cut |= {n: args[n][:group] for n in ("w_q", "w_k") if n in args}
+    if "log_decay" in args:
+        cut["log_decay"] = args["log_decay"][:1, :2048, :group]
+    return cut
+
+
+def slice_error(run, args, definition):
+    """Error of a full-size output on its first sequence and head group."""
+    cut = piece(args)
+    with torch.no_grad():
+        got = run()[:1, :2048, : cut["q"].shape[2]]
+        return relative(got, definition({n: x.float() for n, x in cut.items()}))
+
+
+def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
+    b, t, h, n, d, f = shape
+    args = inputs(*shape, gate)
+    name = "linear_attention gate" if gate else "linear_attention"
+    ours = lambda: linear_attention(**args)  # noqa: E731
+    definition = lambda a: linear_attention_reference.linear_attention(**a)  # noqa: E731
+    for mode in modes:
+        wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
+        bench.row(name, "relinear", shape, mode, ours, wanted, lambda: slice_error(ours, args, definition))
+    if chunked and t <= 2048:
+        for mode in modes:
+            wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
+            bench.row(name, "torch chunked", shape, mode, lambda: linear_attention_reference.linear_attention(**args), wanted)
+    if not peers:
+        return
+    try:
+        from fla.ops.linear_attn import chunk_linear_attn
+        from fla.ops.simple_gla import chunk_simple_gla
+    except ImportError as problem:
+        bench.row(name, "fla", shape, "forward", None, [], note=str(problem))
+        return
+    grown = lambda x: x.repeat_interleave(h // n, 2)  # noqa: E731
+    given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
+    if gate:
+        peer, provider = (lambda: chunk_simple_gla(**given, g=args["log_decay"], scale=1.0)[0]), "fla chunk_simple_gla (unnormalised)"
+        error = lambda: slice_error(peer, args, lambda a: linear_attention_reference.linear_attention(**a, normalize=False))  # noqa: E731
+    else:
+        peer, provider = (lambda: chunk_linear_attn(**given, scale=1.0, normalize=True)[0]), "fla chunk_linear_attn"
+        error = lambda: slice_error(peer, args, definition)  # noqa: E731
+    for mode in modes:
+        if mode != "stage 1":
+            bench.row(name, provider, shape, mode, peer, list(given.values()), error, "features given")
+
+
+def window(bench, shape, w, meta, modes):
+    b, t, h, n, d, f = shape
+    args = {x: y for x, y in inputs(*shape).items() if x in "qkv"}
+    name = f"sliding_window_attention w={w}" + (f" meta={meta}" if meta else "")
+    ours = lambda: sliding_window_attention(**args, window=w, meta=meta)  # noqa: E731
+    definition = lambda a: sliding_window_attention_reference.sliding_window_attention(**a, window=w, meta=meta)  # noqa: E731
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    seen = lambda b, h, q, k: (q >= k) & ((q - k < w) | (k < meta))  # noqa: E731
+    mask = create_block_mask(seen, None, None, t, t, device="cuda")
+    peer = lambda: compiled(*(x.transpose(1, 2) for x in args.values()), block_mask=mask, enable_gqa=h != n).transpose(1, 2)  # noqa: E731
+    for mode in modes:
+        bench.row(name, "relinear", shape, mode, ours, list(args.values()), lambda: slice_error(ours, args, definition))
+        bench.row(name, "FlexAttention", shape, mode, peer, list(args.values()), lambda: slice_error(peer, args, definition))
+
+
+def hybrid(bench, shape, modes):
+    args = inputs(*shape)
+    gamma = torch.full((shape[2],), 0.1, device="cuda")
+    ours = lambda: hybrid_attention(**args, window=64, window_factor=gamma)  # noqa: E731
+    cut_gamma = gamma[: shape[2] // shape[3]]
+    definition = lambda a: hybrid_attention_reference.hybrid_attention(**a, window=64, window_factor=cut_gamma)  # noqa: E731
+    for mode in modes:
+        wanted = [args["w_q"], args["w_k"], gamma] if mode == "stage 1" else [*args.values(), gamma]
+        bench.row("hybrid_attention w=64", "relinear", shape, mode, ours, wanted, lambda: slice_error(ours, args, definition))
+    for mode in modes:
+        wanted = [args["w_q"], args["w_k"], gamma] if mode == "stage 1" else [*args.values(), gamma]
+        parts = lambda: hybrid_attention_reference.hybrid_attention(**args, window=64, window_factor=gamma)  # noqa: E731
+        bench.row("hybrid_attention w=64", "torch chunked", shape, mode, parts, wanted)
+
+
+def lizard(bench, shape):
+    """The paper's layer: gated branch plus alpha = 1 times the window branch (w 128, 4 meta tokens), two launches groups and a sum."""
+    args = inputs(*shape, gate=True)
+    run = lambda: linear_attention(**args) + sliding_window_attention(**{n: args[n] for n in "qkv"}, window=128, meta=4)  # noqa: E731
+    bench.row("lizard hybrid", "relinear", shape, "forward", run, [])
+
+
+def softmax(bench, shape, modes):
+    args = {n: x for n, x in inputs(*shape).items() if n in "qkv"}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    run = lambda: attend(*(x.transpose(1, 2) for x in args.values()), is_causal=True, enable_gqa=shape[2] != shape[3]).transpose(1, 2)  # noqa: E731
+    for mode in modes:
+        bench.row("softmax attention", "SDPA causal", shape, mode, run, list(args.values()))
+
+
+def decode(bench, batch, h=32, n=32, d=128, f=64):
+    from triton.testing import do_bench_cudagraph
+
+    args = inputs(batch, 1, h, n, d, f)
+    state = linear_state(batch, h, 2 * f, d, "cuda")
+    state.z.fill_(1.0)
+    moved = batch * h * (2 * f * (d + 1)) * 4 * 2 / BANDWIDTH * 1e3
+    runs = {"relinear": lambda: decode_step(**args, state=state)}
+    try:
+        from fla.ops.linear_attn import fused_recurrent_linear_attn
+
+        q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
+        old = (torch.zeros(batch, h, 2 * f, d, device="cuda"), torch.ones(batch, 1, h, 2 * f, device="cuda"))
+        runs["fla fused_recurrent_linear_attn"] = lambda: fused_recurrent_linear_attn(
+            q, k, args["v"], scale=1.0, initial_state=old, output_final_state=True, normalize=True
+        )
+    except ImportError as problem:
+        print(problem)
+    for provider, run in runs.items():
+        row = dict.fromkeys(COLUMNS, "") | {"op": "decode_step", "provider": provider, "B": batch, "T": 1, "H": h, "Hkv": n, "D": d, "F": f}
+        row |= {"shape": f"B{batch} T1 H{h}/{n} D{d} F{f}", "mode": "decode", "floor_ms": f"{moved:.4f}", "note": "CUDA graph"}
+        try:
+            with torch.no_grad():
+                row["ms"] = f"{do_bench_cudagraph(run, rep=50, return_mode='median'):.4f}"
+        except (RuntimeError, ValueError, TypeError) as problem:
+            row |= {"valid": "failed", "note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"}
+        bench.rows.append(row)
+        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "ms", "floor_ms", "note")), flush=True)
+
+
+def taylor(bench, shape):
+    """Hedgehog's Taylor map (1, x, x x^T / sqrt 2), d^2 + d + 1 features, as ready-made features in the chunked torch form."""
+    args = inputs(*shape)
+
+    def features(x):
+        x = x.float() / shape[4] ** 0.25
+        outer = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / 2**0.5
+        return torch.cat([torch.ones_like(x[..., :1]), x, outer], -1).bfloat16()
+
+    def run():
+        return linear_attention_reference.linear_attention(features(args["q"]), features(args["k"]), args["v"], feature="none")
+
+    bench.row("taylor map", "torch chunked", shape, "forward", run, [])
+
+
+def figures(folder: Path) -> None:
+    """Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with open(folder / "bench.csv") as file:
+        rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True")]
+    at = [r for r in rows if r["mode"] == "forward" and (r["B"], r["T"], r["H"], r["D"]) == ("16", "2048", "32", "128")]
+    at.sort(key=lambda r: float(r["ms"]))
+    fig, ax = plt.subplots(figsize=(8, 0.32 * len(at) + 1.4))
+    colours = ["tab:blue" if r["provider"] == "relinear" else "tab:gray" for r in at]
+    ax.barh([f"{r['op']}: {r['provider']}" for r in at], [float(r["ms"]) for r in at], color=colours)
+    ax.bar_label(ax.containers[0], [f"{float(r['ms']):.2f}" for r in at], padding=3, fontsize=8)
+    ax.set_xscale("log")
+    ax.set_xlim(0.2, 3 * max(float(r["ms"]) for r in at))
+    ax.set_xlabel("forward, ms (log scale)")
+    fig.suptitle("Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
+                 "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)", fontsize=9)  # fmt: skip
+    fig.tight_layout()
+    fig.savefig(folder / "lizard_figure6.png", dpi=150)
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4))
+    layer = [r for r in rows if (r["B"], r["H"], r["D"]) == ("1", "12", "64") and r["mode"] == "forward"]
+    names = {"linear_attention": "Hedgehog (fused)", "softmax attention": "FlashAttention (SDPA)", "taylor map": "Taylor map (torch)"}
+    for op, label in names.items():
+        line = sorted((int(r["T"]), float(r["ms"]), float(r["gib"])) for r in layer if r["op"] == op and r["provider"] != "torch chunked"
+                      or r["op"] == op == "taylor map")  # fmt: skip
+        if not line:
+            continue
+        for ax, column in zip(axes, (1, 2), strict=True):
+            ax.plot([x[0] for x in line], [x[column] for x in line], marker="o", label=label)
+    for ax, what in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
+        ax.set(xscale="log", yscale="log", xlabel="sequence length", ylabel=what)
+        ax.set_xscale("log", base=2)
+        ax.grid(alpha=0.3)
+    axes[0].legend()
+    fig.suptitle("Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200")
+    fig.tight_layout()
+    fig.savefig(folder / "hedgehog_figure6.png", dpi=150)
+
+
+def main() -> None:
+    """Measure, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/reference/kernels"))
+    parser.add_argument("--seconds", type=float, default=900, help="rows that would start later are marked not run")
+    parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
+    parser.add_argument("--figures-only", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.figures_only:
+        return figures(options.out)
+    if not torch.cuda.is_available():
+        sys.exit("the bench needs a CUDA GPU; have none")
+    bench, began = Bench(options.seconds), datetime.datetime.now(datetime.UTC)
+    every = ("forward", "forward+backward", "stage 1")
+    record = (16, 2048, 32, 32, 128, 64)
+    linear(bench, record, every)
+    linear(bench, record, every, gate=True)
+    for w, meta in ((64, 0), (128, 0), (128, 4)):
+        window(bench, record, w, meta, every[:2])
+    softmax(bench, record, every[:2])
+    hybrid(bench, record, every)
+    lizard(bench, record)
+    for batch in (1, 16, 256):
+        decode(bench, batch)
+    for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
+        linear(bench, shape, every, chunked=False)
+        hybrid(bench, shape, every[:1])
+        softmax(bench, shape, every[:2])
+    for t in (512, 2048, 8192, 32768):
+        linear(bench, (1, t, 12, 12, 64, 64), every[:1], peers=False, chunked=False)
+        softmax(bench, (1, t, 12, 12, 64, 64), every[:1])
+        taylor(bench, (1, t, 12, 12, 64, 64))
+    for t in (4096, 8192, 16384, 32768):
+        shape = (16, t, 32, 32, 128, 64)
+        linear(bench, shape, every[:2] if t <= 16384 else every[:1], peers=t <= 8192, chunked=False)
+        softmax(bench, shape, every[:1])
+        torch.cuda.empty_cache()
+    with open(options.out / "bench.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(bench.rows)
+    versions = {}
+    for package in ("torch", "triton", "fla-core"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    provenance = {
+        "command": "python -m relinear_kernels.bench", "commit": options.commit, "started": began.isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(), "driver_capability": torch.cuda.get_device_capability(), "python": platform.python_version(),
+        "versions": versions, "dtype": "bfloat16", "timing": "median, CUDA events (triton.testing.do_bench); decode by CUDA graph",
+        "bandwidth_bytes_per_s": BANDWIDTH, "tolerance": TOLERANCE, "rows": len(bench.rows),
+    }  # fmt: skip
+    (options.out / "bench.provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    figures(options.out)
+
+
+if __name__ == "__main__":
+    main()
