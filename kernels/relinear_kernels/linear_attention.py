@@ -5,6 +5,7 @@ from torch import Tensor
 
 from relinear_kernels import linear_attention_reference as reference
 from relinear_kernels.dispatch import path, per_sequence, stateless, use_triton
+from relinear_kernels.features import EXPONENTIAL
 from relinear_kernels.linear_attention_reference import CHUNK, EPS, LinearState
 
 
@@ -34,10 +35,11 @@ def linear_attention(
     `log_decay` is None, one value per head ``[H]`` (SUPRA) or one per token and head ``[B, T, H]`` (Lizard's gate); G its running sum.
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. `cu_seqlens` marks the sequences of a packed row
     (B = 1); the state then has one row per sequence. Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if
-    `return_state`. `chunk` is the torch form's. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    `return_state`. `chunk` is the torch form's, which also runs exponential features on a GPU (no kernel fuses them). Raises ValueError
+    naming what is possible where the kernels do not support the arguments.
     """
     options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
-    if use_triton(q):
+    if use_triton(q) and not (path() == "auto" and feature in EXPONENTIAL):  # those have no fused kernel yet
         from relinear_kernels.linear_attention_triton import linear_attention as fused
 
         return fused(

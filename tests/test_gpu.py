@@ -1,0 +1,44 @@
+"""On a GPU, methods run on Triton kernels: held to the torch form they replace. Skipped, and said so, where there is none."""
+
+import pytest
+import torch
+from test_laws import CASES, name
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from relinear import linearize
+from relinear.transfer import layer_inputs, record
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+SHAPE = {"vocab_size": 512, "hidden_size": 576, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 9,
+         "num_key_value_heads": 3, "head_dim": 64, "initializer_range": 0.05}  # fmt: skip
+
+
+def distance(a, b):
+    return ((a.double() - b.double()).square().mean().sqrt() / b.double().square().mean().sqrt()).item()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypatch):
+    torch.manual_seed(0)
+    model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda().eval(), case[0], **case[1])
+    ids = torch.randint(0, 512, (2, 301), device="cuda")
+    logits, gradients = {}, {}
+    for path in ("torch", "auto"):
+        monkeypatch.setenv("RELINEAR_KERNELS", path)
+        with torch.no_grad():
+            logits[path] = model(ids, use_cache=False).logits
+            cache = model.make_cache()
+            pieces = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 200), (200, 201), (201, 301))]
+            mask = torch.ones(2, 320, device="cuda", dtype=torch.long)
+            mask[:, :19] = 0
+            padded = model(torch.cat([ids[:, :19], ids], 1), attention_mask=mask, use_cache=False).logits[:, 19:]
+        assert distance(torch.cat(pieces, 1), logits[path]) < 2e-2
+        assert distance(padded, logits[path]) < 2e-2
+        if case[0] != "supra":
+            model.zero_grad()
+            for method, inputs in layer_inputs(model, record(model, ids)):
+                method.distill_loss(inputs, "mse").backward()
+            gradients[path] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
+    assert distance(logits["auto"], logits["torch"]) < 2e-2
+    if gradients:
+        assert distance(gradients["auto"], gradients["torch"]) < 1e-1
