@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from relinear import tracking
 from relinear.errors import UserError
-from relinear.plan import SHARED, Plan, Step
+from relinear.plan import SHARED, Plan, Step, digest
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
 FREE_BYTES = 1 << 30  # a stage refuses to start with less than this on the disk beside what it says it needs
@@ -143,7 +143,7 @@ def _run(context: Context, key: str, parents: dict, work, progress: dict) -> Non
     started = datetime.datetime.now(datetime.UTC)
     record = {
         "schema": 1, "scale": plan.scale, "run": step.run, "stage": step.stage, "key": key,
-        "config": context.settings, "config_hash": _digest(context.settings), "code_hash": plan.code(step),
+        "config": context.settings, "config_hash": digest(context.settings), "code_hash": plan.code(step),
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context),
         "git": _git(), "versions": _versions(), "hardware": context.hardware, "seed": plan.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
@@ -219,10 +219,6 @@ def _require_disk(plan: Plan, step: Step) -> None:
     free = shutil.disk_usage(plan.root).free
     if free < FREE_BYTES:
         raise StageError(f"{step}: {free >> 20} MiB free on the disk of {plan.root}; at least {FREE_BYTES >> 20} MiB are needed")
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _datasets(plan: Plan, context: Context) -> list[dict]:
