@@ -460,3 +460,8 @@ def test_a_figure_of_a_perfect_method_is_drawn_with_zeros(lolcats_paper, tmp_pat
     folder = stage(tmp_path, "lolcats_exp", "fidelity", metrics).parent
     save_file(weights(metrics["shown"]), folder / "weights.safetensors")
     assert all(path.is_file() for path in lolcats.figure3(folder, lolcats_paper, tmp_path, "mini"))
+
+
+def test_provenance_names_no_path_of_one_machine(paper):
+    assert paper.file.is_absolute()
+    assert paper.at("table2/rows/0") == "workflow/papers/headline.yaml#/table2/rows/0"

@@ -56,8 +56,8 @@ class PaperFile(Strict):
     file: Path
 
     def at(self, pointer: str) -> str:
-        """Address of an entry of this YAML, for provenance: `<file>#/rows/0/published`."""
-        return f"{self.file.as_posix()}#/{pointer}"
+        """Address of an entry of this YAML, for provenance: `workflow/papers/<paper>.yaml#/rows/0/published`, whatever machine it is on."""
+        return f"workflow/papers/{self.file.name}#/{pointer}"
 
 
 def read_yaml(path: str | Path, schema: type[Schema]) -> Schema:
