@@ -46,6 +46,8 @@ class Clone(NamedTuple):
         process = subprocess.Popen(
             [sys.executable, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
             cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            # A shell's background jobs ignore Ctrl-C, and so would everything started from one, these tests included.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.started.append(process)
         return process
