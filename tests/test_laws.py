@@ -6,6 +6,10 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -19,6 +23,7 @@ from transformers import (
 from relinear import available_methods, linearize
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
+from relinear.transfer import layer_inputs, record
 
 WINDOW = 16
 VARIANTS = {
@@ -40,32 +45,51 @@ VARIANTS = {
     "t2r": [{}, {"variant": "code"}],
 }
 CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
+FIRST = [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()]
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 1024, "initializer_range": 0.3,
 }  # fmt: skip
+# Windows of the teachers themselves are shorter than most lengths below; Gemma's layers are one local and one global.
 TEACHERS = {
-    "llama": (LlamaForCausalLM, LlamaConfig),
-    "mistral": (MistralForCausalLM, MistralConfig),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
-}
+    "llama": (LlamaForCausalLM, LlamaConfig, SIZES),
+    "mistral": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": 12}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, SIZES),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, SIZES),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {
+        **SIZES, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 11,
+        "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
+    }),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {
+        "vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 1024, "initializer_range": 0.3,
+        "scale_attn_by_inverse_layer_idx": True, "bos_token_id": 1, "eos_token_id": 2,
+    }),
+}  # fmt: skip
+
+
+# Every variant under a Llama teacher, and every method's first under each other family.
+PAIRS = [(c, "llama") for c in CASES] + [(c, f) for f in TEACHERS if f != "llama" for c in FIRST]
 
 
 def name(case) -> str:
+    if isinstance(case[0], tuple):
+        return f"{name(case[0])}-{case[1]}"
     return case[0] + "".join(f"-{k}={v}" for k, v in case[1].items())
+
+
+over_pairs = pytest.mark.parametrize(("case", "family"), PAIRS, ids=[name(p) for p in PAIRS])
 
 
 def teacher(family="llama", dtype=torch.float64, **sizes):
     torch.manual_seed(0)
-    model, config = TEACHERS[family]
-    return model(config(**{**SIZES, **sizes})).to(dtype).eval()
+    model, config, own = TEACHERS[family]
+    return model(config(**{**own, **sizes})).to(dtype).eval()
 
 
 @functools.cache
-def linearized(method, given, family="llama", dtype=torch.float64, groups=2):
+def linearized(method, given, family="llama", dtype=torch.float64, **sizes):
     """A linearized tiny teacher whose method parameters are away from their symmetric start."""
-    model = linearize(teacher(family, dtype, num_key_value_heads=groups), method, **dict(given))
+    model = linearize(teacher(family, dtype, **sizes), method, **dict(given))
     torch.manual_seed(1)
     with torch.no_grad():
         for p in getattr(model, "method_parameters", dict)().values():
@@ -81,16 +105,20 @@ def tokens(length, batch=2, seed=0):
     return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def repeated(v, heads):
+    return v.repeat_interleave(heads.group, 2)
+
+
 def close(a, b, tolerance=1e-5):
     """Relative RMS: SDPA and method parameters are float32 or better, whatever the teacher is."""
     distance = ((a - b).double().square().mean().sqrt() / b.double().square().mean().sqrt()).item()
     assert distance < tolerance, f"relative RMS {distance:.2e}, allowed {tolerance:.0e}"
 
 
-@pytest.mark.parametrize("cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_parallel_equals_pieces_equals_one_token_at_a_time(case, cuts):
-    model, ids = of(case), tokens(67)
+@pytest.mark.parametrize("cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=["ones", "40-27", "16-1-50", "66-1"])
+@over_pairs
+def test_parallel_equals_pieces_equals_one_token_at_a_time(case, family, cuts):
+    model, ids = of(case, family=family), tokens(67)
     cache, out, at = model.make_cache(), [], 0
     for c in cuts:
         out.append(model(ids[:, at : at + c], past_key_values=cache).logits)
@@ -98,20 +126,22 @@ def test_parallel_equals_pieces_equals_one_token_at_a_time(case, cuts):
     close(torch.cat(out, 1), model(ids, use_cache=False).logits)
 
 
-@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 63, 64, 65, 131, 256])
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_a_prefix_does_not_depend_on_what_follows(case, length):
-    model, ids = of(case), tokens(length + 29)
-    other = torch.cat([ids[:, :length], tokens(29, seed=9)], 1)
-    whole = model(ids, use_cache=False).logits[:, :length]
-    close(model(other, use_cache=False).logits[:, :length], whole)
-    close(model(ids[:, :length], use_cache=False).logits, whole)
+@over_pairs
+def test_a_prefix_does_not_depend_on_what_follows(case, family):
+    """Lengths around the window and the chunk (64), odd primes, and four times a length of 64."""
+    model = of(case, family=family)
+    for length in (1, WINDOW - 1, WINDOW, WINDOW + 1, 63, 64, 65, 131, 256):
+        ids = tokens(length + 29)
+        other = torch.cat([ids[:, :length], tokens(29, seed=9)], 1)
+        whole = model(ids, use_cache=False).logits[:, :length]
+        close(model(other, use_cache=False).logits[:, :length], whole)
+        close(model(ids[:, :length], use_cache=False).logits, whole)
 
 
 @pytest.mark.parametrize("pad", [1, WINDOW, 40])
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_left_padding_and_batching_change_nothing(case, pad):
-    model, ids = of(case), tokens(50)
+@over_pairs
+def test_left_padding_and_batching_change_nothing(case, family, pad):
+    model, ids = of(case, family=family), tokens(50)
     alone = model(ids[:1], use_cache=False).logits
     padded = torch.cat([torch.full((1, pad), 3), ids[:1]], 1)
     batch = torch.cat([padded, tokens(pad + 50, batch=1, seed=5)])
@@ -124,17 +154,17 @@ def test_left_padding_and_batching_change_nothing(case, pad):
     close(torch.cat([first, rest], 1)[:1, pad:], alone)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize(("heads", "groups"), [(6, 6), (6, 2), (8, 2), (6, 1)])
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_any_grouping_of_heads(case, groups):
-    model, ids = of(case, groups=groups), tokens(37)
+def test_any_grouping_of_heads(case, heads, groups):
+    model, ids = of(case, num_attention_heads=heads, num_key_value_heads=groups), tokens(37)
     cache = model.make_cache()
     out = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 37))]
     close(torch.cat(out, 1), model(ids, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("family", TEACHERS)
-@pytest.mark.parametrize("case", [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()], ids=name)
+@pytest.mark.parametrize("case", FIRST, ids=name)
 def test_every_teacher_family_generates_what_full_passes_generate(case, family):
     model, prompt = of(case, family=family, dtype=torch.float32), tokens(11)
     settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -147,13 +177,16 @@ def test_every_teacher_family_generates_what_full_passes_generate(case, family):
 
 @pytest.mark.parametrize("family", TEACHERS)
 def test_softmax_as_a_method_is_the_teacher(family):
-    ids = tokens(37)
-    close(linearized("softmax", (), family=family)(ids, use_cache=False).logits, teacher(family)(ids).logits)
+    ids, model = tokens(37), linearized("softmax", (), family=family)
+    close(model(ids, use_cache=False).logits, teacher(family)(ids).logits)
+    for method, inputs in layer_inputs(model, record(model, ids)):  # and so is what every transfer mimics
+        assert method.distill_loss(inputs, "mse").item() < 1e-12
+        close(torch.einsum("bhti,bihd->bthd", softmax_weights(inputs, method.heads), repeated(inputs.v, method.heads)), method(inputs)[0])
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(case, tmp_path):
-    before, model = teacher(dtype=torch.float32).state_dict(), of(case, dtype=torch.float32)
+@over_pairs
+def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_same_model(case, family, tmp_path):
+    before, model = teacher(family, dtype=torch.float32).state_dict(), of(case, family=family, dtype=torch.float32)
     for key, value in before.items():
         assert torch.equal(model.state_dict()[key], value), key
     model.save_pretrained(tmp_path)
@@ -163,9 +196,10 @@ def test_untouched_weights_stay_bit_identical_and_a_saved_folder_loads_to_the_sa
     assert torch.equal(again(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
-def test_state_size_is_fixed_from_the_first_token_on(case):
-    model, cache, sizes = of(case), of(case).make_cache(), set()
+@pytest.mark.parametrize(("case", "family"), [p for p in PAIRS if p[0][0] != "softmax"], ids=[name(p) for p in PAIRS if p[0][0] != "softmax"])
+def test_state_size_is_fixed_from_the_first_token_on(case, family):
+    model, sizes = of(case, family=family), set()
+    cache = model.make_cache()
     for i in range(3 * WINDOW):
         model(tokens(1, seed=i), past_key_values=cache)
         sizes.add(cache.state_bytes())
@@ -203,7 +237,45 @@ def test_explicit_weights_times_values_are_the_output(case):
     method, inputs = one_layer(case)
     weights = method.attention_weights(inputs)
     assert torch.equal(weights, weights.tril())
-    close(torch.einsum("bhti,bihd->bthd", weights.double(), inputs.v.repeat_interleave(3, 2)), method(inputs)[0])
+    close(torch.einsum("bhti,bihd->bthd", weights.double(), repeated(inputs.v, HEADS)), method(inputs)[0])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_lower_precision_stays_near_float64(case, dtype, tolerance):
+    """The same numbers, rounded to `dtype`, in both; whole, in pieces, and one token at a time."""
+    method, inputs = one_layer(case)
+    inputs = Inputs(*(x.to(dtype) for x in inputs[:6]))
+    exact = method(Inputs(*(x.double() for x in inputs[:6])))[0]
+    low = method.float()  # parameters stay float32 in a bfloat16 model
+    close(low(inputs)[0], exact, tolerance)
+    state, pieces = None, []
+    for a, b in ((0, 40), *((i, i + 1) for i in range(40, 70))):
+        y, state = low(Inputs(*(x[:, a:b] for x in inputs[:6])), state)
+        pieces.append(y)
+    close(torch.cat(pieces, 1), exact, tolerance)
+
+
+def by_definition(method, inputs):
+    """The method's output from its explicit T x T weights."""
+    y = torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64))
+    return method.norm(y.flatten(0, 1).flatten(1)).view_as(y) if hasattr(method, "norm") else y
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_gradients_are_finite_and_those_of_the_quadratic_definition(case):
+    method, inputs = one_layer(case)
+    weight = torch.randn(inputs.q.shape, dtype=torch.float64)
+    found = []
+    for run in (lambda x: method(x)[0], lambda x: by_definition(method, x)):
+        given = Inputs(*(x.clone().requires_grad_(i < 4) for i, x in enumerate(inputs[:6])))
+        wanted = [*given[:4], *method.parameters()]
+        found.append(torch.autograd.grad((run(given).double() * weight).sum(), wanted, allow_unused=True))
+    for ours, definition in zip(*found, strict=True):
+        assert (ours is None) == (definition is None)
+        if ours is not None:
+            assert ours.isfinite().all()
+            close(ours, definition, 5e-5)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("supra", "lizard")], ids=name)
@@ -243,7 +315,8 @@ def test_transfer_brings_a_method_closer_to_softmax(case, loss):
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
 def test_softmax_is_the_transfer_loss_s_minimum(loss):
     method, inputs = one_layer(("softmax", {}))
-    entropy = -(softmax_weights(inputs, HEADS.scale).clamp(min=1e-12).log() * softmax_weights(inputs, HEADS.scale)).sum(-1).mean()
+    weights = softmax_weights(inputs, HEADS)
+    entropy = -(weights.clamp(min=1e-12).log() * weights).sum(-1).mean()
     expected = 0.0 if loss == "mse" else entropy.item()
     assert abs(method.distill_loss(inputs, loss).item() - expected) < 1e-6
 
@@ -259,8 +332,8 @@ def test_padding_takes_no_part_in_the_transfer_loss():
 
 def test_softmax_output_is_softmax_weights_times_values():
     _, inputs = one_layer(("softmax", {}))
-    weights = softmax_weights(inputs, HEADS.scale).double()
-    close(softmax_output(inputs, HEADS.scale), torch.einsum("bhti,bihd->bthd", weights, inputs.v.repeat_interleave(3, 2)))
+    weights = softmax_weights(inputs, HEADS).double()
+    close(softmax_output(inputs, HEADS), torch.einsum("bhti,bihd->bthd", weights, repeated(inputs.v, HEADS)))
 
 
 # --- parameter counts that the papers state ---
@@ -304,9 +377,39 @@ def test_a_cache_of_another_batch_or_kind_is_refused():
         model(tokens(5), past_key_values=DynamicCache())
 
 
-def test_softmax_layers_can_be_kept():
-    model = linearize(teacher(), "hedgehog", keep_softmax_layers=[1])
-    kinds = [type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()]
-    assert kinds == ["hedgehog", "softmax"]
-    with pytest.raises(ValueError, match=r"keep_softmax_layers must be in 0..1; got \[7\]"):
-        linearize(teacher(), "hedgehog", keep_softmax_layers=[7])
+@pytest.mark.parametrize(
+    ("keep", "layers"), [([1], [1]), ([2, 0], [0, 2]), (0.5, [1, 3]), (0.25, [3]), (0, []), (0.75, [1, 2, 3]), (None, [])], ids=str
+)
+def test_softmax_layers_can_be_kept(keep, layers, tmp_path):
+    model = linearize(teacher(dtype=torch.float32, num_hidden_layers=4), "hedgehog", keep_softmax_layers=keep)
+    model.save_pretrained(tmp_path)
+    for folder in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        kinds = [type(layer.method).__module__.rsplit(".", 1)[1] for layer in folder.attention_layers()]
+        assert kinds == ["softmax" if i in layers else "hedgehog" for i in range(4)]
+
+
+@pytest.mark.parametrize(("keep", "says"), [([7], r"must be in 0..1; got \[7\]"), (1.5, "ratio in .0, 1. or a list of layers; got 1.5")])
+def test_softmax_layers_that_cannot_be_kept(keep, says):
+    with pytest.raises(ValueError, match=says):
+        linearize(teacher(), "hedgehog", keep_softmax_layers=keep)
+
+
+def test_the_transfer_trains_a_hybrid_s_other_layers_and_leaves_the_kept_ones():
+    model = linearize(teacher(dtype=torch.float32, num_hidden_layers=4), "hedgehog", keep_softmax_layers=0.5)
+    for method, inputs in layer_inputs(model, record(model, tokens(20))):
+        loss = method.distill_loss(inputs, "mse")
+        assert loss.requires_grad == (loss.item() > 1e-12) == bool(list(method.parameters()))
+
+
+def test_a_teacher_s_local_layers_stay_and_can_be_swapped_on_request():
+    kinds = lambda model: [type(layer.method).__module__.rsplit(".", 1)[1] for layer in model.attention_layers()]  # noqa: E731
+    assert kinds(linearize(teacher("gemma3"), "hedgehog")) == ["softmax", "hedgehog"]
+    assert kinds(linearize(teacher("gemma3"), "hedgehog", keep_softmax_layers=[])) == ["hedgehog", "hedgehog"]
+    assert kinds(linearize(teacher("mistral"), "hedgehog")) == ["hedgehog", "hedgehog"]  # all local: nothing else would be left to swap
+
+
+def test_what_transformers_does_not_compute_is_said_and_bidirectional_teachers_are_refused():
+    with pytest.warns(UserWarning, match="attn_logit_softcapping is set, but transformers does not apply it"):
+        linearize(teacher("gemma3", attn_logit_softcapping=20.0), "hedgehog")
+    with pytest.raises(ValueError, match="use_bidirectional_attention=True"):
+        linearize(teacher("gemma3", use_bidirectional_attention=True), "hedgehog")

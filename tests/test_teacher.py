@@ -3,10 +3,11 @@
 import gguf
 import numpy as np
 import pytest
+import test_laws
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from relinear import teacher
+from relinear import linearize, teacher
 from relinear.teacher import byte_tokenizer, save_teacher
 
 
@@ -96,6 +97,27 @@ def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
     probe = torch.arange(20)[None]
     with torch.inference_mode():
         torch.testing.assert_close(saved(input_ids=probe).logits, model(input_ids=probe).logits)
+
+
+@pytest.mark.parametrize("family", test_laws.TEACHERS)
+def test_every_family_of_teachers_is_saved_and_linearized(tmp_path, family):
+    tokenizer = byte_tokenizer()
+    model = test_laws.teacher(family, torch.float32, vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "source")
+    tokenizer.save_pretrained(tmp_path / "source")
+    facts = save_teacher(tmp_path / "source", tmp_path / "out", "float32")
+    groups = 6 if family == "gpt2" else 2
+    assert (facts["heads"], facts["kv_heads"], facts["head_dim"], facts["layers"]) == (6, groups, 8, 2)
+    linearized = linearize(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), "lolcats", window=16)
+    assert all(torch.equal(linearized.state_dict()[n], w) for n, w in model.state_dict().items())
+
+
+def test_a_model_that_transformers_reads_from_gguf_is_linearized(tmp_path):
+    tiny_gguf(tmp_path / "tiny.gguf", seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    before, probe = model(torch.arange(20)[None]).logits, torch.arange(20)[None]
+    torch.testing.assert_close(linearize(model, "softmax")(probe, use_cache=False).logits, before)
+    assert linearize(AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf"), "hedgehog")(probe).logits.isfinite().all()
 
 
 def test_a_smollm_tokenizer_splits_digits_before_it_merges_spaces(tmp_path):

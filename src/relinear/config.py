@@ -124,7 +124,7 @@ class RunEvaluation(Strict):
 
 class Run(Strict):
     method: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # of `relinear.linearize`: the method's own, and keep_softmax_layers
     distill: Distill | None = None
     finetune: Finetune | None = None
     evaluate: RunEvaluation = RunEvaluation()

@@ -33,7 +33,7 @@ def run(context: "Context") -> dict:
         p.requires_grad_(True)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
-    layers = len(model.attention_layers())
+    trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
     stored = _Stored(context.parents["activations"], device) if "activations" in context.parents else None
 
     def loss(step: int) -> Iterator[tuple[str, Tensor]]:
@@ -44,7 +44,8 @@ def run(context: "Context") -> dict:
             else:
                 recorded = record(model, torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device))
             for i, (method, inputs) in enumerate(layer_inputs(model, recorded)):
-                yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / (layers * accumulate)
+                if trained[i]:
+                    yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / (sum(trained) * accumulate)
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(

@@ -40,11 +40,11 @@ def run(context: "Context") -> dict:
     for i in tqdm(range(n), desc=str(context.step), unit="seq"):
         recorded = record(model, text.sequence(i)[0][None].to(device))
         for layer, (method, inputs) in enumerate(layer_inputs(model, recorded)):
-            soft, weights = softmax_weights(inputs, method.heads.scale), method.attention_weights(inputs)
+            soft, weights = softmax_weights(inputs, method.heads), method.attention_weights(inputs)
             own = weights.clamp(min=0)
             own = own / own.sum(-1, keepdim=True).clamp(min=TINY)
             kl[layer] += (soft * (soft.clamp(min=TINY).log() - own.clamp(min=TINY).log())).sum(-1).mean((0, 2)).cpu() / n
-            error = method(inputs)[0].float() - softmax_output(inputs, method.heads.scale).float()
+            error = method(inputs)[0].float() - softmax_output(inputs, method.heads).float()
             mse[layer] += error.square().mean((0, 1, 3)).cpu() / n
             for head in (h for shown, h in sample["shown"] if shown == layer and i == 0):
                 kept[f"softmax.{layer}.{head}"] = soft[0, head].float().cpu().contiguous()

@@ -6,8 +6,10 @@ projections under the teacher's names, so that peft targets, checkpoints and `ge
 
 import json
 import math
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -15,6 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.gemma3 import Gemma3ForCausalLM
+from transformers.models.gpt2 import GPT2LMHeadModel
 from transformers.models.llama import LlamaForCausalLM
 from transformers.models.mistral import MistralForCausalLM
 from transformers.models.qwen2 import Qwen2ForCausalLM
@@ -24,30 +28,33 @@ from relinear.attention import load, options
 from relinear.attention._base import Attention, Heads, Inputs, softmax_output
 from relinear.state import RecurrentCache
 
-# Teachers whose attention is q_proj, k_proj, v_proj, [q_norm, k_norm,] rotary embedding, o_proj.
-TEACHERS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-
 
 class LinearizedAttention(nn.Module):
     """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
 
+    PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+
     def __init__(self, teacher: nn.Module, method: Attention):
         super().__init__()
-        for name in PROJECTIONS:
+        for name in self.PARTS:
             if hasattr(teacher, name):
                 setattr(self, name, getattr(teacher, name))
         self.layer_idx = teacher.layer_idx
         self.method = method
         self.recording: list[Tensor] | None = None  # while a list: keep each input, and answer as the teacher's softmax attention
 
-    def inputs(self, x: Tensor, position_embeddings, key_mask: Tensor | None) -> Inputs:
-        """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q ``[B, T, H, D]``, k and v ``[B, T, Hkv, D]`` before any rotary embedding."""
         shape = (*x.shape[:2], -1, self.method.heads.dim)
         q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
-        if hasattr(self, "q_norm"):
-            q, k = self.q_norm(q), self.k_norm(k)
-        return Inputs(x, q, k, v, *position_embeddings, key_mask)
+        return (self.q_norm(q), self.k_norm(k), v) if hasattr(self, "q_norm") else (q, k, v)
+
+    def output(self, y: Tensor) -> Tensor:
+        return self.o_proj(y)
+
+    def inputs(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, key_mask: Tensor | None) -> Inputs:
+        """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
+        return Inputs(x, *self.project(x), *(position_embeddings or (None, None)), key_mask)
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
         # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; None means that every token is real.
@@ -55,20 +62,53 @@ class LinearizedAttention(nn.Module):
         inputs = self.inputs(hidden_states, position_embeddings, key_mask)
         if self.recording is not None:
             self.recording.append(hidden_states)
-            return self.o_proj(softmax_output(inputs._replace(key_mask=None), self.method.heads.scale).flatten(2)), None
+            return self.output(softmax_output(inputs._replace(key_mask=None), self.method.heads).flatten(2)), None
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         y, state = self.method(inputs, None if layer is None else layer.state)
         if layer is not None:
             layer.advance(state, hidden_states.shape[1])
-        return self.o_proj(y.to(hidden_states.dtype).flatten(2)), None
+        return self.output(y.to(hidden_states.dtype).flatten(2)), None
+
+
+class FusedLinearizedAttention(LinearizedAttention):
+    """The same where one projection makes q, k and v (GPT-2)."""
+
+    PARTS = ("c_attn", "c_proj", "resid_dropout")
+
+    def project(self, x):
+        return tuple(p.unflatten(-1, (-1, self.method.heads.dim)) for p in self.c_attn(x).chunk(3, -1))
+
+    def output(self, y):
+        return self.resid_dropout(self.c_proj(y))
+
+
+class Family(NamedTuple):
+    """Where a teacher's class keeps the attention that is swapped."""
+
+    layers: str = "layers"  # of the model below the output head
+    attention: str = "self_attn"  # of a layer
+    swapped: type[LinearizedAttention] = LinearizedAttention
+    rotary_by_type: bool = False  # local and global layers rotate at different frequencies
+
+
+FAMILIES: dict[type[PreTrainedModel], Family] = {
+    LlamaForCausalLM: Family(),
+    MistralForCausalLM: Family(),
+    Qwen2ForCausalLM: Family(),
+    Qwen3ForCausalLM: Family(),
+    Gemma3ForCausalLM: Family(rotary_by_type=True),
+    GPT2LMHeadModel: Family("h", "attn", FusedLinearizedAttention),
+}
 
 
 class Linearized:
     """Mixed in front of the teacher's class: builds the swapped layers from the config, and calls the model with a recurrent cache."""
 
+    family: Family
+
     def __init__(self, config):
         super().__init__(config)
-        swap(self, config.relinear)
+        swap(self, self.family, config.relinear)
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 use_cache=None, **kwargs):  # fmt: skip
@@ -104,7 +144,17 @@ class Linearized:
             model_kwargs["past_key_values"] = self.make_cache()
 
     def attention_layers(self) -> list[LinearizedAttention]:
-        return [layer.self_attn for layer in self.model.layers]
+        return [getattr(layer, self.family.attention) for layer in getattr(self.base_model, self.family.layers)]
+
+    def rotary(self, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """Each layer's rotary cosines and sines for a sequence from its start, in the dtype of x ``[B, T, hidden]``."""
+        layers, embedding = len(self.attention_layers()), getattr(self.base_model, "rotary_emb", None)
+        if embedding is None:
+            return [None] * layers
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        if self.family.rotary_by_type:
+            return [embedding(x, positions, kind) for kind in self.config.layer_types]
+        return [embedding(x, positions)] * layers
 
     def method_parameters(self) -> dict[str, nn.Parameter]:
         """What the methods added to the teacher, by full name."""
@@ -116,43 +166,77 @@ def _classes(teacher: type[PreTrainedModel]) -> tuple[type, type[PreTrainedModel
     base = teacher.config_class
     config = type(f"Relinear{base.__name__}", (base,), {"model_type": f"relinear_{base.model_type}", "__module__": __name__})
     name = f"Relinear{teacher.__name__}"
-    model = type(name, (Linearized, teacher), {"config_class": config, "__module__": __name__})
+    model = type(name, (Linearized, teacher), {"config_class": config, "family": FAMILIES[teacher], "__module__": __name__})
     AutoConfig.register(config.model_type, config)
     AutoModelForCausalLM.register(config, model)
     globals().update({config.__name__: config, name: model})  # found by pickle and by transformers under their own names
     return config, model
 
 
-CLASSES = {teacher: _classes(teacher) for teacher in TEACHERS}
+CLASSES = {teacher: _classes(teacher) for teacher in FAMILIES}
 
 
-def swap(model: PreTrainedModel, recipe: dict[str, Any]) -> None:
+def _windows(model: PreTrainedModel, family: Family) -> list[int | None]:
+    """The sliding window that the teacher itself limits each layer to; None where it sees everything."""
+    whole = getattr(model.config, "sliding_window", None)  # of all layers, where they do not say it themselves (Mistral)
+    layers = getattr(model.base_model, family.layers)
+    return [getattr(getattr(layer, family.attention), "sliding_window", whole) for layer in layers]
+
+
+def _kept(keep: float | Sequence[int] | None, windows: list[int | None]) -> list[int]:
+    """The layers that stay softmax. See `linearize`."""
+    n = len(windows)
+    if keep is None:
+        mixed = None in windows
+        return [i for i, window in enumerate(windows) if window is not None and mixed]
+    if isinstance(keep, int | float):
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep_softmax_layers is a ratio in [0, 1) or a list of layers; got {keep}")
+        return [i for i in range(n) if int((i + 1) * keep) > int(i * keep)]
+    if set(keep) - set(range(n)):
+        raise ValueError(f"keep_softmax_layers must be in 0..{n - 1}; got {sorted(keep)}")
+    return sorted(set(keep))
+
+
+def swap(model: PreTrainedModel, family: Family, recipe: dict[str, Any]) -> None:
     """Replace the attention of each layer as `recipe` ({"method", "options", "keep_softmax_layers"}) says."""
-    config, keep = model.config, set(recipe.get("keep_softmax_layers", ()))
-    if keep - set(range(config.num_hidden_layers)):
-        raise ValueError(f"keep_softmax_layers must be in 0..{config.num_hidden_layers - 1}; got {sorted(keep)}")
+    config, windows = model.config, _windows(model, family)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    for i, layer in enumerate(model.model.layers):
-        name = "softmax" if i in keep else recipe["method"]
-        scale = getattr(layer.self_attn, "scaling", dim**-0.5)
-        heads = Heads(config.hidden_size, config.num_attention_heads, config.num_key_value_heads, dim, scale)
-        method = load(name)(heads, options(name, {} if i in keep else recipe.get("options")))
-        layer.self_attn = LinearizedAttention(layer.self_attn, method.to(layer.self_attn.q_proj.weight.device))
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    for i, layer in enumerate(getattr(model.base_model, family.layers)):
+        teacher, kept = getattr(layer, family.attention), i in recipe["keep_softmax_layers"]
+        name = "softmax" if kept else recipe["method"]
+        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, getattr(teacher, "scaling", dim**-0.5), windows[i])
+        method = load(name)(heads, options(name, {} if kept else recipe["options"]))
+        device = next(teacher.parameters()).device
+        setattr(layer, family.attention, family.swapped(teacher, method.to(device)))
 
 
-def linearize(model: PreTrainedModel, method: str, *, keep_softmax_layers: list[int] | None = None, **given) -> PreTrainedModel:
+def linearize(
+    model: PreTrainedModel, method: str, *, keep_softmax_layers: float | Sequence[int] | None = None, **given
+) -> PreTrainedModel:  # fmt: skip
     """Swap the attention of `model` in place and return it. Every weight the teacher had stays bit-identical.
 
     `given` are the method's options (`relinear.attention.<method>.Options`). Methods keep their parameters in float32.
+    `keep_softmax_layers` lists the layers that stay softmax, or says what share of them, evenly spaced (Lizard Table 2: 0.5, every second
+    layer). None keeps only what is linear already: the local layers of a teacher that mixes sliding windows with global attention (Gemma 3).
     Raises ValueError for an unknown method or option and for an architecture that is not supported.
     """
     if type(model) not in CLASSES:
         have = ", ".join(t.__name__ for t in CLASSES)
         raise ValueError(f"cannot linearize {type(model).__name__}; can: {have}")
-    checked = options(method, given)
-    recipe = {"method": method, "options": checked.model_dump(mode="json"), "keep_softmax_layers": sorted(keep_softmax_layers or ())}
+    if getattr(model.config, "use_bidirectional_attention", False):
+        raise ValueError("cannot linearize a teacher with use_bidirectional_attention=True; can: causal language models")
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        # Not in transformers' Gemma 3, whatever its configuration says: what it computes is the teacher that a method mimics.
+        warnings.warn("attn_logit_softcapping is set, but transformers does not apply it; the linearized model does not either", stacklevel=2)
+    family, checked = FAMILIES[type(model)], options(method, given)
+    recipe = {
+        "method": method, "options": checked.model_dump(mode="json"),
+        "keep_softmax_layers": _kept(keep_softmax_layers, _windows(model, family)),
+    }  # fmt: skip
     config, linearized = CLASSES[type(model)]
-    swap(model, recipe)
+    swap(model, family, recipe)
     settings = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "transformers_version")}
     model.config = config.from_dict({**settings, "relinear": recipe, "architectures": [linearized.__name__]})
     model.config._attn_implementation = "sdpa"
@@ -198,7 +282,8 @@ def assemble(
     if (finetuned / "method.safetensors").is_file():
         _load_into(model, finetuned / "method.safetensors", set(model.method_parameters()))
     if (finetuned / "adapter").is_dir():
-        model = PeftModel.from_pretrained(model, finetuned / "adapter")
+        # In the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
+        model = PeftModel.from_pretrained(model, finetuned / "adapter", autocast_adapter_dtype=False)
     return model.to(device).eval()
 
 

@@ -240,10 +240,13 @@ class Plan:
             raise ConfigError(f"scale {self.scale!r}: perplexity_tokens must be at least {least}; got {c.evaluate.perplexity_tokens}")
 
     def check_options(self) -> None:
-        """The options of every run, by their methods, which need torch: so stages call it and the Snakefile does not. Raises ConfigError."""
+        """The options of every run, by their methods, which need torch: so stages call it and the Snakefile does not. Raises ConfigError.
+
+        `keep_softmax_layers` is the model's, not the method's (`relinear.linearize`), which checks it.
+        """
         for name, run in self.runs.items():
             try:
-                attention.options(run.method, run.options)
+                attention.options(run.method, {k: v for k, v in run.options.items() if k != KEEP})
             except ValueError as error:
                 raise ConfigError(f"runs.yaml: {name}: {error}") from None
 
@@ -256,6 +259,7 @@ class Plan:
         return " ".join(f"--{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None)
 
 
+KEEP = "keep_softmax_layers"
 CHOICES = {"scale": str, "budget": float, "seed": int, "teacher": str, "device": str}
 
 

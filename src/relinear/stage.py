@@ -58,6 +58,7 @@ class Context:
         self.plan, self.step, self.out, self.work = plan, step, out, work
         self.settings = plan.settings(step)
         self.parents = {role: plan.folder(parent) for role, parent in plan.parents(step).items()}
+        self.verified: dict[str, str] = {}  # role -> key of each parent, checked against the plan and its files' sha256
         self.seed = plan.seed
         self.tokens = 0  # training tokens seen; set by stages that train
         self.datasets: list[dict] = []
@@ -125,6 +126,7 @@ def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]])
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         context = Context(plan, step, out, scratch_root)
+        context.verified = {role: parent["key"] for role, parent in parents.items()}
         _run(context, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():

@@ -16,7 +16,7 @@ def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
     try:
         for layer in layers:
             layer.recording = []
-        model.model(tokens, attention_mask=torch.ones_like(tokens)[:, None, None].bool(), use_cache=False)
+        model.base_model(tokens, attention_mask=torch.ones_like(tokens)[:, None, None].bool(), use_cache=False)
         return [layer.recording[0] for layer in layers]
     finally:
         for layer in layers:
@@ -26,7 +26,5 @@ def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
 @torch.no_grad()
 def layer_inputs(model: PreTrainedModel, recorded: list[Tensor]) -> Iterator[tuple[torch.nn.Module, Inputs]]:
     """Each layer's method with its inputs, as the teacher's projections make them from what was recorded."""
-    positions = torch.arange(recorded[0].shape[1], device=recorded[0].device)[None]
-    rotary = model.model.rotary_emb(recorded[0], position_ids=positions)
-    for layer, x in zip(model.attention_layers(), recorded, strict=True):
+    for layer, x, rotary in zip(model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
         yield layer.method, layer.inputs(x, rotary, None)

@@ -18,6 +18,7 @@ class Heads(NamedTuple):
     groups: int  # key/value heads Hkv; H / Hkv queries share one
     dim: int  # head dimension D
     scale: float  # the teacher's score scale, 1 / sqrt(D) in most
+    window: int | None = None  # how many positions the teacher's own layer sees, its own included; None: all
 
     @property
     def group(self) -> int:
@@ -108,10 +109,10 @@ class Attention(nn.Module):
         """
         real = inputs.key_mask
         if loss == "mse":
-            target = softmax_output(inputs, self.heads.scale).float()
+            target = softmax_output(inputs, self.heads).float()
             error = (self(inputs)[0].float() - target).square().mean((-1, -2))
         elif loss == "cross_entropy":
-            target = softmax_weights(inputs, self.heads.scale)
+            target = softmax_weights(inputs, self.heads)
             weights = self.attention_weights(inputs).clamp(min=1e-12)
             error = -(target * weights.log()).sum(-1).mean(1)
         else:
@@ -119,27 +120,35 @@ class Attention(nn.Module):
         return error.mean() if real is None else (error * real).sum() / real.sum()
 
 
-def softmax_weights(inputs: Inputs, scale: float) -> Float[Tensor, "B H T T"]:
+def causal(length: int, window: int | None = None, device=None) -> Bool[Tensor, "T T"]:
+    """Which keys (columns) each query (row) may see: the last `window` positions up to its own, all of them if None."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(1 - window)
+
+
+def softmax_weights(inputs: Inputs, heads: Heads) -> Float[Tensor, "B H T T"]:
     """The teacher's causal attention weights, float32, row = query. Padding rows are zero."""
     q, k = (wide(x) for x in inputs.rotated())
-    scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
-    seen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()[None, None]
+    scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * heads.scale
+    seen = causal(q.shape[1], heads.window, q.device)[None, None]
     if inputs.key_mask is not None:
         seen = seen & inputs.key_mask[:, None, None]
     return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
-def softmax_output(inputs: Inputs, scale: float) -> Float[Tensor, "B T H D"]:
+def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
     """The teacher's head outputs before the output projection, by torch's fused attention."""
     q, k = inputs.rotated()
     q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, inputs.v))
-    if inputs.key_mask is None:
-        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        return out.transpose(1, 2)
     length = q.shape[2]
-    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[None, None] & inputs.key_mask[:, None, None]
+    if inputs.key_mask is None and (heads.window is None or length <= heads.window):
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=True)
+        return out.transpose(1, 2)
+    seen = causal(length, heads.window, q.device)[None, None]
+    if inputs.key_mask is not None:
+        seen = seen & inputs.key_mask[:, None, None]
     seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)  # a padding row sees itself: no NaN, and nobody reads it
-    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True).transpose(1, 2)
 
 
 def identity(heads: int, dim: int, features: int) -> Float[Tensor, "H D F"]:

@@ -130,7 +130,8 @@ class Method(Attention):
         far = linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
         # The rest is normalised over itself: rescale full rows to what lies beyond the window.
         far = far * torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.options.window)
-        total = far.sum(-1, keepdim=True).clamp(min=torch.finfo(far.dtype).tiny)
+        total = far.sum(-1, keepdim=True)
+        total = torch.where(total > 0, total, 1.0)  # a row without older keys; a clamp to the tiniest number has no finite gradient
         real = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
         older = nn.functional.pad(real.cumsum(1), (self.options.window, 0))[:, None, :length, None]
         sigma = torch.where(older > 0, wide(self.window_factor).sigmoid()[:, None, None], 1.0)

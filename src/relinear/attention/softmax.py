@@ -1,11 +1,16 @@
-"""Softmax attention as a method: the teacher's own layer, for layers that a hybrid keeps. Its state is the only one that grows."""
+"""Softmax attention as a method: the teacher's own layer, for layers that a hybrid keeps.
+
+Where the teacher limits the layer to a sliding window, so does this, with a state of that size; otherwise its state is the only one that
+grows.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from relinear.attention._base import Attention, Inputs, softmax_weights
+from relinear.attention._base import Attention, Inputs, softmax_output, softmax_weights
+from relinear_kernels import WindowState, sliding_window_attention, window_state
 
 
 class SoftmaxState(NamedTuple):
@@ -17,12 +22,19 @@ class SoftmaxState(NamedTuple):
 
 
 class Method(Attention):
-    def forward(self, inputs: Inputs, state: SoftmaxState | None = None):
+    def forward(self, inputs: Inputs, state: SoftmaxState | WindowState | None = None):
         batch, length = inputs.q.shape[:2]
         q, k = inputs.rotated()
+        if self.heads.window is not None:
+            return sliding_window_attention(
+                q, k, inputs.v, window=self.heads.window, scale=self.heads.scale, key_mask=inputs.key_mask,
+                initial_state=state, return_state=True,
+            )  # fmt: skip
         v, mask = inputs.v, inputs.key_mask
         if mask is None:
             mask = torch.ones(batch, length, dtype=torch.bool, device=q.device)
+            if state is None:  # needs no T x T mask
+                return softmax_output(inputs, self.heads), SoftmaxState(k, v, mask)
         if state is not None:
             k, v, mask = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1), torch.cat([state.mask, mask], 1)
         state = SoftmaxState(k, v, mask)
@@ -35,9 +47,11 @@ class Method(Attention):
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.heads.scale, enable_gqa=True)
         return y.transpose(1, 2), state
 
-    def init_state(self, batch: int, device=None) -> SoftmaxState:
+    def init_state(self, batch: int, device=None) -> SoftmaxState | WindowState:
+        if self.heads.window is not None:
+            return window_state(batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device)
         empty = torch.zeros(batch, 0, self.heads.groups, self.heads.dim, device=device)
         return SoftmaxState(empty, empty, torch.zeros(batch, 0, dtype=torch.bool, device=device))
 
     def attention_weights(self, inputs: Inputs):
-        return softmax_weights(inputs, self.heads.scale)
+        return softmax_weights(inputs, self.heads)

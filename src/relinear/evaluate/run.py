@@ -35,7 +35,7 @@ def run(context: "Context") -> dict:
     tokenizer = AutoTokenizer.from_pretrained(context.parents["teacher"])
     text = Packed(context.parents["corpus"], "heldout", e["perplexity_tokens"])
     tokens, labels = text.sequence(0)
-    checked = gate(model, tokens[: min(GATE_TOKENS, e["seq_len"])])
+    checked = gate(model, tokens[: min(GATE_TOKENS, e["seq_len"])]) | {"parents": context.verified}
     ppl = perplexity(model, tokens, labels, seq_len=e["seq_len"], batch_size=e["perplexity_batch"])
     scores, items = {}, []
     if e["tasks"]:
