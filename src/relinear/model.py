@@ -230,6 +230,9 @@ def linearize(
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
         # Not in transformers' Gemma 3, whatever its configuration says: what it computes is the teacher that a method mimics.
         warnings.warn("attn_logit_softcapping is set, but transformers does not apply it; the linearized model does not either", stacklevel=2)
+    quantizer = getattr(model, "hf_quantizer", None)
+    if getattr(quantizer, "packed_modules", None) == {}:
+        quantizer.remove_quantization_config(model)  # read from GGUF: marked as quantised and so not to be saved, its weights being plain
     family, checked = FAMILIES[type(model)], options(method, given)
     recipe = {
         "method": method, "options": checked.model_dump(mode="json"),
