@@ -89,7 +89,8 @@ def test_the_plan_needs_neither_torch_nor_transformers():
         ("scales/smoke.yaml", lambda s: s["evaluate"]["tasks"].update(mmlu=2), {
             x for x in RUN_STAGES if x.startswith("evaluate") and Plan(scale="smoke").runs[x.split()[1]].evaluate.tasks
         }),
-        ("scales/smoke.yaml", lambda s: s["corpus"].update(heldout_tokens=640), EVERYTHING - {"assets", "teacher"}),
+        ("scales/smoke.yaml", lambda s: s["corpus"].update(heldout_tokens=640), EVERYTHING - {"assets", "teacher", "instructions"}),
+        ("scales/smoke.yaml", lambda s: s["corpus"]["written"].update(tokens=300), EVERYTHING - {"assets", "teacher"}),
         ("scales/smoke.yaml", lambda s: s["hardware"].update(device="cuda", checkpoint_seconds=9), set()),
         ("papers/headline.yaml", lambda p: p.update(title="x"), set()),
     ],

@@ -59,6 +59,7 @@ def _stage_verb(stage: str):
 HELP = {
     "assets": "Obtain and verify the scale's models, texts and items.",
     "teacher": "Save the teacher once as a plain transformers folder.",
+    "instructions": "Let the teacher write instructions and answers to train on.",
     "corpus": "Tokenise and split the texts.",
     "activations": "Run the teacher once over the transfer data.",
     "distill": "Stage 1: train a method's own parameters to mimic softmax attention.",

@@ -36,8 +36,21 @@ class Teacher(Strict):
     max_positions: Positive  # its longest sequence; the teacher stage holds it against the model
 
 
+class Written(Strict):
+    """How many tokens of instructions and answers the teacher writes, and how it is sampled."""
+
+    tokens: Positive
+    batch_size: Positive
+    instruction_tokens: Positive  # the longest; one that does not end is left out
+    response_tokens: Positive
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    response_temperature: Annotated[float, Field(gt=0)] = 0.7  # answers ramble at 1, questions repeat themselves below
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+
+
 class Corpus(Strict):
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # assets, and `written`
+    written: Written | None = None
     heldout_source: str
     train_tokens: Positive
     heldout_tokens: Positive
@@ -199,6 +212,10 @@ def read_scale(name: str, *, budget: float = 1.0, teacher: str | None = None, wo
     whole = max(scale.distill.seq_len, scale.finetune.seq_len)
     corpus["train_tokens"] = max(round(corpus["train_tokens"] * budget / whole), 1) * whole
     evaluation["perplexity_tokens"] = max(round(evaluation["perplexity_tokens"] * budget / scale.evaluate.seq_len), 1) * scale.evaluate.seq_len
+    if ("written" in scale.corpus.sources) != (scale.corpus.written is not None):
+        raise ConfigError(f"scales/{name}.yaml: corpus.sources names 'written' exactly when corpus.written says how much of it")
+    if scale.corpus.written:
+        corpus["written"]["tokens"] = max(round(corpus["written"]["tokens"] * budget), 1)
     corpus["heldout_tokens"] = max(corpus["heldout_tokens"], evaluation["perplexity_tokens"], scale.fidelity.tokens)
     evaluation["tasks"] = {t: n if n is None else max(round(n * budget), 2) for t, n in evaluation["tasks"].items()}
     return parse(Scale, data, f"scales/{name}.yaml")

