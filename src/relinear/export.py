@@ -7,7 +7,6 @@ gets half a model. `merge` adds the adapter to the weights instead.
 import json
 import os
 import shutil
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -23,7 +22,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
 STAGES = ("distill", "finetune", "evaluate")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-PACKAGES = ("relinear", "torch", "transformers", "peft")
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str = "float32", self_contained: bool = False) -> Path:
@@ -34,8 +32,8 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
         dtype: of the weights; a method's own parameters stay float32.
         self_contained: also write the modeling code, so that the folder loads without relinear (`trust_remote_code=True`).
 
-    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export did not write, an unknown dtype, and an
-    adapter in a self-contained folder.
+    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export did not write, an unknown
+    dtype, and an adapter in a self-contained folder.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
@@ -72,18 +70,23 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
 
 
 def provenance(run: Path) -> dict:
-    """Key and artefact hashes of each stage behind the run. Raises UserError where a folder is not what its own or a later record says."""
+    """Key, commit and artefact hashes of each stage behind the run. Raises UserError where one is not what its or a later record says."""
     folders = {"teacher": run.parents[1] / "teacher", **{s: run / s for s in STAGES}}
     records = {s: r for s, folder in folders.items() if (r := read_record(folder))}
     for stage, record in records.items():
+        again = f"run `relinear {stage}{'' if stage == 'teacher' else f' {run.name}'} --scale {record['scale']}` again"
         for role, parent in record["parents"].items():
             if role in records and parent["key"] != records[role]["key"]:
-                raise UserError(f"{folders[stage]} was made from another {role} than {folders[role]}: run `relinear {stage} {run.name}` again")
+                raise UserError(f"{folders[stage]} was made from another {role} than {folders[role]}; {again}")
         for name, artefact in record["artefacts"].items():
-            if stage != "evaluate" and (not (path := folders[stage] / name).is_file() or sha256(path) != artefact["sha256"]):
-                raise UserError(f"{path} is not what its run.json says: run `relinear {stage} {run.name}` again")
-    stages = {s: {"key": r["key"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}} for s, r in records.items()}
-    return {"run": run.name, "versions": {p: metadata.version(p) for p in PACKAGES}, "stages": stages}
+            path = folders[stage] / name
+            if not path.is_file() or sha256(path) != artefact["sha256"]:
+                raise UserError(f"{path} is not what its run.json says; {again}")
+    stages = {
+        s: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
+        for s, r in records.items()
+    }
+    return {"run": run.name, "stages": stages}
 
 
 def _require_ours(out: Path) -> None:
