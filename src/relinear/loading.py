@@ -31,8 +31,10 @@ class StrictLoading:
         self._require_whole(loading_info)
 
     def _require_whole(self, info) -> None:
-        found = {"missing": info.missing_keys, "unexpected": info.unexpected_keys}
+        shapes = {key: f"{key} {list(got)} instead of {list(wanted)}" for key, got, wanted in info.mismatched_keys}
+        found = {"missing": info.missing_keys, "unexpected": info.unexpected_keys, "misshapen": shapes.values()}
         if said := "; ".join(f"{what} tensors: {_some(names)}" for what, names in found.items() if names):
+            info.mismatched_keys = set()  # or transformers would put an error that names none in place of this one
             raise ValueError(f"{self.config.name_or_path} is not a whole {type(self).__name__}: {said}")
 
 
