@@ -56,19 +56,22 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
 
 
 def generate(wanted: dict[str, set[str]]) -> dict[str, str]:
-    """File name -> text, of every module that the wanted names (module -> top-level names) reach."""
+    """File name -> text, of every module that the wanted names (module -> top-level names) reach. ValueError where two have one name."""
     wanted = defaultdict(set, {module: set(names) for module, names in wanted.items()})
     files: dict[str, str] = {}
     waiting = list(wanted)
     while waiting:
         module = waiting.pop()
-        text, needs = _reduced(module, wanted[module])
-        files[module.rpartition(".")[2]] = text
+        text, needs = _reduced(module, wanted[module])  # again, if more is wanted of it later
+        files[module] = text
         for other, names in needs:
-            if not names <= wanted[other] or other not in wanted:
+            if not names <= wanted[other]:
                 wanted[other] |= names
                 waiting.append(other)
-    return files
+    flat = {module.rpartition(".")[2]: text for module, text in files.items()}
+    if len(flat) < len(files):
+        raise ValueError(f"two modules of one name cannot lie in one folder; got {', '.join(sorted(files))}")
+    return flat
 
 
 def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[str]]]]:
