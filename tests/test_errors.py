@@ -60,6 +60,7 @@ CASES = {
     "one item": (scale(lambda s: s["evaluate"]["tasks"].update(piqa=1)), {}, ["piqa", "1", "2"]),
     "unknown key of a scale": (scale(lambda s: s.update(teachers={})), {}, ["'teachers'", "teacher, corpus, distill"]),
     "unknown key below": (scale(lambda s: s["distill"].update(epoch=1)), {}, ["'epoch'", "smoke.yaml.distill", "epochs, seq_len"]),
+    "instructions without a budget": (scale(lambda s: s["corpus"].pop("written")), {}, ["'written'", "how much"]),
     "unknown source": (scale(lambda s: s["corpus"].update(sources=["wiki"])), {}, ["'wiki'", "wikipedia-intros", "brown"]),
     "unknown asset": (scale(lambda s: s["teacher"].update(kind="gguf", asset="gpt")), {}, ["'gpt'", "smollm2-135m-instruct"]),
     "transfer beyond the teacher": (scale(lambda s: s["distill"].update(seq_len=4096)), {}, ["distill.seq_len 4096", "2048"]),

@@ -6,6 +6,9 @@ from relinear.attention import available as available_methods
 
 __all__ = ["available_methods", "linearize", "load_run"]
 
+# From here on `AutoModelForCausalLM.from_pretrained` takes linearized folders. By name for the reason given below.
+importlib.import_module("relinear.registration").install()
+
 
 def __getattr__(name: str):
     # torch and transformers take seconds to import; reading the catalogue (as the Snakefile does) needs neither. By name, so that

@@ -1,4 +1,4 @@
-"""`relinear`: one verb per stage, plus tables, figures and the MLflow mirror. `relinear VERB --help` says what each takes."""
+"""`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` says what each takes."""
 
 import importlib
 import os
@@ -89,6 +89,33 @@ def render(
         raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(module.ARTEFACTS)}")
     for path in module.ARTEFACTS[artefact](plan):
         print(path)
+
+
+@app.command("export")
+def export_run(
+    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
+    out: Annotated[Path, typer.Argument(help="The folder to make; one that an earlier export made is replaced.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to the weights; without, it lies beside them.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    self_contained: Annotated[bool, typer.Option("--self-contained", help="Add the code, to load without relinear by trust_remote_code.")] = False,
+) -> None:
+    """Write a run as a folder that transformers, peft and lm-eval load."""
+    from relinear.export import export
+
+    print(export(run, out, merge=merge, dtype=dtype, self_contained=self_contained))
+
+
+@app.command("tasks")
+def write_tasks(
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0,
+) -> None:  # fmt: skip
+    """Write the items that a scale's evaluate stage scores as tasks for lm_eval --include_path."""
+    plan = Plan(scale=scale, budget=budget, seed=seed)
+    plan.check()
+    from relinear.evaluate.task_folder import write
+
+    print(" ".join(write(plan, out)))
 
 
 @track.command("init")

