@@ -286,7 +286,7 @@ def test_beyond_the_teacher_s_positions_one_warning_says_what_the_papers_saw(cas
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate(model, tokens(9), max_new_tokens=8)  # the last token is returned, not run
-    with pytest.warns(UserWarning, match=f"17 positions are more than the 16 .* {case[0]} keeps .*LoLCATs fails.*SUPRA"):
+    with pytest.warns(UserWarning, match=f"17 positions are more than the 16 .* {case[0]}'s queries .*LoLCATs fails.*SUPRA"):
         generate(model, tokens(9), max_new_tokens=9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

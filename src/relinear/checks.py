@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from relinear.state import RecurrentCache
 
 BEYOND = (
-    "{n} positions are more than the {limit} the teacher was made for, and {method} keeps its rotary embedding over the whole past. What the "
-    "papers saw there: LoLCATs fails at passkey retrieval beyond its training length (Lizard, Section 4.2); SUPRA's quality stays flat, its "
-    "decay forgetting the rest, while its softmax teacher breaks down (SUPRA, Table 2: Qasper at 8k and 16k 17.1 and 17.2, Mistral 33.6 and 6.9)."
+    "{n} positions are more than the {limit} the teacher was made for: beyond them {method}'s queries meet keys at rotary angles that nothing "
+    "trained. What the papers saw there: LoLCATs fails at passkey retrieval beyond its training length (Lizard, Section 4.2); SUPRA stays at "
+    "its level, its decay forgetting the rest, where its softmax teacher breaks down (SUPRA, Table 2: Qasper at 8k and 16k 17.1 and 17.2, "
+    "Mistral 33.6 and 6.9)."
 )
 
 
