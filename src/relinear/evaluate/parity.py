@@ -67,9 +67,9 @@ def laws(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
         return distance(model(batch, attention_mask=mask, use_cache=False).logits[:1, pad:], whole)
 
     third = length // 3
-    cuts = [(length - 24, *(1,) * 24), (*(1,) * 24, length - 24), (third, 1, 63, length - third - 64)]
-    tried = {"pieces": [pieces(*sizes) for sizes in cuts], "prefix": [prefix(n) for n in (1, 64, third, length - 1)],
-             "padded": [padded(pad) for pad in (1, 37)]}  # fmt: skip
+    cuts = [(length - 8, *(1,) * 8), (third, 1, 63, length - third - 64)]
+    tried = {"pieces": [pieces(*sizes) for sizes in cuts], "prefix": [prefix(n) for n in (third, length - 1)],
+             "padded": [padded(37)]}  # fmt: skip
     return {law: max(values) for law, values in tried.items()}
 
 
