@@ -315,8 +315,12 @@ def results(tmp_path_factory):
     save_method(model, stage / "method.safetensors")
     (stage / "run.json").write_text(json.dumps({"config": {"method": "lolcats", "options": {"window": 8}}}))
     model.save_pretrained(root / "saved")
-    shutil.copytree(root / "saved", root / "bare")
-    AutoTokenizer.from_pretrained(root / "teacher").save_pretrained(root / "saved")
+    tokenizer = AutoTokenizer.from_pretrained(root / "teacher")
+    for copy in ("bare", "chat"):
+        shutil.copytree(root / "saved", root / copy)
+    for folder, template in (("saved", None), ("chat", "Q: {{ messages[0].content }} A:")):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(root / folder)
     return root
 
 
@@ -356,6 +360,12 @@ def test_a_seed_gives_one_sample_and_stdin_is_a_prompt(results, monkeypatch, cap
     first = sample("--prompt", "ab", "--seed", 1)
     assert first == sample("--prompt", "ab", "--seed", 1) == sample("--prompt", "-", "--seed", 1, stdin="ab")
     assert first != sample("--prompt", "ab", "--seed", 2)
+
+
+def test_a_chat_puts_the_prompt_into_the_tokenizer_s_template(results, monkeypatch, capsys):
+    chat = command(monkeypatch, capsys, results / "chat", "--prompt", "why?", "--chat", "--max-new-tokens", 12)
+    assert chat[0] == 0
+    assert chat[1] == command(monkeypatch, capsys, results / "saved", "--prompt", "Q: why? A:", "--max-new-tokens", 12)[1]
 
 
 @pytest.mark.parametrize(
