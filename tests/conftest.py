@@ -23,6 +23,7 @@ TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes")
+    config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
 
 
 def environment() -> dict[str, str]:

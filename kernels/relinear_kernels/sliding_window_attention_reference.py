@@ -148,7 +148,8 @@ def sliding_window_attention(
     batch, length, heads, dim = q.shape
     groups, dtype = k.shape[2], v.dtype
     q, k = q.to(dtype), k.to(dtype)
-    state = initial_state or window_state(batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=dtype)
+    held = torch.promote_types(dtype, torch.float32)  # as every state is, whoever made it
+    state = initial_state or window_state(batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=held)
     keys, values, mask, after = extend(state, k, v, key_mask)
     c, n, pad = _blocks(length, window)
     seen = _near(mask, c, window, pad)  # [B, N, C, C + w - 1]

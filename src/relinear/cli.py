@@ -118,6 +118,28 @@ def write_tasks(
     print(" ".join(write(plan, out)))
 
 
+@app.command()
+def generate(
+    folder: Annotated[Path, typer.Argument(help="A run (results/<scale>/runs/<run>), or any folder that transformers loads.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue; - reads it from stdin.")],
+    max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most.")] = 128,
+    temperature: Annotated[float | None, typer.Option(help="Sample at this temperature; greedy if not given.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = None,
+    seed: Seed = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", threads: Threads = None,
+) -> None:  # fmt: skip
+    """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the model's state."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    generation = importlib.import_module("relinear.generate")  # torch; not needed to print a help text
+    importlib.import_module("relinear.hardware").set_threads(threads)
+    speed = generation.generate(
+        folder, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, dtype=dtype, device=device
+    )  # fmt: skip
+    print(speed, file=sys.stderr)
+
+
 @track.command("init")
 def track_init(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
                teacher: Teacher = None, device: Device = None) -> None:  # fmt: skip

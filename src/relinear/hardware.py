@@ -9,21 +9,26 @@ import torch
 from relinear.errors import UserError
 
 if TYPE_CHECKING:
-    from relinear.config import Hardware
     from relinear.stage import Context
+
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 def device_of(wanted: str) -> str:
-    """The device itself. Raises UserError where a GPU is asked for and none is."""
+    """The device itself. Raises UserError for another than cpu and cuda, and where a GPU is asked for and none is."""
+    if wanted not in ("cpu", "cuda"):
+        raise UserError(f"no device {wanted!r}; have cpu, cuda")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)")
     return wanted
 
 
-def dtype_of(hardware: "Hardware", device: str) -> torch.dtype:
+def dtype_of(wanted: str, device: str) -> torch.dtype:
     """`auto` is bfloat16 on GPUs and on processors with matrix units for it (AMX), where it is about 4 times faster, else float32."""
-    if hardware.dtype != "auto":
-        return getattr(torch, hardware.dtype)
+    if wanted not in DTYPES:
+        raise UserError(f"no dtype {wanted!r}; have {', '.join(DTYPES)}")
+    if wanted != "auto":
+        return getattr(torch, wanted)
     matrix_units = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # private, so its absence is no error
     return torch.bfloat16 if device == "cuda" or matrix_units() else torch.float32
 
@@ -46,7 +51,7 @@ def place(context: "Context") -> tuple[str, torch.dtype]:
     """Device and dtype of a stage, and a note of them in its record."""
     hardware = context.plan.config.hardware
     device = device_of(context.plan.device or hardware.device)
-    dtype = dtype_of(hardware, device)
+    dtype = dtype_of(hardware.dtype, device)
     name = torch.cuda.get_device_name() if device == "cuda" else None
     context.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
     return device, dtype

@@ -26,9 +26,10 @@ from transformers.models.qwen3 import Qwen3ForCausalLM
 
 from relinear.attention import load, options
 from relinear.attention._base import Attention, Heads, Inputs, softmax_output
+from relinear.checks import check_padding, check_piece, check_positions, check_prompt
 from relinear.errors import UserError
 from relinear.loading import StrictLoading
-from relinear.state import RecurrentCache
+from relinear.state import RecurrentCache, nbytes
 
 
 class LinearizedAttention(nn.Module):
@@ -107,6 +108,7 @@ class Linearized(StrictLoading):
     """Mixed in front of the teacher's class: builds the swapped layers from the config, and calls the model with a recurrent cache."""
 
     family: Family
+    _is_stateful = True  # transformers then refuses assisted decoding: a recurrent state cannot take rejected tokens back
 
     def __init__(self, config):
         super().__init__(config)
@@ -117,29 +119,57 @@ class Linearized(StrictLoading):
         x = input_ids if input_ids is not None else inputs_embeds
         batch, length = x.shape[:2]
         use_cache = (not self.training and self.config.use_cache) if use_cache is None else use_cache
-        if past_key_values is None and use_cache:
-            past_key_values = self.make_cache()
-        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
-            raise TypeError(f"a linearized model's past_key_values is a RecurrentCache; got {type(past_key_values).__name__}")
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask must be [batch, tokens]; got {list(attention_mask.shape)}")
+        cache = self.make_cache() if past_key_values is None and use_cache else past_key_values
+        if cache is not None and not isinstance(cache, RecurrentCache):
+            raise TypeError(f"a linearized model's past_key_values is a RecurrentCache; got {type(cache).__name__}")
+        if length == 0:
+            raise ValueError(f"got a piece of 0 tokens, of shape {list(x.shape)}; possible: at least one")
+        if cache is not None:
+            cache.bind(self._kind(), batch)
+        if attention_mask is not None:
+            check_piece(attention_mask, batch, length, cache)
         # Masks cover the past too; the state remembers it, so the layers need this piece's columns only.
         real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask[:, -length:].bool()
-        padded = attention_mask is not None and not bool(real.all())
-        if past_key_values is not None:
-            positions = past_key_values.positions(real)
-        else:
-            positions = (real.cumsum(1) - 1).clamp(min=0) if padded else torch.arange(length, device=x.device)[None]
+        counts = real.cumsum(1) if cache is not None or attention_mask is not None else torch.arange(1, length + 1, device=x.device)[None]
+        if cache is not None and cache.lengths is not None:
+            counts = counts + cache.lengths[:, None]
+        positions = (counts - 1).clamp(min=0) if position_ids is None else position_ids
+        check_positions(self, length + (0 if cache is None else cache.get_seq_length()), positions)
+        if cache is not None:
+            cache.lengths = counts[:, -1]
         # A 4-D mask passes through transformers' mask building untouched, whatever its version: no T x T matrix is ever made.
         mask = real[:, None, None]
         return super().forward(
-            input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
-            position_ids=positions if position_ids is None else position_ids, use_cache=bool(use_cache), **kwargs,
+            input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, past_key_values=cache,
+            position_ids=positions, use_cache=bool(use_cache), **kwargs,
         )  # fmt: skip
+
+    def generate(self, inputs=None, *args, **kwargs):
+        """As in transformers, with a recurrent cache. Raises ValueError for a prompt, mask or cache that cannot be continued."""
+        prompt = next((p for p in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if p is not None), None)
+        if prompt is not None:
+            check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
+        return super().generate(inputs, *args, **kwargs)
 
     def make_cache(self) -> RecurrentCache:
         """An empty recurrent cache for this model."""
         return RecurrentCache(self.config.num_hidden_layers)
+
+    def state_bytes(self, batch: int = 1) -> int:
+        """Bytes of the state of `batch` sequences, from the first token on. Layers kept as softmax add keys and values that grow."""
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return sum(nbytes(layer.method.init_state(batch, device="meta"), wide) for layer in self.attention_layers())
+
+    def _kind(self) -> dict[str, Any]:
+        """What a cache must have in common with the model that reads it."""
+        heads = self.attention_layers()[0].method.heads
+        shape = {"layers": self.config.num_hidden_layers, "heads": heads.heads, "key heads": heads.groups, "head dimension": heads.dim}
+        return {**self.config.relinear, **shape}
+
+    def _prepare_attention_mask_for_generation(self, *args, **kwargs):
+        mask = super()._prepare_attention_mask_for_generation(*args, **kwargs)
+        check_padding(mask)  # one that transformers made from the padding token
+        return mask
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:

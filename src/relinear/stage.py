@@ -147,7 +147,7 @@ def _run(context: Context, key: str, parents: dict, work, progress: dict) -> Non
         "schema": 1, "scale": plan.scale, "run": step.run, "stage": step.stage, "key": key,
         "config": context.settings, "config_hash": digest(context.settings), "code_hash": plan.code(step),
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context),
-        "git": _git(), "versions": _versions(), "hardware": context.hardware, "seed": plan.seed, "tokens": 0,
+        "git": git_state(), "versions": versions(), "hardware": context.hardware, "seed": plan.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
         "attempt": progress["attempt"], "tags": _tags(plan, step),
     }  # fmt: skip
@@ -245,7 +245,7 @@ def _tags(plan: Plan, step: Step) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _git() -> dict[str, Any]:
+def git_state() -> dict[str, Any]:
     """The commit the code came from; nulls outside a repository."""
     here = Path(__file__).parent
 
@@ -260,7 +260,7 @@ def _git() -> dict[str, Any]:
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -15,6 +15,14 @@ def tree_map(fn, state):
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
+def nbytes(state, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a state, with its floating-point tensors held in `dtype` if one is given."""
+    if isinstance(state, Tensor):
+        held = dtype if dtype is not None and state.is_floating_point() else state.dtype
+        return state.numel() * held.itemsize
+    return sum(nbytes(part, dtype) for part in state)
+
+
 class RecurrentLayer(CacheLayerMixin):
     """One layer's state, opaque to transformers, and how many positions it has seen."""
 
@@ -45,6 +53,13 @@ class RecurrentLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.state, self.seen, self.is_initialized = None, 0, False
 
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError(
+                f"a recurrent state cannot take tokens back; got crop({tokens_to_remove}). Assisted decoding needs a softmax "
+                "model on both sides; possible here: greedy, sampling, beams"
+            )
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.state is not None:
             self.state = tree_map(lambda x: x.index_select(0, beam_idx.to(x.device)), self.state)
@@ -58,36 +73,43 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """One `RecurrentLayer` per layer, and how many real tokens each sequence has had (positions of left-padded batches)."""
+    """One `RecurrentLayer` per layer, and how many real tokens each sequence has had: the positions of left-padded batches."""
 
     def __init__(self, layers: int):
         super().__init__(layers=[RecurrentLayer() for _ in range(layers)])
         self.lengths: Tensor | None = None  # [B] int64
+        self.owner: dict[str, Any] | None = None  # method and shape of the model that filled it
 
-    def positions(self, mask: Tensor) -> Tensor:
-        """Position of each token of the next piece ``[B, T]``, counting real tokens only; advances the counts."""
-        before = mask.new_zeros(mask.shape[0], dtype=torch.long) if self.lengths is None else self.lengths
-        if before.shape[0] != mask.shape[0]:
-            raise ValueError(f"this cache holds a batch of {before.shape[0]}; got inputs of batch {mask.shape[0]}")
-        counts = mask.cumsum(1)
-        self.lengths = before + counts[:, -1]
-        return (before[:, None] + counts - 1).clamp(min=0)
+    def bind(self, owner: dict[str, Any], batch: int) -> None:
+        """Raises ValueError where the cache was filled by another kind of model, or for another batch size."""
+        if self.owner is None:
+            if len(self.layers) != owner["layers"]:
+                raise ValueError(f"this cache has {len(self.layers)} layers; the model has {owner['layers']} (model.make_cache() makes one)")
+            self.owner = owner
+        if self.owner != owner:
+            differ = [k for k in owner if owner[k] != self.owner.get(k)]
+            theirs, ours = ({k: o.get(k) for k in differ} for o in (self.owner, owner))
+            raise ValueError(f"this cache was filled by a model with {theirs}; this model has {ours}")
+        if self.lengths is not None and len(self.lengths) != batch:
+            raise ValueError(f"this cache holds a batch of {len(self.lengths)}; got inputs of batch {batch}")
+
+    def reset(self) -> None:
+        super().reset()
+        self.lengths = self.owner = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
         if self.lengths is not None:
             self.lengths = self.lengths.index_select(0, beam_idx.to(self.lengths.device))
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.lengths is not None:
+            self.lengths = self.lengths.repeat_interleave(repeats)
+
     def state_bytes(self) -> int:
         """Bytes of all states: the memory that does not grow with the sequence."""
-        total = 0
-
-        def add(x: Tensor) -> Tensor:
-            nonlocal total
-            total += x.numel() * x.element_size()
-            return x
-
-        for layer in self.layers:
-            if layer.state is not None:
-                tree_map(add, layer.state)
-        return total
+        return sum(nbytes(layer.state) for layer in self.layers if layer.state is not None)

@@ -83,6 +83,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.options = heads, options
 
+    @property
+    def unbounded_rotary(self) -> bool:
+        """Whether rotary angles between a query and its keys grow with the sequence: beyond the teacher's positions nothing trained them."""
+        return True
+
     def forward(self, inputs: Inputs, state=None) -> tuple[Float[Tensor, "B T H D"], Any]:
         """Head outputs of a piece and the state after it; `state` is what the tokens before the piece left behind."""
         raise NotImplementedError

@@ -59,6 +59,11 @@ class Method(Attention):
             nn.init.constant_(self.gate.bias, options.gate_bias)
         self.alpha = nn.Parameter(torch.full((h,), options.alpha))
 
+    @property
+    def unbounded_rotary(self) -> bool:
+        """The gated part has no rotary embedding and the window bounds its own; meta tokens are seen from any distance."""
+        return self.options.window_rope and self.options.meta > 0
+
     def _log_gate(self, inputs: Inputs):
         """log gamma ``[B, T, H]``; 0 at padding, which neither writes nor forgets."""
         x = wide(inputs.x)

@@ -101,7 +101,7 @@ class Method(Attention):
         older = mask[:, :length].cumsum(1) + delayed[4][:, None]  # how many keys have left the window by each step
         sigma = torch.where((older > 0)[..., None, None], wide(self.window_factor).sigmoid()[:, None], 1.0)
         w = self.options.window
-        delayed = (keys[:, -w:], values[:, -w:], mask[:, -w:], linear, older[:, -1].clamp(max=1))
+        delayed = (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1))
         return (sigma * near + (1 - sigma) * far).to(inputs.v.dtype), (near_state, delayed)
 
     def _delayed_state(self, batch: int, device):

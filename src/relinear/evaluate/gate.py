@@ -15,7 +15,8 @@ class GateError(RuntimeError):
     """The model failed the gate; the message has the figures."""
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def distance(a: Tensor, b: Tensor) -> float:
+    """RMS of a - b relative to that of b."""
     a, b = a.double(), b.double()
     return ((a - b).square().mean().sqrt() / b.square().mean().sqrt()).item()
 
@@ -33,7 +34,7 @@ def gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
     whole = model(tokens, use_cache=False).logits
     finite = bool(whole.isfinite().all())
     other = torch.cat([tokens[:, :half], tokens[:, half:].flip(1)], 1)
-    prefix = _distance(model(other, use_cache=False).logits[:, :half], whole[:, :half])
+    prefix = distance(model(other, use_cache=False).logits[:, :half], whole[:, :half])
     start = tokens.shape[1] - STEPS
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     cache = base.make_cache() if isinstance(base, Linearized) else None
@@ -42,7 +43,7 @@ def gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
     for i in range(start, tokens.shape[1] - 1):
         out = model(tokens[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
         decoded.append(out.logits[:, -1])
-    recurrent = _distance(torch.stack(decoded, 1), whole[:, start - 1 : -1])
+    recurrent = distance(torch.stack(decoded, 1), whole[:, start - 1 : -1])
     tolerance = TOLERANCE[base.dtype]
     figures = {
         "passed": finite and prefix <= tolerance and recurrent <= tolerance, "parallel_vs_recurrent": recurrent,

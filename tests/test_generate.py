@@ -1,0 +1,391 @@
+"""generate() in all its modes over every method, and what a prompt, a mask or a cache that cannot work gets."""
+
+import io
+import json
+import re
+import shutil
+import sys
+import warnings
+
+import pytest
+import torch
+from test_laws import CASES, close, name, of, teacher, tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from relinear import cli, linearize
+from relinear.model import load_teacher, save_method
+from relinear.state import RecurrentCache
+from relinear.teacher import save_teacher
+
+SETTINGS = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+FIRST = [next(c for c in CASES if c[0] == m) for m in dict.fromkeys(c[0] for c in CASES)]  # one variant of each method
+GREEDY = ("lolcats", {})
+
+
+def generate(model, prompt, mask=None, **more):
+    mask = torch.ones(prompt.shape[:2], dtype=torch.long) if mask is None else mask
+    return model.generate(prompt, attention_mask=mask, **{**SETTINGS, **more})
+
+
+def padded(prompt, pad):
+    """The prompt behind `pad` columns of padding, and its mask."""
+    mask = torch.cat([torch.zeros(len(prompt), pad, dtype=torch.long), torch.ones_like(prompt)], 1)
+    return torch.cat([torch.full((len(prompt), pad), 3), prompt], 1), mask
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_sampling_draws_the_same_with_and_without_a_cache(case, sequences):
+    model, settings = of(case), {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 0, "num_return_sequences": sequences}
+
+    def sample(use_cache):
+        torch.manual_seed(4)
+        return generate(model, tokens(9), use_cache=use_cache, **settings)
+
+    drawn = sample(True)
+    assert drawn.shape == (2 * sequences, 21)
+    assert torch.equal(drawn, sample(False))
+    assert len(drawn[:, 9:].unique(dim=0)) == 2 * sequences, "the draws are all alike: nothing was sampled"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_batch_of_unequal_prompts_generates_what_each_does_alone(case):
+    model, long, short = of(case), tokens(40, batch=1), tokens(23, batch=1, seed=7)
+    row, mask = padded(short, 17)
+    batch = generate(model, torch.cat([long, row]), torch.cat([torch.ones_like(long), mask]))
+    assert torch.equal(batch[0], generate(model, long)[0])
+    assert torch.equal(batch[1, 17:], generate(model, short)[0])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_beams_of_padded_prompts_with_and_without_a_cache(case):
+    model, (prompt, mask) = of(case), padded(tokens(9), 5)
+    mask[1] = 1
+    both = [generate(model, prompt, mask, num_beams=3, num_return_sequences=2, use_cache=u) for u in (True, False)]
+    assert torch.equal(*both)
+
+
+class Pieces:
+    """Counts the tokens that the model runs."""
+
+    def __init__(self, model):
+        self.lengths = []
+        self.hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, args: self.lengths.append(args[0].shape[1]))
+
+    def __enter__(self):
+        return self.lengths
+
+    def __exit__(self, *_):
+        self.hook.remove()
+
+
+@pytest.mark.parametrize("pad", [0, 6])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_conversation_goes_on_from_its_cache_and_runs_only_what_is_new(case, pad):
+    model = of(case)
+    prompt, mask = padded(tokens(20), pad)
+    mask[1] = 1
+    cache = model.make_cache()
+    for turn in range(3):
+        with Pieces(model) as lengths:
+            answer = generate(model, prompt, mask, past_key_values=cache, max_new_tokens=7)
+        assert torch.equal(answer, generate(model, prompt, mask, max_new_tokens=7))
+        assert lengths == [prompt.shape[1] if turn == 0 else 18 + 1] + [1] * 6  # the last answer's last token was not run yet
+        prompt = torch.cat([answer, tokens(18, seed=turn)], 1)
+        mask = torch.cat([mask, torch.ones(2, 7 + 18, dtype=torch.long)], 1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_prompt_prefilled_in_pieces_generates_the_same(case, chunk):
+    model, (prompt, mask) = of(case), padded(tokens(30), 9)  # with 7 the first piece is padding alone
+    mask[1] = 1
+    assert torch.equal(generate(model, prompt, mask, prefill_chunk_size=chunk), generate(model, prompt, mask))
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_a_shared_prefix_is_run_once_and_repeated_for_each_continuation(case):
+    model, prefix, ends = of(case), tokens(33, batch=1), tokens(4, batch=3, seed=8)
+    cache = model.make_cache()
+    model(prefix, past_key_values=cache)
+    cache.batch_repeat_interleave(3)
+    prompts = torch.cat([prefix.expand(3, -1), ends], 1)
+    assert torch.equal(generate(model, prompts, past_key_values=cache), generate(model, prompts))
+    cache.batch_select_indices(torch.tensor([2]))
+    whole = generate(model, prompts)[2:]
+    step = model(whole[:, -1:], past_key_values=cache).logits
+    close(step, model(whole, use_cache=False).logits[:, -1:])
+    cache.reset()
+    assert torch.equal(generate(model, prompts, past_key_values=cache), generate(model, prompts))
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_embeddings_can_be_the_prompt(case):
+    model, prompt = of(case), tokens(11)
+    answer = generate(model, prompt)
+    mask = torch.ones_like(prompt)
+    from_embeddings = model.generate(inputs_embeds=model.get_input_embeddings()(prompt), attention_mask=mask, **SETTINGS)
+    assert torch.equal(from_embeddings, answer[:, 11:])
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_what_generate_returns_beside_the_tokens(case):
+    model, prompt = of(case), tokens(11)
+    out = generate(model, prompt, return_dict_in_generate=True, output_logits=True)
+    close(torch.stack(out.logits, 1), model(out.sequences, use_cache=False).logits[:, 10:-1])
+    assert isinstance(out.past_key_values, RecurrentCache)
+    assert out.past_key_values.get_seq_length() == 11 + 12 - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_the_model_knows_its_state_s_bytes(case, dtype):
+    model = of(case, dtype=dtype)
+    for batch in (1, 3):
+        cache = model.make_cache()
+        model(tokens(5, batch=batch), past_key_values=cache)
+        assert cache.state_bytes() == model.state_bytes(batch) > 0
+    held = {x.dtype for layer in cache.layers for x in leaves(layer.state) if x.is_floating_point()}
+    assert held == {torch.promote_types(dtype, torch.float32)}
+
+
+def leaves(state):
+    return [state] if isinstance(state, torch.Tensor) else [x for part in state for x in leaves(part)]
+
+
+# --- what is refused ---
+
+
+def mask_of(*rows):
+    return torch.tensor(rows)
+
+
+def cache_of(model, length=5, batch=2):
+    cache = model.make_cache()
+    model(tokens(length, batch=batch), past_key_values=cache)
+    return cache
+
+
+def other(method="hedgehog", given=(), **sizes):
+    return linearize(teacher(**sizes), method, **dict(given))
+
+
+REFUSED_PROMPTS = {
+    "no tokens": (lambda m: {"inputs": tokens(0)}, r"prompt is empty: got \[2, 0\]"),
+    "no embeddings": (lambda m: {"inputs_embeds": torch.zeros(1, 0, 48).double()}, r"prompt is empty: got \[1, 0, 48\]"),
+    "a row of padding": (lambda m: {"attention_mask": mask_of([1, 1, 1], [0, 0, 0])}, r"only padding in rows \[1\] of 2"),
+    "a row of padding tokens": (
+        lambda m: {"inputs": mask_of([0, 0, 0], [1, 1, 1]), "attention_mask": None, "pad_token_id": 0}, r"only padding in rows \[0\] of 2",
+    ),
+    "right padding": (lambda m: {"attention_mask": mask_of([1, 1, 0], [1, 1, 1])}, r"padded on the left.*got .* in rows \[0\] of 2"),
+    "padding between": (lambda m: {"attention_mask": mask_of([1, 1, 1], [1, 0, 1])}, r"padded on the left.*got .* in rows \[1\] of 2"),
+    "right padding by tokens": (
+        lambda m: {"inputs": mask_of([1, 2, 0], [1, 2, 3]), "attention_mask": None, "pad_token_id": 0}, r"padded on the left.*rows \[0\] of 2",
+    ),
+    "a longer mask": (lambda m: {"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2, 3\]; got \[2, 4\]"),
+    "a mask of another batch": (lambda m: {"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[2, 3\]; got \[1, 3\]"),
+    "a mask in 4-D": (lambda m: {"attention_mask": torch.ones(2, 1, 3, 3)}, r"attention_mask must be \[2, 3\]; got \[2, 1, 3, 3\]"),
+    "a cache that has it all": (lambda m: {"past_key_values": cache_of(m, 3)}, "holds 3 tokens already; got a prompt of 3"),
+    "a cache that has more": (lambda m: {"past_key_values": cache_of(m, 5)}, "holds 5 tokens already; got a prompt of 3"),
+    "a cache of another batch": (lambda m: {"past_key_values": cache_of(m, 2, batch=3)}, "batch of 3; got inputs of batch 2"),
+    "a cache for one beam": (lambda m: {"past_key_values": cache_of(m, 2), "num_beams": 2}, "batch of 2; got inputs of batch 4"),
+    "an assistant": (lambda m: {"inputs": tokens(3, batch=1), "attention_mask": None, "assistant_model": teacher()}, "not supported with stateful"),
+    "prompt lookup": (lambda m: {"inputs": tokens(3, batch=1), "attention_mask": None, "prompt_lookup_num_tokens": 2}, "not supported with stateful"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", REFUSED_PROMPTS)
+def test_generate_refuses(wrong):
+    make, message = REFUSED_PROMPTS[wrong]
+    model, given = of(GREEDY), {"inputs": tokens(3), "attention_mask": torch.ones(2, 3), **SETTINGS}
+    given |= make(model)
+    if "inputs_embeds" in given:
+        del given["inputs"], given["attention_mask"]
+    with pytest.raises(ValueError, match=message):
+        model.generate(**given)
+
+
+OTHER_MODELS = {
+    "method": (lambda: other("supra"), "'method': 'supra'.*'method': 'lolcats'"),
+    "options": (lambda: other("lolcats", {"window": 16}), "'window': 16.*'window': 0"),
+    "softmax layers": (
+        lambda: linearize(teacher(), "lolcats", keep_softmax_layers=[0]),
+        r"softmax_layers': \[0\].*softmax_layers': \[\]",
+    ),
+    "heads": (lambda: other("lolcats", num_attention_heads=4, num_key_value_heads=2), "'heads': 4.*'heads': 6"),
+    "key heads": (lambda: other("lolcats", num_key_value_heads=3), "'key heads': 3.*'key heads': 2"),
+    "head dimension": (lambda: other("lolcats", head_dim=16), "'head dimension': 16.*'head dimension': 8"),
+    "layers": (lambda: other("lolcats", num_hidden_layers=3), "'layers': 3.*'layers': 2"),
+}
+
+
+@pytest.mark.parametrize("differs", OTHER_MODELS)
+def test_a_cache_of_another_model_is_refused_and_says_what_differs(differs):
+    make, message = OTHER_MODELS[differs]
+    with pytest.raises(ValueError, match=f"filled by a model with.*{message}"):
+        of(GREEDY)(tokens(1), past_key_values=cache_of(make()))
+
+
+def test_a_new_cache_of_other_depth_is_refused():
+    with pytest.raises(ValueError, match="this cache has 5 layers; the model has 2"):
+        of(GREEDY)(tokens(1), past_key_values=RecurrentCache(5))
+
+
+def test_a_model_loaded_again_goes_on_with_the_cache(tmp_path):
+    model = of(("lolcats", {"window": 16}), dtype=torch.float32)
+    cache = cache_of(model)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    close(again(tokens(1), past_key_values=cache).logits, model(torch.cat([tokens(5), tokens(1)], 1), use_cache=False).logits[:, -1:])
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(2, 4), r"= \[2, 9\]; got \[2, 4\]"),
+        (torch.ones(1, 9), r"= \[2, 9\]; got \[1, 9\]"),
+        (torch.ones(9), r"= \[2, 9\]; got \[9\]"),
+        (mask_of([1] * 8 + [0], [1] * 9), "padding after a token where a state is kept.*use_cache=False"),
+        (mask_of([1] * 5 + [0] + [1] * 3, [1] * 9), "padding after a token where a state is kept"),
+    ],
+)
+def test_a_piece_with_a_wrong_mask_is_refused_and_leaves_the_cache_as_it_was(mask, message):
+    model = of(GREEDY)
+    cache = cache_of(model)
+    with pytest.raises(ValueError, match=message):
+        model(tokens(4, seed=3), attention_mask=mask, past_key_values=cache)
+    close(model(tokens(4, seed=3), past_key_values=cache).logits, model(torch.cat([tokens(5), tokens(4, seed=3)], 1), use_cache=False).logits[:, 5:])
+
+
+def test_an_empty_piece_is_refused():
+    with pytest.raises(ValueError, match=r"0 tokens, of shape \[2, 0\]"):
+        of(GREEDY)(tokens(0))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_right_padding_is_harmless_where_no_state_is_kept(case):
+    model, ids = of(case), tokens(30)
+    mask = torch.ones_like(ids)
+    mask[0, 21:] = 0
+    close(model(ids, attention_mask=mask, use_cache=False).logits[0, :21], model(ids[:1, :21], use_cache=False).logits[0])
+    with pytest.raises(ValueError, match="padding after a token"):
+        model(ids, attention_mask=mask)
+
+
+def test_a_linearized_model_cannot_assist_another():
+    with pytest.raises(ValueError, match="cannot take tokens back"):
+        generate(teacher(), tokens(6, batch=1), assistant_model=of(GREEDY), max_new_tokens=40)
+
+
+# --- beyond the teacher's positions ---
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_beyond_the_teacher_s_positions_one_warning_says_what_the_papers_saw(case):
+    model = linearize(teacher(max_position_embeddings=16), case[0], **case[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(model, tokens(9), max_new_tokens=8)  # the last token is returned, not run
+    with pytest.warns(UserWarning, match=f"17 positions are more than the 16 .* {case[0]}'s queries .*LoLCATs fails.*SUPRA"):
+        generate(model, tokens(9), max_new_tokens=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(model, tokens(30))
+
+
+@pytest.mark.parametrize("given", [{"meta": 0}, {"window_rope": False}], ids=str)
+def test_where_no_rotary_angle_grows_nothing_is_warned_of(given):
+    model = linearize(teacher(max_position_embeddings=16), "lizard", window=8, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(model, tokens(30))
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the stages leave: a teacher's folder and a run's; and the linearized model in a folder of its own."""
+    root = tmp_path_factory.mktemp("results")
+    save_teacher("random", root / "teacher", "float32")
+    model = linearize(load_teacher(root / "teacher", torch.float32), "lolcats", window=8)
+    stage = root / "runs/lolcats/distill"
+    stage.mkdir(parents=True)
+    save_method(model, stage / "method.safetensors")
+    (stage / "run.json").write_text(json.dumps({"config": {"method": "lolcats", "options": {"window": 8}}}))
+    model.save_pretrained(root / "saved")
+    tokenizer = AutoTokenizer.from_pretrained(root / "teacher")
+    for copy in ("bare", "chat"):
+        shutil.copytree(root / "saved", root / copy)
+    for folder, template in (("saved", None), ("chat", "Q: {{ messages[0].content }} A:")):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(root / folder)
+    return root
+
+
+def command(monkeypatch, capsys, *args, stdin=""):
+    """Exit code, stdout and stderr of `relinear generate`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["relinear", "generate", *map(str, args), "--dtype", "float32", "--threads", "1"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    monkeypatch.setattr(cli.tracking, "install_signal_handlers", lambda: None)
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(("folder", "state"), [("teacher", "key-value cache"), ("runs/lolcats", "recurrent"), ("saved", "recurrent")])
+def test_the_command_prints_the_continuation_and_then_speed_and_state(results, monkeypatch, capsys, folder, state):
+    code, text, figures = command(monkeypatch, capsys, results / folder, "--prompt", "Once upon", "--max-new-tokens", 20)
+    assert code == 0
+    model = AutoModelForCausalLM.from_pretrained(results / ("teacher" if folder == "teacher" else "saved"))
+    tokenizer = AutoTokenizer.from_pretrained(results / "teacher")
+    ids = model.generate(**tokenizer("Once upon", return_tensors="pt"), max_new_tokens=20, do_sample=False, pad_token_id=1)[0, 9:]
+    assert text == tokenizer.decode(ids, skip_special_tokens=True) + "\n"
+    lines = figures.strip().splitlines()
+    assert re.fullmatch(r"prefill: 9 tokens, \d+\.\d tokens/s", lines[-3])
+    assert re.fullmatch(rf"decode: {len(ids)} tokens, \d+\.\d tokens/s", lines[-2])
+    size = model.state_bytes() if state == "recurrent" else 2 * 2 * 2 * 16 * 4 * (9 + len(ids) - 1)  # layers, k and v, groups, dim, float32
+    assert re.fullmatch(rf"{state}.*: {size:,} bytes", lines[-1])
+
+
+def test_a_seed_gives_one_sample_and_stdin_is_a_prompt(results, monkeypatch, capsys):
+    def sample(*args, stdin=""):
+        settings = ("--max-new-tokens", 12, "--temperature", 1.5, "--top-p", 0.95)
+        return command(monkeypatch, capsys, results / "saved", *settings, *args, stdin=stdin)[1]
+
+    first = sample("--prompt", "ab", "--seed", 1)
+    assert first == sample("--prompt", "ab", "--seed", 1) == sample("--prompt", "-", "--seed", 1, stdin="ab")
+    assert first != sample("--prompt", "ab", "--seed", 2)
+
+
+def test_a_chat_puts_the_prompt_into_the_tokenizer_s_template(results, monkeypatch, capsys):
+    chat = command(monkeypatch, capsys, results / "chat", "--prompt", "why?", "--chat", "--max-new-tokens", 12)
+    assert chat[0] == 0
+    assert chat[1] == command(monkeypatch, capsys, results / "saved", "--prompt", "Q: why? A:", "--max-new-tokens", 12)[1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "args", "message"),
+    [
+        ("none", ["--prompt", "x"], "no folder .*none; possible: a run"),
+        ("runs", ["--prompt", "x"], "runs is no run: .*possible: a folder with config.json"),
+        ("bare", ["--prompt", "x"], r"no tokenizer in .*bare; save one beside the model: tokenizer.save_pretrained\("),
+        ("saved", ["--prompt", ""], "the prompt must be at least one character; got ''"),
+        ("saved", ["--prompt", "-"], "the prompt must be at least one character; got ''"),
+        ("saved", ["--prompt", "x", "--chat"], "no chat template; possible: .* without --chat"),
+        ("saved", ["--prompt", "x", "--max-new-tokens", 0], "--max-new-tokens must be 1 or more; got 0"),
+        ("saved", ["--prompt", "x", "--temperature", 0], "--temperature must be above 0.*got 0.0"),
+        ("saved", ["--prompt", "x", "--top-p", 1.5], "--top-p must be above 0, at most 1; got 1.5"),
+        ("saved", ["--prompt", "x", "--device", "tpu"], "no device 'tpu'; have cpu, cuda"),
+    ],
+    ids=str,
+)
+def test_the_command_refuses_in_one_line(results, monkeypatch, capsys, folder, args, message):
+    code, text, error = command(monkeypatch, capsys, results / folder, *args)
+    assert code != 0 and text == ""
+    assert re.fullmatch(f"error: .*{message}.*", error.strip().splitlines()[-1])
+    assert "Traceback" not in error

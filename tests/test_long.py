@@ -1,0 +1,97 @@
+"""Long sequences: a state whose size and accuracy do not change over tens of thousands of steps, and prompts that need no T x T matrix."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from test_laws import CASES, WINDOW, close, name, of, one_layer, tokens
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relinear.evaluate import decoding
+from relinear.state import nbytes
+
+STEPS = 20_000
+LONG = [  # every method, and every kind of state and of sum
+    ("t2r", {}),
+    ("hedgehog", {}),
+    ("hedgehog", {"feature": "exp_pm"}),
+    ("supra", {}),
+    ("supra", {"decay": "none"}),
+    ("lolcats", {"window": WINDOW}),
+    ("lolcats", {"variant": "paper", "feature": "elu", "window": WINDOW}),
+    ("lizard", {"window": WINDOW}),
+]
+
+
+def leaves(state):
+    return [state] if isinstance(state, torch.Tensor) else [x for part in state for x in leaves(part)]
+
+
+def piece(inputs, cut=slice(None), dtype=torch.float32):
+    return inputs._replace(**{f: None if (x := getattr(inputs, f)) is None else x[:, cut].to(dtype) for f in inputs._fields})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LONG, ids=name)
+def test_state_and_normaliser_do_not_drift_over_20_000_steps(case):
+    """Float32, one token at a time, against the parallel form in float64 of the same weights and inputs. Measured: below 3e-6."""
+    method, inputs = one_layer(case, STEPS)
+    method = method.float().requires_grad_(False)
+    state, sizes = None, set()
+    with torch.inference_mode():
+        for t in range(STEPS):
+            y, state = method.step(piece(inputs, slice(t, t + 1)), state)
+            sizes.add(nbytes(state))
+    assert len(sizes) == 1 and sizes == {nbytes(method.init_state(2))}
+    exact, exact_state = copy.deepcopy(method).double()(piece(piece(inputs), dtype=torch.float64))
+    close(y, exact[:, -1:])
+    for got, expected in zip(leaves(state), leaves(exact_state), strict=True):
+        if not expected.is_floating_point():
+            assert torch.equal(got, expected)
+        elif expected.isfinite().all():  # a running maximum that no feature needs stays at -inf
+            assert got.isfinite().all()
+            if expected.any():
+                close(got, expected)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor made meanwhile has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() >= x.numel() * x.element_size():  # an expanded view holds less
+                self.elements = max(self.elements, x.numel())
+        return out
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_a_prompt_twice_as_long_makes_tensors_at_most_twice_as_large(case):
+    model, largest = of(case, dtype=torch.float32), {}
+    for length in (512, 1024):
+        with torch.inference_mode(), Largest() as seen:
+            model(tokens(length, batch=1), use_cache=True, logits_to_keep=1)
+        largest[length] = seen.elements
+    assert largest[1024] <= 2.01 * largest[512]
+
+
+@pytest.mark.parametrize("run", ["softmax teacher", "Lizard"])
+def test_the_measurement_of_long_decoding_sees_what_grows(run, capsys):
+    decoding.decode(run, 1024)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["tokens"] for r in rows] == [1] + [math.ceil(1024 * i / 10) for i in range(1, 11)]
+    model, _ = decoding.build(run)
+    per_token = 2 * 2 * 2 * 32 * 4  # layers, k and v, key heads, head dimension, bytes
+    expected = [model.state_bytes()] * 11 if run == "Lizard" else [per_token * (decoding.PROMPT + r["tokens"] - 1) for r in rows]
+    assert [r["state_bytes"] for r in rows] == expected
+    assert all(r["ms_per_token"] > 0 for r in rows[1:])
+
+
+def test_what_a_measurement_reached_is_held_against_its_targets():
+    decode = [{"phase": "decode", "run": "T2R", "tokens": 1 + 100 * i, "ms_per_token": 2.0 + i, "process_mib": 100.0 + i} for i in range(11)]
+    prefill = [{"phase": "prefill", "run": "T2R", "seconds": s} for s in (1.0, 2.2)]
+    assert decoding.reached(decode + prefill) == {"T2R": dict(zip(decoding.TARGETS, (12 / 4, pytest.approx(0.10), 2.2), strict=True))}

