@@ -118,9 +118,12 @@ def track_import(folder: Path, results: Results = Path("results")) -> None:
 
 @track.command("ui")
 def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
-    """Open MLflow's UI on 127.0.0.1."""
-    results.mkdir(parents=True, exist_ok=True)
+    """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
     store = Plan(results=results).store
+    if not store.startswith("sqlite:"):
+        print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
+        return
+    results.mkdir(parents=True, exist_ok=True)
     tracking.init(store)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)
