@@ -1,6 +1,7 @@
 """Laws of the GPU slots, with an nvidia-smi that lists as many devices as a test wants: no device is two jobs', and none is lost."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -126,3 +127,10 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     job = machine.job(count=count, **environment)
     _, error = job.communicate()
     assert job.returncode != 0 and all(part in error.splitlines()[-1] for part in named), error
+
+
+@pytest.mark.parametrize(("options", "threads"), [((), {"2"}), (("--resources", "gpu=2"), set())], ids=["one slot", "two slots"])
+def test_jobs_side_by_side_share_the_cores(fresh, options, threads):
+    """A job with all cores would keep the other GPUs idle. Snakemake names no number of threads that is one."""
+    plan = fresh.snakemake("results/table2.csv", scale="smollm2", options=("--dry-run", *options))
+    assert plan.count("gpu=1") == 19 and set(re.findall(r"threads: (\d+)", plan)) == threads

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"NOT TESTED ON SLURM: no {', '.join(MISSING)}; apt-get install slurmctld slurmd slurm-client munge"
 )
 
-# No accounting database, no cgroups: what a single machine without systemd can run.
+# No accounting database, no cgroups, and the node is taken to be what is said here: what a container without systemd can run.
 CONF = """
 ClusterName=relinear
 SlurmctldHost={host}(127.0.0.1)
@@ -41,6 +41,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -115,7 +116,7 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     fresh.snakemake("results/smoke/corpus/run.json")  # here, to save the test a minute
     append(fresh, "src/relinear/tracking.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
-    command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "2")}
+    command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "5")}
 
     process = fresh.popen(target, **command)
     wait(lambda: (fresh / "held").is_file() or process.poll() is not None, "the job to come to step 5")
