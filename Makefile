@@ -32,7 +32,7 @@ table2: setup ## results/table2.csv, the main job: 30 minutes on two cores; CONF
 test: export OMP_NUM_THREADS = 1
 test: setup ## the tests: up to 15 minutes on two cores
 	@echo "relinear: testing"
-	@$(VENV) -m pytest $(WORKERS) $(PYTEST_ARGS)
+	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
 
 lint: setup ## ruff, snakefmt, snakemake --lint
 	@$(VENV) -m ruff check .

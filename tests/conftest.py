@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -19,6 +20,27 @@ import yaml
 ROOT = Path(__file__).parents[1]
 FIGURES = [f"results/smoke/lolcats/figure{n}.png" for n in (3, 4, 5, 6)]
 TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
+
+
+# Code of the mirror, which no result depends on: it stops a stage at a chosen moment, so that the test kills it just there.
+HOLD = """
+
+def _held(method, moment):
+    def held(self, *args, **more):
+        method(self, *args, **more)
+        here = f"{self._run} {self._stage} {moment(*args)}"
+        if Path("hold").is_file() and Path("hold").read_text() == here:
+            Path("aside").write_text(str(os.getpid()))
+            os.replace("aside", "held")
+            while Path("held").is_file():
+                time.sleep(0.02)
+
+    return held
+
+
+Tracker.log = _held(Tracker.log, lambda metrics, step, at=None: f"step {step}")
+Tracker.finish = _held(Tracker.finish, lambda folder: "finish")
+"""
 
 
 def pytest_configure(config):
@@ -106,6 +128,29 @@ class Clone(NamedTuple):
             for run, key, value in store.execute("select run_uuid, key, value from tags"):
                 tags.setdefault(run, {})[key] = value
         return [{"id": run, "status": status, "tags": tags.get(run, {})} for run, status in runs]
+
+
+def append(clone, path: str, text: str) -> None:
+    with (clone / path).open("a") as file:
+        file.write(text)
+
+
+def wait(true, what: str, seconds: float = 180) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+
+
+def children(clone, run: str, stage: str) -> list[str]:
+    """Statuses of a stage's runs in MLflow, by attempt."""
+    own = [r for r in clone.mlflow() if (r["tags"].get("run"), r["tags"].get("stage")) == (run, stage)]
+    return [r["status"] for r in sorted(own, key=lambda r: int(r["tags"]["attempt"]))]
+
+
+def curve_of(folder: Path) -> list[dict]:
+    timed = {"time", "tokens_per_second", "memory_bytes"}
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def copy_sources(to: Path) -> Clone:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import FIGURES, TARGETS
+from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
 ACCURACIES = ["piqa_acc", "piqa_acc_norm", "arc_easy_acc", "arc_challenge_acc_norm", "hellaswag_acc_norm", "winogrande_acc", "mmlu_acc"]
@@ -284,11 +284,6 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
     assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/table2.csv").read_bytes()
 
 
-def append(clone, path: str, text: str) -> None:
-    with (clone / path).open("a") as file:
-        file.write(text)
-
-
 # --- what it takes to add a method ---
 
 NEW_METHOD = '''
@@ -327,26 +322,6 @@ def test_a_new_method_is_one_file_and_one_entry(clone, finished):
 
 # --- interruptions ---
 
-# Code of the mirror, which no result depends on: it stops a stage at a chosen moment, so that the test kills it just there.
-HOLD = """
-
-def _held(method, moment):
-    def held(self, *args, **more):
-        method(self, *args, **more)
-        here = f"{self._run} {self._stage} {moment(*args)}"
-        if Path("hold").is_file() and Path("hold").read_text() == here:
-            Path("aside").write_text(str(os.getpid()))
-            os.replace("aside", "held")
-            while Path("held").is_file():
-                time.sleep(0.02)
-
-    return held
-
-
-Tracker.log = _held(Tracker.log, lambda metrics, step, at=None: f"step {step}")
-Tracker.finish = _held(Tracker.finish, lambda folder: "finish")
-"""
-
 
 def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
     """Start the command; it and the process of the stage, once that has come to `moment` and stays there."""
@@ -358,29 +333,11 @@ def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
     return process, psutil.Process(int((clone / "held").read_text()))
 
 
-def wait(true, what: str, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.02)
-
-
 def text(path: Path) -> str:
     """What a log says; nothing while Snakemake replaces it."""
     with suppress(FileNotFoundError):
         return path.read_text()
     return ""
-
-
-def children(clone, run: str, stage: str) -> list[str]:
-    """Statuses of a stage's runs in MLflow, by attempt."""
-    own = [r for r in clone.mlflow() if (r["tags"].get("run"), r["tags"].get("stage")) == (run, stage)]
-    return [r["status"] for r in sorted(own, key=lambda r: int(r["tags"]["attempt"]))]
-
-
-def curve_of(folder: Path) -> list[dict]:
-    timed = {"time", "tokens_per_second", "memory_bytes"}
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):

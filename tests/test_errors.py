@@ -127,7 +127,7 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("args", [["--scale", "smoke", "--device", "cuda"], ["--scale", "paper"]], ids=" ".join)
 def test_a_gpu_that_is_not_there(monkeypatch, tmp_path, args):
-    code, stderr = relinear(monkeypatch, "teacher", *args, "--results", str(tmp_path))
+    code, stderr = relinear(monkeypatch, "activations", *args, "--results", str(tmp_path))
     assert code != 0 and stderr == "error: device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)\n"
 
 
@@ -201,8 +201,7 @@ def test_an_option_that_the_method_does_not_have_stops_the_first_stage(fresh, ru
 def test_snakemake_says_that_there_is_no_gpu(fresh):
     output = fresh.snakemake(FIRST, fails=True, device="cuda")
     assert "torch finds no GPU; possible here: cpu" in output and "Traceback" not in output
-    assert "results/smoke/logs/assets.log" in output, "a failing rule names its log"
-    assert not list((fresh / "results").rglob("run.json"))
+    assert not (fresh / "results").exists(), "work had begun"
 
 
 def test_an_unknown_target_is_named(fresh):

@@ -15,7 +15,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DIRECT = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["dev"]
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+DIRECT = PYPROJECT["project"]["dependencies"] + EXTRAS["dev"] + EXTRAS["cluster"]
 UNIMPORTED = {"accelerate", "pandas", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
 OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
 

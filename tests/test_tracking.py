@@ -5,9 +5,13 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -312,6 +316,78 @@ def test_what_a_killed_init_left_does_not_matter(tmp_path):
 def test_importing_the_module_imports_no_mlflow():
     process = start("import sys, relinear.tracking; print('mlflow' in sys.modules)")
     assert process.communicate()[0] == "False\n"
+
+
+# A server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """The address of a real `mlflow server` on loopback."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while True:
+            with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+                break
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def test_nodes_in_parallel_share_a_server_and_one_parent(server):
+    """As with a file, whose lock nodes do not have."""
+    stages = ("distill", "finetune", "evaluate", "fidelity")
+    processes = [start(WRITER, server, stage) for stage in stages]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors
+    assert "WARNING" not in "".join(errors)
+    for stage in stages:
+        run = child(server, stage)
+        assert run.info.status == "FINISHED" and run.data.metrics == {"loss": 299, "lr": 1}
+        assert run.data.tags["mlflow.parentRunId"] == parent(server).info.run_id
+
+
+def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
+    run_stage(server, tmp_path / "first", EVALUATION, stage="evaluate", scale="smoke")
+    write_folder(tmp_path / "results", record(stage="distill", scale="smoke"), {})
+
+    def relinear(*args: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": SOURCE, "MLFLOW_TRACKING_URI": server}
+        command = [sys.executable, "-m", "relinear.cli", "track", *args]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    relinear("init", "--scale", "smoke")
+    assert relinear("rebuild") == "1 runs restored\n"
+    assert sorted(r.info.run_name for r in runs(server, scale="smoke")) == ["lizard", "lizard/distill", "lizard/evaluate"]
+    assert {"run.json", "metrics.json"} <= {f.path for f in client(server).list_artifacts(child_of(server, "distill").info.run_id)}
+    assert server in relinear("ui")
+    assert not list(tmp_path.rglob("mlflow.db*")), "a store beside the server's"
+
+
+def child_of(uri, stage):
+    [run] = runs(uri, f"tags.stage = '{stage}'", scale="smoke")
+    return run
+
+
+@pytest.mark.parametrize(("kind", "warns"), [("nfs4", True), ("lustre", True), ("ext4", False)])
+def test_sqlite_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, capsys, empty_store, kind, warns):
+    monkeypatch.setattr(tracking, "MOUNTS", tmp_path / "mounts")
+    (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/home {tmp_path / 'home'} {kind} rw 0 0\n")
+    (tmp_path / "home").mkdir()
+    shutil.copy(empty_store, tmp_path / "home/mlflow.db")
+    tracking.init(f"sqlite:///{tmp_path / 'home/mlflow.db'}")
+    error = capsys.readouterr().err
+    assert (f"({kind})" in error and "MLFLOW_TRACKING_URI" in error) if warns else not error
 
 
 # A store that fails

@@ -11,7 +11,8 @@ import typer
 from relinear import tracking
 from relinear.config import ConfigError
 from relinear.errors import UserError
-from relinear.plan import PER_RUN, SHARED, Plan
+from relinear.gpus import claim
+from relinear.plan import ON_DEVICE, PER_RUN, SHARED, Plan
 from relinear.stage import run_stage
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -34,11 +35,14 @@ def _stage_verb(stage: str):
         plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
         plan.check()
         step = plan.step(stage, run)
+        wanted = (device or plan.config.hardware.device) if stage in ON_DEVICE else "cpu"
+        if wanted == "cuda":
+            claim()
         module = importlib.import_module(plan.modules(step)[0])
         hardware = importlib.import_module("relinear.hardware")  # torch; not needed to print a help text
         plan.check_options()
         hardware.set_threads(threads)
-        hardware.device_of(device or plan.config.hardware.device)
+        hardware.device_of(wanted)
         print(f"{step}: {run_stage(plan, step, module.run)}")
 
     if per_run:
@@ -164,9 +168,12 @@ def track_import(folder: Path, results: Results = Path("results")) -> None:
 
 @track.command("ui")
 def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
-    """Open MLflow's UI on 127.0.0.1."""
-    results.mkdir(parents=True, exist_ok=True)
+    """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
     store = Plan(results=results).store
+    if not store.startswith("sqlite:"):
+        print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
+        return
+    results.mkdir(parents=True, exist_ok=True)
     tracking.init(store)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)

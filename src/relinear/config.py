@@ -93,6 +93,25 @@ class Hardware(Strict):
     checkpoint_seconds: Annotated[float, Field(ge=0)]
 
 
+class Minutes(Strict):
+    """The longest that a stage may take at budget 1."""
+
+    teacher: Positive
+    corpus: Positive
+    activations: Positive
+    distill: Positive
+    finetune: Positive
+    fidelity: Positive
+    evaluate: Positive
+
+
+class Jobs(Strict):
+    """What a cluster reserves for a stage, and ends it for exceeding; one machine enforces nothing."""
+
+    memory_mb: Positive  # of the host
+    minutes: Minutes
+
+
 class Scale(Strict):
     teacher: Teacher
     corpus: Corpus
@@ -101,6 +120,7 @@ class Scale(Strict):
     evaluate: Evaluation
     fidelity: FidelitySample
     hardware: Hardware
+    jobs: Jobs
 
 
 # --- runs ---

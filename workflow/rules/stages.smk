@@ -1,8 +1,11 @@
 # assets -> teacher -> [instructions] -> corpus -> activations, once a scale; distill -> finetune -> evaluate and fidelity, once a run.
 
 
+# On a cluster these stay where the command was given: the one has the network, which the nodes of many lack, the others take seconds.
 localrules:
     tracking_store,
+    assets,
+    headline,
 
 
 rule tracking_store:
@@ -38,6 +41,9 @@ rule teacher:
     log:
         "<results>/logs/teacher.log",
     threads: cores
+    resources:
+        mem_mb=MEMORY,
+        runtime=MINUTES["teacher"],
     params:
         key=key("teacher"),
     shell:
@@ -69,6 +75,9 @@ rule corpus:
         "<results>/corpus/run.json",
     log:
         "<results>/logs/corpus.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=MINUTES["corpus"],
     params:
         key=key("corpus"),
     shell:
@@ -87,6 +96,8 @@ rule activations:
     threads: workflow.cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["activations"],
     params:
         key=key("activations"),
     shell:
@@ -104,6 +115,8 @@ rule distill:
     threads: cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["distill"],
     params:
         key=key("distill"),
     shell:
@@ -121,6 +134,8 @@ rule finetune:
     threads: cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["finetune"],
     params:
         key=key("finetune"),
     shell:
@@ -139,6 +154,8 @@ rule fidelity:
     threads: cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["fidelity"],
     params:
         key=key("fidelity"),
     shell:
@@ -158,6 +175,8 @@ rule evaluate:
     threads: cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["evaluate"],
     params:
         key=key("evaluate"),
     shell:

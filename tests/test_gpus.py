@@ -1,0 +1,136 @@
+"""Laws of the GPU slots, with an nvidia-smi that lists as many devices as a test wants: no device is two jobs', and none is lost."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+HOLD = "import relinear.gpus, sys; print(*relinear.gpus.claim(int(sys.argv[1])), flush=True); sys.stdin.read()"
+TRAIN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); input()"
+EXEC = f"import os, relinear.gpus, sys; relinear.gpus.claim(); os.execv(sys.executable, [sys.executable, '-c', {TRAIN!r}])"
+
+
+class Machine:
+    """A host with `gpus` devices, and the jobs on it."""
+
+    def __init__(self, folder: Path, gpus: int):
+        self.folder, self.jobs = folder, []
+        (folder / "bin").mkdir()
+        smi = folder / "bin/nvidia-smi"
+        smi.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(gpus)))
+        smi.chmod(0o755)
+
+    def job(self, code: str = HOLD, count: int = 1, **environment: str) -> subprocess.Popen:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "CUDA_", "KUBERNETES_", "RELINEAR_"))}
+        path = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(self.folder), "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-c", code, str(count)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.jobs.append(subprocess.Popen(command, env={**clean, **path, **environment}, text=True, **pipes))
+        return self.jobs[-1]
+
+    def claimed(self, count: int = 1, **environment: str) -> list[str]:
+        """What a job gets that finds enough devices free."""
+        return self.job(count=count, **environment).stdout.readline().split()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    made = Machine(tmp_path, 4)
+    yield made
+    for job in made.jobs:
+        job.kill()
+        job.communicate()
+
+
+def waits(job: subprocess.Popen) -> bool:
+    return "waiting for" in job.stderr.readline()
+
+
+def test_every_job_gets_devices_of_its_own(machine):
+    claims = [machine.claimed(), machine.claimed(2), machine.claimed()]
+    assert [len(c) for c in claims] == [1, 2, 1]
+    assert sorted(sum(claims, [])) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_device_is_free_again_however_its_job_ends(machine, end):
+    whole = machine.job(count=4)
+    assert whole.stdout.readline()
+    heir = machine.job(count=3)
+    assert waits(heir)
+    whole.send_signal(end)
+    assert len(heir.stdout.readline().split()) == 3
+
+
+def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
+    first = machine.job()
+    assert first.stdout.readline()
+    rivals = [machine.job(count=4) for _ in range(2)]
+    assert all(waits(job) for job in rivals)
+    first.kill()
+    ready, _, _ = select.select([job.stdout for job in rivals], [], [])
+    [winner] = [job for job in rivals if job.stdout in ready]
+    assert len(winner.stdout.readline().split()) == 4
+    winner.kill()
+    rivals.remove(winner)
+    assert len(rivals[0].stdout.readline().split()) == 4
+
+
+def test_devices_are_chosen_among_the_visible_ones(machine):
+    assert machine.claimed(CUDA_VISIBLE_DEVICES="2,GPU-3") == ["GPU-2"]
+    assert machine.claimed(CUDA_VISIBLE_DEVICES="2,GPU-3") == ["GPU-3"]
+    assert waits(machine.job(CUDA_VISIBLE_DEVICES="2,GPU-3"))
+
+
+def test_jobs_share_a_device_when_told_to(machine):
+    two = {"RELINEAR_JOBS_PER_GPU": "2"}
+    claims = [machine.claimed(**two)[0] for _ in range(8)]
+    assert sorted(claims[:4]) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"], "an idle device first"
+    assert sorted(claims[4:]) == sorted(claims[:4])
+    assert waits(machine.job(**two))
+
+
+@pytest.mark.parametrize(
+    ("gave", "count", "claimed"),
+    [
+        ({"SLURM_JOB_GPUS": "6", "CUDA_VISIBLE_DEVICES": "0"}, 1, []),
+        ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}, 1, ["GPU-0"]),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, 1, []),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 1, []),
+    ],
+    ids=["Slurm gave what was asked for", "Slurm gave an allocation of more", "a rank of torchrun", "no GPU"],
+)
+def test_what_others_gave_is_left_alone(machine, gave, count, claimed):
+    assert machine.claimed(count, **gave) == claimed
+
+
+def test_the_lock_goes_with_the_process_into_the_command_it_becomes(machine):
+    became = machine.job(EXEC, CUDA_VISIBLE_DEVICES="0")
+    assert became.stdout.readline() == "GPU-0\n"
+    heir = machine.job(CUDA_VISIBLE_DEVICES="0")
+    assert waits(heir)
+    became.kill()
+    assert heir.stdout.readline() == "GPU-0\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "named"),
+    [(5, {}, ["5 GPUs asked for", "there are 4"]), (1, {"RELINEAR_JOBS_PER_GPU": "0"}, ["RELINEAR_JOBS_PER_GPU", "'0'", "1 or more"])],
+)
+def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
+    job = machine.job(count=count, **environment)
+    _, error = job.communicate()
+    assert job.returncode != 0 and all(part in error.splitlines()[-1] for part in named), error
+
+
+@pytest.mark.parametrize(("options", "threads"), [((), {"2"}), (("--resources", "gpu=2"), set())], ids=["one slot", "two slots"])
+def test_jobs_side_by_side_share_the_cores(fresh, options, threads):
+    """A job with all cores would keep the other GPUs idle. Snakemake names no number of threads that is one."""
+    plan = fresh.snakemake("results/table2.csv", scale="smollm2", options=("--dry-run", *options))
+    assert plan.count("gpu=1") == 19 and set(re.findall(r"threads: (\d+)", plan)) == threads

@@ -1,0 +1,108 @@
+"""The profile `kubernetes`, as far as no cluster is needed: what it plans, the manifests it writes, how it reads a job's state.
+
+A kubectl of our own records a manifest and runs its command here; no test of this file says that a real cluster takes it.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+
+KUBECTL = f"""#!{sys.executable}
+import os, pathlib, subprocess, sys
+here = pathlib.Path(__file__).parent
+verb, *rest = sys.argv[1:]
+(here / "calls").open("a").write(" ".join(sys.argv[1:]) + "\\n")
+if verb == "create":
+    import yaml
+    name = f"relinear-{{len(list(here.glob('*.yaml')))}}"
+    (here / f"{{name}}.yaml").write_text(sys.stdin.read())
+    container = yaml.safe_load((here / f"{{name}}.yaml").read_text())["spec"]["template"]["spec"]["containers"][0]
+    command = [*container["command"]] if "KUBECTL_RUNS" in os.environ else ["true"]
+    done = subprocess.run(command, cwd=container["workingDir"], stdout=(here / "log").open("a"), stderr=subprocess.STDOUT)
+    (here / name).write_text(f"{{name}} s={{'' if done.returncode else 1}} f={{1 if done.returncode else ''}}")
+    print(f"job.batch/{{name}}")
+elif verb == "get":
+    print((here / rest[1]).read_text(), end="")
+"""
+SETTINGS = {"RELINEAR_CLAIM": "work", "RELINEAR_VOLUME": "/work", "RELINEAR_IMAGE": "registry/python:3.11"}
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """The folder of kubectl, with the manifests it was given."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "kubectl").write_text(KUBECTL)
+    (folder / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def profile(script: str, *args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([ROOT / "profiles/kubernetes" / script, *args], capture_output=True, text=True)
+
+
+def pod(folder) -> dict:
+    [manifest] = [yaml.safe_load(p.read_text()) for p in folder.glob("*.yaml")]
+    assert manifest["kind"] == "Job" and manifest["spec"]["backoffLimit"] == 0
+    return manifest["spec"]["template"]["spec"]
+
+
+def test_a_stage_runs_as_a_job_with_what_its_scale_reserves(kubectl, fresh, monkeypatch):
+    monkeypatch.setenv("KUBECTL_RUNS", "yes")
+    fresh.snakemake("results/smoke/teacher/run.json", options=("--workflow-profile", "kubernetes"))
+    assert (fresh / "results/smoke/teacher/run.json").is_file(), (kubectl / "log").read_text()
+    spec = pod(kubectl)
+    [container] = spec["containers"]
+    assert container["resources"] == {"requests": {"cpu": "1", "memory": "3000M"}, "limits": {"memory": "3000M"}}
+    assert spec["activeDeadlineSeconds"] == 600 and container["workingDir"] == str(fresh.root)
+
+
+def test_a_stage_on_gpus_asks_for_them_in_its_limits(kubectl, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert profile("submit", "8", "32000", "240", "2", "job.sh").stdout == "relinear-0\n"
+    [container] = pod(kubectl)["containers"]
+    assert container["resources"] == {"requests": {"cpu": "8", "memory": "32000M"}, "limits": {"memory": "32000M", "nvidia.com/gpu": "2"}}
+    assert {"name": "MLFLOW_TRACKING_URI", "value": "http://mlflow:5000"} in container["env"]
+    assert container["volumeMounts"][0] == {"name": "work", "mountPath": "/work"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_lacks_is_named(kubectl, monkeypatch, name):
+    monkeypatch.delenv(name)
+    done = profile("submit", "1", "2000", "30", "0", "job.sh")
+    assert done.returncode and f"{name}: is not set" in done.stderr
+    assert not list(kubectl.glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("relinear-0 s= f=", "running"), ("relinear-0 s=1 f=", "success"), ("relinear-0 s= f=1", "failed"), ("", "failed"), (None, "running")],
+    ids=["active", "succeeded", "failed", "deleted", "no answer"],
+)
+def test_a_jobs_state_is_read(kubectl, state, said):
+    if state is not None:
+        (kubectl / "relinear-0").write_text(state)
+    assert profile("status", "relinear-0").stdout == f"{said}\n"
+
+
+def test_cancelling_deletes_the_jobs(kubectl):
+    assert profile("cancel", "relinear-0", "relinear-1").returncode == 0
+    assert (kubectl / "calls").read_text().startswith("delete job ") and "relinear-0 relinear-1" in (kubectl / "calls").read_text()
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
+    """Every stage of the headline, no GPU needed here; and no setting of the default profile lost but its cap on GPUs."""
+    options = ("--dry-run", "--quiet", "host", "--workflow-profile", name)
+    counted = fresh.snakemake("results/table2.csv", scale="smollm2", options=options).split("Job stats:")[1]
+    assert all(f"{stage} {n}" in " ".join(counted.split()) for stage, n in {"distill": 4, "finetune": 7, "evaluate": 8, "total": 25}.items())
+    ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
+    assert default.pop("resources") == ["gpu=1"]
+    assert default.items() <= ours.items()
