@@ -97,6 +97,7 @@ class Minutes(Strict):
     """The longest that a stage may take at budget 1."""
 
     teacher: Positive
+    instructions: Positive
     corpus: Positive
     activations: Positive
     distill: Positive

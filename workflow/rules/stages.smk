@@ -61,6 +61,8 @@ rule instructions:
     threads: workflow.cores
     resources:
         gpu=gpus,
+        mem_mb=MEMORY,
+        runtime=MINUTES["instructions"],
     params:
         key=key("instructions"),
     shell:
