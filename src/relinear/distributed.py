@@ -41,10 +41,10 @@ def joined(device: str) -> Iterator[None]:
         yield
         return
     if device == "cuda":
-        local, here, have = (*(int(os.environ[f"LOCAL_{x}"]) for x in ("RANK", "WORLD_SIZE")), torch.cuda.device_count())
-        if here > have:
+        local, here, have = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if 1 < have < here:
             raise UserError(f"{here} processes on this machine, one a GPU, but torch finds {have} GPUs; possible: 1 to {have} processes")
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local % have)  # a process that may see one GPU only (CUDA_VISIBLE_DEVICES) has that one
     # Gloo also beside NCCL: what the processes tell each other lies in main memory.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     yield

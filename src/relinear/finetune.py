@@ -70,12 +70,8 @@ def run(context: "Context") -> dict:
         chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
-    weights = {}
-    for name, p in base.named_parameters() if full else ():
-        value = whole(p.detach())
-        if context.leads:
-            weights[name] = value.cpu().contiguous()
-    if full and context.leads:
+    weights = _collected(base, context.leads) if full else {}
+    if context.leads and full:
         save_file(weights, context.out / "model.safetensors")
     elif context.leads:
         model.save_pretrained(context.out / "adapter")
@@ -83,3 +79,13 @@ def run(context: "Context") -> dict:
             save_method(base, context.out / "method.safetensors")
     trained = sum(p.numel() for ps, _ in groups for p in ps)
     return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}
+
+
+def _collected(model: torch.nn.Module, leads: bool) -> dict[str, Tensor]:
+    """All parameters in main memory, for the process that writes them: whole on a GPU one at a time."""
+    weights = {}
+    for name, p in model.named_parameters():
+        value = whole(p.detach())  # a call of all processes
+        if leads:
+            weights[name] = value.cpu().contiguous()
+    return weights

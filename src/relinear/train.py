@@ -58,8 +58,8 @@ def train(
     Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
 
     A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
-    never stopped, with any number of processes, after `resumed(step)`. Raises FloatingPointError at a loss or gradient that is not finite, and CollapseError if the
-    mean loss of the last steps reaches `chance` although it began below.
+    never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
+    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began below.
     """
     optimiser = torch.optim.AdamW(
         [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],

@@ -55,7 +55,12 @@ def key(stage):
 
 
 def gpus(wildcards):
-    return int((plan.device or plan.config.hardware.device) == "cuda")
+    return plan.gpus("activations")
+
+
+# The stages that `relinear --gpus` spreads: it starts torchrun where a rule has more than one.
+def spread_gpus(wildcards):
+    return plan.gpus("finetune")
 
 
 # On a CPU, one core a job: jobs side by side use the cores better than one job's threads do.

@@ -86,11 +86,11 @@ rule distill:
         "<results>/logs/{run}.distill.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
     params:
         key=key("distill"),
     shell:
-        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
 
 
 rule finetune:
@@ -103,11 +103,11 @@ rule finetune:
         "<results>/logs/{run}.finetune.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
     params:
         key=key("finetune"),
     shell:
-        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
 
 
 rule fidelity:
@@ -140,8 +140,8 @@ rule evaluate:
         "<results>/logs/{run}.evaluate.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
     params:
         key=key("evaluate"),
     shell:
-        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
