@@ -44,7 +44,7 @@ Follower.log = _mishap
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Clone:
-    """Three scales of the same numbers: `one` for a single process, `ddp` and `fsdp` for two. The shared stages are there, run once."""
+    """Three scales of the same numbers: `one` for a single process, `ddp` and `fsdp` for two."""
     clone = copy_sources(tmp_path_factory.mktemp("engine") / "clone")
     with (clone / "src/relinear/stage.py").open("a") as file:
         file.write(MISHAPS)
@@ -79,10 +79,11 @@ WHOLE = [f"{stage} {run}" for run, stage in TRAINED]
 @pytest.fixture(scope="module")
 def single(clone) -> Clone:
     """What one process makes; and, for two to go on with, the last of it until step 2."""
-    python(clone, str(VERBS), *verbs("one", "assets", "teacher", "corpus", *WHOLE, "evaluate teacher"))
+    shared = ("assets", "teacher", "corpus")
+    lines = verbs("one", *shared, *WHOLE, "evaluate teacher")
     for scale in ("ddp", "fsdp"):
-        shutil.copytree(clone / "results/one", clone / f"results/{scale}", ignore=shutil.ignore_patterns("runs", ".work"))
-    python(clone, str(VERBS), *(line for scale in ("ddp", "fsdp") for line in verbs(scale, f"until 2 {WHOLE[-1]}")))
+        lines += verbs(scale, *shared, f"until 2 {WHOLE[-1]}")
+    python(clone, str(VERBS), *lines)
     return clone
 
 
@@ -189,6 +190,21 @@ def test_one_process_goes_on_where_two_were_interrupted(interrupted, scale, run,
     assert sorted(p.name for p in (interrupted / f"results/{scale}/.work/{run}.{stage}").iterdir()) == ["attempt.json", "lock"]
 
 
+def test_the_dag_gives_each_rule_its_gpus(tmp_path):
+    clone = copy_sources(tmp_path / "clone")
+    clone.edit_yaml("workflow/scales/smollm2.yaml", lambda scale: scale["hardware"].update(gpus=4))
+    targets = [f"results/smollm2/runs/lizard/{stage}/run.json" for stage in ("evaluate", "fidelity")]
+    for slots, gpus in ((8, 4), (2, 2)):
+        options = ("--dry-run", "--printshellcmds", "--resources", f"gpu={slots}")
+        output = clone.snakemake(*targets, options=options, scale="smollm2")
+        commands = [line for line in output.splitlines() if "relinear.cli" in line]
+        for stage in ("distill", "finetune", "evaluate"):
+            [command] = [c for c in commands if f"relinear.cli {stage} lizard " in c]
+            assert f" --gpus {gpus} " in command
+        [command] = [c for c in commands if "relinear.cli fidelity lizard " in c]
+        assert "--gpus" not in command
+
+
 # --- what each process takes of a step ---
 
 
@@ -208,7 +224,10 @@ def test_shares_are_the_step_and_pieces_lie_in_their_batch(batch_size, accumulat
 
 @pytest.mark.parametrize(
     ("stage", "processes", "named"),
-    [("distill", 3, ["distill is 8 sequences", "3 processes", "1, 2, 4, 8"]), ("corpus", 2, ["corpus", "got 2", "distill, finetune, evaluate"])],
+    [
+        ("distill", 3, ["a step of distill has batch_size x accumulate = 8 sequences", "3 processes", "1, 2, 4, 8"]),
+        ("corpus", 2, ["corpus", "got 2", "distill, finetune, evaluate"]),
+    ],
 )
 def test_a_number_of_processes_that_does_not_fit_is_refused(stage, processes, named):
     with pytest.raises(ConfigError) as error:

@@ -259,7 +259,7 @@ class Plan:
             if step % processes:
                 possible = ", ".join(str(n) for n in range(1, step + 1) if step % n == 0)
                 raise ConfigError(
-                    f"scale {self.scale!r}: a step of {stage} is {step} sequences (batch_size x accumulate), which {processes} processes "
+                    f"scale {self.scale!r}: a step of {stage} has batch_size x accumulate = {step} sequences, which {processes} processes "
                     f"cannot share evenly; possible: {possible}"
                 )
 
