@@ -105,6 +105,8 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["evaluate", "lizzard", "--scale", "smoke"], ["'lizzard'", "lizard"]),
         (["distill", "teacher", "--scale", "smoke"], ["'teacher' has no distill stage", "hedgehog"]),
         (["finetune", "teacher", "--scale", "smoke"], ["'teacher' has no finetune stage", "teacher_lora"]),
+        (["finetune", "lizard", "--scale", "smoke", "--gpus", "2"], ["= 1 sequences", "2 processes", "possible: 1"]),
+        (["fidelity", "lizard", "--scale", "smoke", "--gpus", "2"], ["fidelity", "got 2", "distill, finetune, evaluate"]),
         (["teacher", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
         (["teacher", "--scale", "smoke", "--budget", "0"], ["0", "positive"]),
         (["teacher", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),

@@ -292,6 +292,30 @@ def test_sigterm_closes_the_run(uri):
     assert child(uri).data.metrics == {"loss": 1.0}
 
 
+FAILING = (
+    STAGE
+    + """
+import os, signal
+close = tracking.Tracker._close
+
+def interrupted(self, *args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    close(self, *args)
+
+tracking.Tracker._close = interrupted
+with tracking.Tracker(uri, **about) as tracker:
+    raise RuntimeError("the other process is gone")
+"""
+)
+
+
+def test_sigterm_while_a_failure_is_recorded_does_not_lose_it(uri):
+    process = start(FAILING, uri, "distill")
+    assert "the other process is gone" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert (child(uri).info.status, parent(uri).info.status) == ("FAILED", "FAILED")
+
+
 def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path):
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
     stages = ("distill", "finetune", "evaluate", "fidelity")

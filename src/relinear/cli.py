@@ -12,8 +12,10 @@ from relinear import tracking
 from relinear.config import ConfigError
 from relinear.errors import UserError
 from relinear.gpus import claim
-from relinear.plan import ON_DEVICE, PER_RUN, SHARED, Plan
+from relinear.plan import ON_DEVICE, PER_RUN, SHARED, SPREAD, Plan
 from relinear.stage import run_stage
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
@@ -26,36 +28,47 @@ Results = Annotated[Path, typer.Option(help="Folder that all scales write under.
 Teacher = Annotated[str | None, typer.Option(help="Another teacher that the scale names.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")]
 Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
+Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {', '.join(SPREAD)} over, by torchrun; the scale's if not given.")]
 
 
 def _stage_verb(stage: str):
     per_run = stage in PER_RUN
 
-    def work(run: str | None, scale: str, budget: float, seed: int, results: Path, teacher: str | None, device: str | None, threads: int | None):
+    def work(run: str | None, scale: str, budget: float, seed: int, results: Path, teacher: str | None, device: str | None,
+             threads: int | None, gpus: int | None) -> None:  # fmt: skip
         plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
         plan.check()
         step = plan.step(stage, run)
         wanted = (device or plan.config.hardware.device) if stage in ON_DEVICE else "cpu"
+        launched = os.environ.get("WORLD_SIZE")  # by torchrun
+        processes = int(launched) if launched else plan.gpus(stage) if gpus is None else gpus
+        plan.check_processes(stage, max(processes, 1))
         if wanted == "cuda":
-            claim()
+            claim(max(processes, 1))
+        if processes > 1 and not launched:
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, *TORCHRUN, str(processes), "-m", "relinear.cli", *sys.argv[1:]])
         module = importlib.import_module(plan.modules(step)[0])
-        hardware = importlib.import_module("relinear.hardware")  # torch; not needed to print a help text
+        # torch; not needed to print a help text
+        hardware, distributed = (importlib.import_module(f"relinear.{name}") for name in ("hardware", "distributed"))
         plan.check_options()
         hardware.set_threads(threads)
-        hardware.device_of(wanted)
-        print(f"{step}: {run_stage(plan, step, module.run)}")
+        with distributed.joined(hardware.device_of(wanted)):
+            folder = run_stage(plan, step, module.run)
+            if distributed.rank() == 0:
+                print(f"{step}: {folder}")
 
     if per_run:
 
         def verb(run: Annotated[str, typer.Argument(help="A run of workflow/runs.yaml.")], scale: Scale = "mini", budget: Budget = 1.0,
                  seed: Seed = 0, results: Results = Path("results"), teacher: Teacher = None, device: Device = None,
-                 threads: Threads = None) -> None:  # fmt: skip
-            work(run, scale, budget, seed, results, teacher, device, threads)
+                 threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
+            work(run, scale, budget, seed, results, teacher, device, threads, gpus)
     else:
 
         def verb(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
                  teacher: Teacher = None, device: Device = None, threads: Threads = None) -> None:  # fmt: skip
-            work(None, scale, budget, seed, results, teacher, device, threads)
+            work(None, scale, budget, seed, results, teacher, device, threads, None)
 
     return verb
 

@@ -91,6 +91,8 @@ class Hardware(Strict):
     device: Literal["cpu", "cuda"]
     dtype: Literal["auto", "float32", "bfloat16"]
     checkpoint_seconds: Annotated[float, Field(ge=0)]
+    gpus: Positive = 1  # that distill, finetune and evaluate each spread over
+    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several: a replica of the model on each, or its shards; auto: shards if it must
 
 
 class Minutes(Strict):

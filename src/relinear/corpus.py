@@ -11,6 +11,7 @@ nor the other sources can move it, and two copies of a document are always on th
 import gzip
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -182,6 +183,22 @@ def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]
     epochs = [divmod(step * batch_size + j, n) for j in range(batch_size)]
     orders = {epoch: order(n, seed, epoch) for epoch, _ in epochs}
     return [int(orders[epoch][position]) for epoch, position in epochs]
+
+
+def micro_batches(
+    step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with the whole batch that it is of.
+
+    Together the shares are the step, whatever the number of processes, which must divide batch_size * accumulate. A piece is as large
+    as fits: one process has the batches themselves.
+    """
+    share = batch_size * accumulate // size
+    piece = math.gcd(batch_size, share)
+    first = step * batch_size * accumulate + rank * share
+    for at in range(first, first + share, piece):
+        own, whole = (batch_indices(at // many, n=n, batch_size=many, seed=seed) for many in (piece, batch_size))
+        yield own, whole
 
 
 def chance_loss(folder: Path, vocabulary: int) -> float:

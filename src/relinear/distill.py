@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from relinear.corpus import Packed, batch_indices
+from relinear.corpus import Packed, micro_batches
+from relinear.distributed import rank, size, spread
 from relinear.hardware import memory_bytes, place
 from relinear.model import assemble, save_method
 from relinear.train import train
@@ -25,27 +26,30 @@ def run(context: "Context") -> dict:
     device, dtype = place(context)
     recipe, budget = context.settings["distill"], context.settings["budget"]
     torch.manual_seed(context.seed)
-    model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype, device=device)
+    model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype)
     corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
     parameters = list(model.method_parameters().values())
     model.requires_grad_(False)
     for p in parameters:
         p.requires_grad_(True)
+    context.hardware["engine"] = spread(model, parameters, device, context.plan.config.hardware.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
     trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
     stored = _Stored(context.parents["activations"], device) if "activations" in context.parents else None
 
     def loss(step: int) -> Iterator[tuple[str, Tensor]]:
-        for micro in range(step * accumulate, (step + 1) * accumulate):
-            chosen = batch_indices(micro, n=len(corpus), batch_size=batch, seed=context.seed)
+        for chosen, _ in micro_batches(
+            step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
+        ):  # fmt: skip
+            parts = sum(trained) * (batch * accumulate // len(chosen))
             if stored:
                 recorded = stored(chosen)
             else:
                 recorded = record(model, torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device))
             for i, (method, inputs) in enumerate(layer_inputs(model, recorded)):
                 if trained[i]:
-                    yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / (sum(trained) * accumulate)
+                    yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(
@@ -55,7 +59,8 @@ def run(context: "Context") -> dict:
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
-    save_method(model, context.out / "method.safetensors")
+    if context.leads:
+        save_method(model, context.out / "method.safetensors")
     return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": sum(p.numel() for p in parameters)}
 
 

@@ -9,7 +9,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
 
-from relinear.corpus import Packed, batch_indices, chance_loss
+from relinear.corpus import IGNORED, Packed, chance_loss, micro_batches
+from relinear.distributed import rank, size, spread, whole
 from relinear.hardware import memory_bytes, place
 from relinear.model import assemble, save_method
 from relinear.train import train
@@ -29,33 +30,37 @@ def run(context: "Context") -> dict:
     # Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care.
     model = assemble(
         context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
-        dtype=torch.float32 if full else dtype, device=device,
+        dtype=torch.float32 if full else dtype,
     )  # fmt: skip
-    base, groups = model, []
-    if full:
-        groups = [(list(model.parameters()), lr)]
-    else:
+    base, adapters, added = model, [], []
+    if not full:
         added = list(model.method_parameters().values()) if recipe["train_method"] else []
         adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
                              task_type="CAUSAL_LM", target_modules=list(recipe["lora_targets"]))  # fmt: skip
         model = get_peft_model(model, adapter)
-        groups = [([p for p in model.parameters() if p.requires_grad], lr)]
-        if added:
-            for p in added:
-                p.requires_grad_(True)
-            groups.append((added, max(recipe["method_lr"] or lr, lr)))
+        adapters = [p for p in model.parameters() if p.requires_grad]
+        for p in added:
+            p.requires_grad_(True)
+    context.hardware["engine"] = spread(model, None if full else adapters + added, device, context.plan.config.hardware.engine)
+    groups = [(list(model.parameters()) if full else adapters, lr)]
+    if added:
+        groups.append((added, max(recipe["method_lr"] or lr, lr)))
     model.train()
     corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
 
     def loss(step: int) -> Iterator[tuple[str, Tensor]]:
-        for micro in range(step * accumulate, (step + 1) * accumulate):
-            chosen = batch_indices(micro, n=len(corpus), batch_size=batch, seed=context.seed)
+        for chosen, micro in micro_batches(
+            step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
+        ):  # fmt: skip
             tokens, labels = (torch.stack(x).to(device) for x in zip(*(corpus.sequence(i) for i in chosen), strict=True))
             with torch.autocast(device, dtype, enabled=full and dtype != torch.float32):
                 logits = model(tokens, use_cache=False).logits
-            yield "lm", F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()) / accumulate
+            # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
+            labelled = sum(int((corpus.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
+            total = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
+            yield "lm", total / labelled / accumulate
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(
@@ -65,11 +70,22 @@ def run(context: "Context") -> dict:
         chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
-    if full:
-        save_file({n: p.detach().contiguous() for n, p in base.named_parameters()}, context.out / "model.safetensors")
-    else:
+    weights = _collected(base, context.leads) if full else {}
+    if context.leads and full:
+        save_file(weights, context.out / "model.safetensors")
+    elif context.leads:
         model.save_pretrained(context.out / "adapter")
         if recipe["train_method"]:
             save_method(base, context.out / "method.safetensors")
     trained = sum(p.numel() for ps, _ in groups for p in ps)
     return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}
+
+
+def _collected(model: torch.nn.Module, leads: bool) -> dict[str, Tensor]:
+    """All parameters in main memory, for the process that writes them: whole on a GPU one at a time."""
+    weights = {}
+    for name, p in model.named_parameters():
+        value = whole(p.detach())  # a call of all processes
+        if leads:
+            weights[name] = value.cpu().contiguous()
+    return weights

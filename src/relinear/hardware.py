@@ -34,8 +34,8 @@ def dtype_of(wanted: str, device: str) -> torch.dtype:
 
 
 def set_threads(threads: int | None) -> int:
-    """Use `threads` cores (all that this process may use if None)."""
-    n = threads or len(os.sched_getaffinity(0))
+    """Use `threads` cores (all that this process may use if None), shared with the others that torchrun started here."""
+    n = max((threads or len(os.sched_getaffinity(0))) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     torch.set_num_threads(n)
     return n
 

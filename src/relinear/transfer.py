@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relinear.attention._base import Inputs
+from relinear.distributed import unsharded
 
 
 @torch.no_grad()
@@ -16,7 +17,7 @@ def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
     try:
         for layer in layers:
             layer.recording = []
-        model.base_model(tokens, attention_mask=torch.ones_like(tokens)[:, None, None].bool(), use_cache=False)
+        model(tokens, use_cache=False, logits_to_keep=1)  # as a whole, which is how FSDP knows it
         return [layer.recording[0] for layer in layers]
     finally:
         for layer in layers:
@@ -26,5 +27,7 @@ def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
 @torch.no_grad()
 def layer_inputs(model: PreTrainedModel, recorded: list[Tensor]) -> Iterator[tuple[torch.nn.Module, Inputs]]:
     """Each layer's method with its inputs, as the teacher's projections make them from what was recorded."""
-    for layer, x, rotary in zip(model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
-        yield layer.method, layer.inputs(x, rotary, None)
+    for block, layer, x, rotary in zip(model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
+        with unsharded(block):
+            inputs = layer.inputs(x, rotary, None)
+        yield layer.method, inputs

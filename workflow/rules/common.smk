@@ -56,12 +56,17 @@ def key(stage):
 
 
 def gpus(wildcards):
-    return int((plan.device or plan.config.hardware.device) == "cuda")
+    return plan.gpus("activations")
+
+
+# The stages that `relinear --gpus` spreads: it starts torchrun where a rule has more than one.
+def spread_gpus(wildcards):
+    return plan.gpus("finetune")
 
 
 # On a CPU, one core a job: jobs side by side use the cores better than one job's threads do. With GPUs, each brings its share of them.
 def cores(wildcards):
-    wanted = gpus(wildcards)
+    wanted = spread_gpus(wildcards)
     slots = workflow.global_resources.get("gpu").value or wanted
     return max(1, workflow.cores * wanted // max(slots, wanted, 1))
 

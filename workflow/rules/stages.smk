@@ -116,13 +116,13 @@ rule distill:
         "<results>/logs/{run}.distill.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
         mem_mb=MEMORY,
         runtime=MINUTES["distill"],
     params:
         key=key("distill"),
     shell:
-        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} distill {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
 
 
 rule finetune:
@@ -135,13 +135,13 @@ rule finetune:
         "<results>/logs/{run}.finetune.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
         mem_mb=MEMORY,
         runtime=MINUTES["finetune"],
     params:
         key=key("finetune"),
     shell:
-        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} finetune {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
 
 
 rule fidelity:
@@ -176,10 +176,10 @@ rule evaluate:
         "<results>/logs/{run}.evaluate.log",
     threads: cores
     resources:
-        gpu=gpus,
+        gpu=spread_gpus,
         mem_mb=MEMORY,
         runtime=MINUTES["evaluate"],
     params:
         key=key("evaluate"),
     shell:
-        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"

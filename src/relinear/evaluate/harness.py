@@ -30,6 +30,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from relinear.distributed import gathered, rank, share
+
 TASKS = Path(__file__).parents[3] / "workflow" / "tasks"
 SMOKE = TASKS.parent / "smoke" / "tasks"
 BUNDLED = Path(lm_eval.tasks.__file__).parent
@@ -212,7 +214,8 @@ class LocalLM(HFLM):
     """The harness's transformers adapter, with the output head applied only where a choice is scored.
 
     HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
-    more arithmetic and far more memory than the rest of a small model. Same inputs, same numbers.
+    more arithmetic and far more memory than the rest of a small model. Same inputs, same numbers; also with several processes,
+    which share the batches that one would make, and all get all answers.
     """
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -230,10 +233,11 @@ class LocalLM(HFLM):
         if len(inputs[0]) > self.max_length:
             raise ValueError(f"got a prompt of {len(inputs[0])} tokens; the longest possible is max_length={self.max_length}")
 
-        answers = {}
-        with torch.inference_mode(), tqdm(total=len(requests), desc="lm-eval", unit="choice") as bar:
-            for at in range(0, len(inputs), self.batch_size):
-                batch = inputs[at : at + self.batch_size]
+        batches = share([inputs[at : at + self.batch_size] for at in range(0, len(inputs), self.batch_size)])
+        choices = sum(len(groups[tokens]) for batch in batches for tokens in batch)
+        answers = []
+        with torch.inference_mode(), tqdm(total=choices, desc="lm-eval", unit="choice", disable=rank() > 0) as bar:
+            for batch in batches:
                 first = min(len(tokens) - len(requests[number][2]) for tokens in batch for number in groups[tokens])
                 padded = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True).to(self.device)
                 keep = padded.shape[1] - first
@@ -244,9 +248,9 @@ class LocalLM(HFLM):
                         end = len(tokens) - first
                         logp = F.log_softmax(row[end - len(choice) : end], dim=-1, dtype=self.softmax_dtype)
                         total = logp.gather(1, choice[:, None]).sum()
-                        answers[number] = (total.item(), bool((logp.argmax(-1) == choice).all()))
+                        answers.append((number, total.item(), bool((logp.argmax(-1) == choice).all())))
                         bar.update()
-        return [answers[number] for number in range(len(requests))]
+        return [(total, greedy) for _, total, greedy in sorted(gathered(answers))]
 
 
 def _row(name: str, part: LocalTask, sample: dict) -> dict:

@@ -9,10 +9,13 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from relinear.distributed import gathered, rank, share
+
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, tokens: Int[Tensor, " n"], labels: Int[Tensor, " n"], *, seq_len: int, batch_size: int) -> dict[str, float]:
-    """Perplexity of a causal language model on a stream of tokens, in windows that do not overlap.
+    """Perplexity of a causal language model on a stream of tokens, in windows that do not overlap; of several
+    processes with the same model each takes its share of the batches.
 
     Args:
         tokens: the text. It is cut into windows of seq_len; a shorter rest is left out.
@@ -40,20 +43,23 @@ def perplexity(model: PreTrainedModel, tokens: Int[Tensor, " n"], labels: Int[Te
     tokens, labels = (flat[: windows * seq_len].view(windows, seq_len) for flat in (tokens, labels))
 
     model.eval()
-    losses, counts = [], []  # of each window: summed loss, predicted tokens
-    with tqdm(total=windows * seq_len, desc="perplexity", unit="tok", unit_scale=True) as bar:
-        for inputs, targets in zip(tokens.split(batch_size), labels.split(batch_size), strict=True):
+    rows = []  # window, summed loss, predicted tokens
+    mine = share(list(zip(range(0, windows, batch_size), tokens.split(batch_size), labels.split(batch_size), strict=True)))
+    total = sum(inputs.numel() for _, inputs, _ in mine)
+    with tqdm(total=total, desc="perplexity", unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+        for first, inputs, targets in mine:
             logits = model(inputs.to(model.device), use_cache=False).logits
-            for row, target in zip(logits, targets.to(logits.device), strict=True):  # float32 logits for one window at a time
+            for window, (row, target) in enumerate(zip(logits, targets.to(logits.device), strict=True), first):  # float32 logits of one at a time
                 loss = F.cross_entropy(row[:-1].float(), target[1:], reduction="sum").item()
-                if not math.isfinite(loss):
-                    start = len(losses) * seq_len
-                    raise FloatingPointError(f"got a loss of {loss} in window {len(losses)} of {windows} (tokens {start} to {start + seq_len - 1})")
-                losses.append(loss)
-                counts.append(int((target[1:] != -100).sum()))
+                rows.append((window, loss, int((target[1:] != -100).sum())))
             bar.update(inputs.numel())
 
-    loss, count = torch.tensor(losses, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
+    rows = sorted(gathered(rows))
+    for window, loss, _ in rows:
+        if not math.isfinite(loss):
+            start = window * seq_len
+            raise FloatingPointError(f"got a loss of {loss} in window {window} of {windows} (tokens {start} to {start + seq_len - 1})")
+    loss, count = (torch.tensor(column, dtype=torch.float64) for column in list(zip(*rows, strict=True))[1:])
     total = count.sum()
     if total == 0:
         raise ValueError(f"got no token to predict: all {len(tokens) * seq_len} labels are -100")

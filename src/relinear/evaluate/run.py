@@ -46,7 +46,8 @@ def run(context: "Context") -> dict:
         scores, items = harness.score(
             model, tokenizer, e["tasks"], data, batch_size=e["batch_size"], max_length=e["max_length"], seed=context.seed, smoke=e["smoke"]
         )
-    (context.out / "items.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
+    if context.leads:
+        (context.out / "items.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
     chance = math.exp(chance_loss(context.parents["corpus"], model.config.vocab_size))
     return {
         "run": context.step.run, "method": s["method"], "variant": context.plan.runs[context.step.run].variant, "scale": context.plan.scale,

@@ -1,0 +1,243 @@
+"""Several processes compute what one does: the same curves, results and records, also across an interruption and on another number of them.
+
+Two processes on one CPU, by torchrun and gloo; on GPUs the same code runs through NCCL.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from conftest import Clone, copy_sources, environment
+from safetensors.torch import load_file
+
+from relinear.config import ConfigError
+from relinear.corpus import batch_indices, micro_batches
+from relinear.plan import Plan
+
+VERBS = Path(__file__).with_name("verbs.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]  # a method's parameters, LoRA beside them, all weights
+
+# In what runs stages, of which no result depends: the second process dies or hangs at a step that a file names.
+MISHAPS = """
+
+def _mishap(self, metrics, step):
+    for mishap in ("die", "hang"):
+        if Path(mishap).is_file() and Path(mishap).read_text() == str(step):
+            Path(mishap).unlink()
+            if mishap == "die":
+                os.kill(os.getpid(), 9)
+            Path("hanging").write_text(str(os.getpid()))
+            time.sleep(600)
+
+
+Follower.log = _mishap
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Clone:
+    """Three scales of the same numbers: `one` for a single process, `ddp` and `fsdp` for two."""
+    clone = copy_sources(tmp_path_factory.mktemp("engine") / "clone")
+    with (clone / "src/relinear/stage.py").open("a") as file:
+        file.write(MISHAPS)
+    smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
+    smoke["distill"] |= {"batch_size": 1, "accumulate": 2, "activations": False}  # a batch each; the teacher's own pass, sharded too
+    smoke["finetune"] |= {"batch_size": 2, "accumulate": 1}  # a batch between them
+    for scale, engine in {"one": "auto", "ddp": "auto", "fsdp": "fsdp"}.items():
+        smoke["hardware"]["engine"] = engine
+        (clone / f"workflow/scales/{scale}.yaml").write_text(yaml.safe_dump(smoke))
+    return clone
+
+
+def shell(clone: Clone) -> dict[str, str]:
+    return {**environment(), "PYTHONPATH": f"{clone.root / 'src'}:{clone.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
+
+
+def python(clone: Clone, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *args], cwd=clone.root, env=shell(clone), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def verbs(scale: str, *lines: str) -> list[str]:
+    return [f"{line} --scale {scale} --threads 1" for line in lines]
+
+
+WHOLE = [f"{stage} {run}" for run, stage in TRAINED]
+
+
+@pytest.fixture(scope="module")
+def single(clone) -> Clone:
+    """What one process makes; and, for two to go on with, the last of it until step 2."""
+    shared = ("assets", "teacher", "corpus")
+    lines = verbs("one", *shared, *WHOLE, "evaluate teacher")
+    for scale in ("ddp", "fsdp"):
+        lines += verbs(scale, *shared, f"until 2 {WHOLE[-1]}")
+    python(clone, str(VERBS), *lines)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def double(single) -> Clone:
+    """What two processes make, with replicas and with shards."""
+    output = python(single, *TORCHRUN, str(VERBS), *verbs("ddp", *WHOLE, "evaluate teacher"), *verbs("fsdp", *WHOLE))
+    assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, "one process speaks for both, at both scales"
+    return single
+
+
+def folder(clone: Clone, scale: str, run: str, stage: str) -> Path:
+    return clone / f"results/{scale}/runs/{run}/{stage}"
+
+
+def history(at: Path) -> list[dict]:
+    return [json.loads(line) for line in (at / "history.jsonl").read_text().splitlines()]
+
+
+def assert_same(got: Path, expected: Path) -> None:
+    """The same curve and the same weights, to float32 rounding."""
+    ours, theirs = history(got), history(expected)
+    assert [x["step"] for x in ours] == [x["step"] for x in theirs] == list(range(len(theirs)))
+    for field in ("loss", "grad_norm", "lr"):
+        assert [x[field] for x in ours] == pytest.approx([x[field] for x in theirs], rel=1e-5), field
+    files = sorted(p.relative_to(expected) for p in expected.rglob("*.safetensors"))
+    assert files and files == sorted(p.relative_to(got) for p in got.rglob("*.safetensors"))
+    for file in files:
+        a, b = load_file(got / file), load_file(expected / file)
+        assert a.keys() == b.keys()
+        for name in b:
+            assert (a[name] - b[name]).abs().max() <= 1e-3 * b[name].abs().max(), name
+
+
+@pytest.mark.parametrize("scale", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("run", "stage"), TRAINED)
+def test_two_processes_train_what_one_does(double, scale, run, stage):
+    got, expected = folder(double, scale, run, stage), folder(double, "one", run, stage)
+    assert_same(got, expected)
+    record, alone = (json.loads((at / "run.json").read_text()) for at in (got, expected))
+    assert (record["hardware"]["processes"], record["hardware"]["engine"]) == (2, scale)
+    assert (alone["hardware"]["processes"], alone["hardware"]["engine"]) == (1, "ddp")
+    assert (record["key"], record["tokens"]) == (alone["key"], alone["tokens"])
+    same = ("steps", "tokens", "trainable_params")
+    metrics, theirs = (json.loads((at / "metrics.json").read_text()) for at in (got, expected))
+    assert {k: metrics[k] for k in same} == {k: theirs[k] for k in same}
+
+
+def test_two_processes_score_every_item_as_one_does(double):
+    got, expected = (folder(double, scale, "teacher", "evaluate") for scale in ("ddp", "one"))
+    assert (got / "items.jsonl").read_bytes() == (expected / "items.jsonl").read_bytes()
+    metrics, theirs = (json.loads((at / "metrics.json").read_text()) | {"scale": None} for at in (got, expected))
+    assert metrics == theirs
+
+
+def test_one_process_writes_one_mlflow_run_a_stage(double):
+    found = [run["tags"] for run in double.mlflow() if run["tags"].get("scale") == "fsdp" and "stage" in run["tags"]]
+    attempts = [(run, stage, "1") for run, stage in TRAINED] + [(*TRAINED[-1], "2")]
+    assert sorted((t["run"], t["stage"], t["attempt"]) for t in found) == sorted(attempts)
+
+
+def start(clone: Clone, scale: str, run: str, stage: str, mishap: str, step: int) -> subprocess.Popen:
+    """The command that spreads a stage over two, its result forgotten; the second process will come to harm at `step`."""
+    shutil.rmtree(folder(clone, scale, run, stage))
+    (clone / mishap).write_text(str(step))
+    command = [sys.executable, "-m", "relinear.cli", stage, run, "--scale", scale, "--threads", "2", "--gpus", "2"]
+    process = subprocess.Popen(command, cwd=clone.root, env=shell(clone), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    clone.started.append(process)
+    return process
+
+
+@pytest.fixture(scope="module")
+def interrupted(double) -> Clone:
+    """Two processes, of which one is killed (with shards), or that are told to end (with replicas); then one that goes on to the end."""
+    killed = start(double, "fsdp", "supra", "finetune", "die", 5)
+    output, _ = killed.communicate()
+    assert killed.returncode != 0 and "Signal 9 (SIGKILL) received" in output, output
+    assert list((double / "results/fsdp/.work/supra.finetune").glob("shards.*"))
+
+    told = start(double, "ddp", "lizard", "distill", "hang", 5)
+    while not (double / "hanging").is_file() or not (double / "hanging").read_text():
+        assert told.poll() is None, told.communicate()[0]
+        time.sleep(0.05)
+    told.send_signal(signal.SIGTERM)
+    told.communicate()
+    assert told.returncode != 0 and not psutil.pid_exists(int((double / "hanging").read_text()))
+
+    for scale, run, stage in INTERRUPTED:
+        assert not (folder(double, scale, run, stage) / "run.json").exists()
+    assert "RUNNING" not in {run["status"] for run in double.mlflow() if "stage" in run["tags"]}
+    lines = [line for scale, run, stage in INTERRUPTED for line in verbs(scale, f"{stage} {run}")]
+    (double / "output").write_text(python(double, str(VERBS), *lines))
+    return double
+
+
+INTERRUPTED = [("fsdp", "supra", "finetune"), ("ddp", "lizard", "distill")]
+
+
+@pytest.mark.parametrize(("scale", "run", "stage"), INTERRUPTED)
+def test_one_process_goes_on_where_two_were_interrupted(interrupted, scale, run, stage):
+    output, place = (interrupted / "output").read_text(), folder(interrupted, scale, run, stage)
+    assert any(f"{stage} {run}: goes on at step {at} of 8" in output for at in (5, 6)), "the others may or may not have come further"
+    assert_same(place, folder(interrupted, "one", run, stage))
+    assert sorted(p.name for p in (interrupted / f"results/{scale}/.work/{run}.{stage}").iterdir()) == ["attempt.json", "lock"]
+
+
+def test_the_dag_gives_each_rule_its_gpus(tmp_path):
+    clone = copy_sources(tmp_path / "clone")
+    clone.edit_yaml("workflow/scales/smollm2.yaml", lambda scale: scale["hardware"].update(gpus=4))
+    targets = [f"results/smollm2/runs/lizard/{stage}/run.json" for stage in ("evaluate", "fidelity")]
+    for slots, gpus in ((8, 4), (2, 2)):
+        options = ("--dry-run", "--printshellcmds", "--resources", f"gpu={slots}")
+        output = clone.snakemake(*targets, options=options, scale="smollm2")
+        commands = [line for line in output.splitlines() if "relinear.cli" in line]
+        for stage in ("distill", "finetune", "evaluate"):
+            [command] = [c for c in commands if f"relinear.cli {stage} lizard " in c]
+            assert f" --gpus {gpus} " in command
+        [command] = [c for c in commands if "relinear.cli fidelity lizard " in c]
+        assert "--gpus" not in command
+
+
+# --- what each process takes of a step ---
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate", "size"), [(8, 1, 1), (8, 1, 4), (1, 8, 4), (4, 3, 2), (4, 3, 6), (4, 5, 4), (6, 2, 12)])
+def test_shares_are_the_step_and_pieces_lie_in_their_batch(batch_size, accumulate, size):
+    of = {"n": 21, "seed": 3}
+    for step in (0, 1, 5):
+        batches = [batch_indices(step * accumulate + i, batch_size=batch_size, **of) for i in range(accumulate)]
+        shares = [list(micro_batches(step, batch_size=batch_size, accumulate=accumulate, rank=r, size=size, **of)) for r in range(size)]
+        assert [i for share in shares for own, _ in share for i in own] == [i for batch in batches for i in batch]
+        assert len({len(own) for share in shares for own, _ in share}) == 1
+        for own, whole in (piece for share in shares for piece in share):
+            assert whole in batches and set(own) <= set(whole)
+        if size == 1:
+            assert shares == [[(batch, batch) for batch in batches]]
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes", "named"),
+    [
+        ("distill", 3, ["a step of distill has batch_size x accumulate = 8 sequences", "3 processes", "1, 2, 4, 8"]),
+        ("corpus", 2, ["corpus", "got 2", "distill, finetune, evaluate"]),
+    ],
+)
+def test_a_number_of_processes_that_does_not_fit_is_refused(stage, processes, named):
+    with pytest.raises(ConfigError) as error:
+        Plan(scale="smollm2").check_processes(stage, processes)
+    assert all(part in str(error.value) for part in named), error.value
+
+
+def test_a_scale_whose_gpus_cannot_share_a_step_is_refused(tmp_path):
+    clone = copy_sources(tmp_path / "clone")
+    clone.edit("workflow/scales/smollm2.yaml", "checkpoint_seconds: 120", "checkpoint_seconds: 120, gpus: 3")
+    with pytest.raises(ConfigError, match="3 processes cannot share evenly; possible: 1, 2, 4, 8"):
+        Plan(scale="smollm2", workflow=clone / "workflow").check()
+    Plan(scale="smollm2", device="cpu", workflow=clone / "workflow").check()

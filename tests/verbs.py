@@ -1,0 +1,38 @@
+"""Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py "distill lizard --scale ddp" ...`
+
+A line that begins with `until N` stops before step N, as if the process had died there.
+"""
+
+import sys
+
+from relinear import distributed, stage
+from relinear.cli import app
+
+
+class Stop(Exception):
+    """The process dies here."""
+
+
+def until(step: int):
+    log = stage.Context.log
+
+    def dies(self, metrics, at):
+        if at == step:
+            raise Stop
+        log(self, metrics, at)
+
+    stage.Context.log = dies
+    return log
+
+
+with distributed.joined("cpu"):
+    for line in sys.argv[1:]:
+        words = line.split()
+        if words[0] != "until":
+            app(words, standalone_mode=False)
+            continue
+        log = until(int(words[1]))
+        try:
+            app(words[2:], standalone_mode=False)
+        except Stop:
+            stage.Context.log = log
