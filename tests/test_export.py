@@ -352,7 +352,8 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         model, ids = load(out), tokens(41)  # as loaded: where a tensor lies in memory decides how torch sums it
         with torch.inference_mode():
             torch.save((ids, model(ids).logits, model.generate(ids, max_new_tokens=24, do_sample=False)), f"{out}.pt")
-    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    alone = {"PYTHONPATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
