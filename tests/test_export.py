@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_errors import relinear
 from test_laws import CASES, TEACHERS, linearized, name, of, teacher, tokens
+from test_packaging import PYPROJECT
 from test_stage import Mirror
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -286,7 +287,8 @@ LOAD = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from
 ORDERS = {
     "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
     "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
-    "torch's plugin": f"from relinear.registration import autoload; autoload(); import torch; {LOAD}",
+    "transformers' table first": "from transformers import AutoConfig; import relinear; AutoConfig.from_pretrained(sys.argv[1])",
+    "torch's plugin": f"from relinear.registration import install; install(); import torch; {LOAD}",
 }
 
 
@@ -306,9 +308,11 @@ def test_every_teacher_is_registered():
 
 
 def test_torch_can_be_imported_whatever_happens_in_its_plugin(monkeypatch):
-    monkeypatch.setattr(registration, "install", lambda: 1 / 0)
+    [plugin] = PYPROJECT["project"]["entry-points"]["torch.backends"].values()
+    module, _, function = plugin.partition(":")
+    monkeypatch.setattr(registration, "_register", lambda: 1 / 0)
     with pytest.warns(UserWarning, match="division by zero"):
-        registration.autoload()
+        getattr(importlib.import_module(module), function)()
 
 
 # --- the folder without relinear ---
