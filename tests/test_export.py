@@ -284,10 +284,22 @@ def test_pickles_are_not_even_asked_for(exported):
 # --- which import makes it known ---
 
 LOAD = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+MIDST = """
+class Plugin:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.functional":  # torch is being imported, by the module of transformers' table
+            from relinear.registration import AUTO, install
+            assert not hasattr(sys.modules[AUTO], "AutoConfig")
+            install()
+
+sys.meta_path.insert(0, Plugin())
+from transformers import AutoConfig
+AutoConfig.from_pretrained(sys.argv[1])
+"""
 ORDERS = {
     "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
     "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
-    "transformers' table first": "from transformers import AutoConfig; import relinear; AutoConfig.from_pretrained(sys.argv[1])",
+    "torch's plugin in the midst of transformers": MIDST,
     "torch's plugin": f"from relinear.registration import install; install(); import torch; {LOAD}",
 }
 
@@ -310,7 +322,7 @@ def test_every_teacher_is_registered():
 def test_torch_can_be_imported_whatever_happens_in_its_plugin(monkeypatch):
     [plugin] = PYPROJECT["project"]["entry-points"]["torch.backends"].values()
     module, _, function = plugin.partition(":")
-    monkeypatch.setattr(registration, "_register", lambda: 1 / 0)
+    monkeypatch.setattr(registration, "_register", lambda auto: 1 / 0)
     with pytest.warns(UserWarning, match="division by zero"):
         getattr(importlib.import_module(module), function)()
 

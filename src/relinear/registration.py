@@ -27,40 +27,52 @@ class Unloaded:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Registers as soon as transformers' table exists. Finds nothing by itself."""
+    """Registers as soon as the module of transformers' table was executed."""
 
     def find_spec(self, name, path=None, target=None):
         if name != AUTO:
-            # Torch is imported in the midst of the table's module where that comes first; the next import then finds the table there.
-            _register()
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            _register()
+            _register(module)
 
         spec.loader.exec_module = execute_and_register
         return spec
 
 
-def _register() -> None:
-    auto = sys.modules.get(AUTO)
-    if hasattr(auto, "AutoConfig"):  # defined last: the module is whole
-        for teacher in TEACHERS:
-            if f"relinear_{teacher}" not in auto.CONFIG_MAPPING:
-                auto.AutoConfig.register(f"relinear_{teacher}", Unloaded)
+class _Half(ModuleType):
+    """That module where it imports torch, which comes here, before it has its table: registers at the first look at it afterwards."""
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)  # AttributeError as long as there is none
+        if name == "AutoConfig":
+            self.__class__ = ModuleType
+            _register(self)
+        return value
+
+
+def _register(auto: ModuleType) -> None:
+    for teacher in TEACHERS:
+        if f"relinear_{teacher}" not in auto.CONFIG_MAPPING:
+            auto.AutoConfig.register(f"relinear_{teacher}", Unloaded)
 
 
 def install() -> None:
-    """Register now where transformers is loaded, else once it is; any number of calls, in any order with transformers.
+    """Register now where transformers' table is loaded, else once it is; any number of calls, in any order with transformers.
 
     Never raises: an error would make `import torch` fail, so it is a warning.
     """
     try:
-        _register()
-        if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _Watch())
+        auto = sys.modules.get(AUTO)
+        if auto is None:
+            if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _Watch())
+        elif hasattr(auto, "AutoConfig"):  # defined last
+            _register(auto)
+        else:
+            auto.__class__ = _Half
     except Exception as error:
         warnings.warn(f"relinear could not register with transformers: {error}", stacklevel=2)
