@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_errors import relinear
 from test_laws import CASES, TEACHERS, linearized, name, of, teacher, tokens
+from test_packaging import PYPROJECT
 from test_stage import Mirror
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -284,10 +285,23 @@ def test_pickles_are_not_even_asked_for(exported):
 # --- which import makes it known ---
 
 LOAD = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+MIDST = """
+class Plugin:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.functional":  # torch is being imported, by the module of transformers' table
+            from relinear.registration import AUTO, install
+            assert not hasattr(sys.modules[AUTO], "AutoConfig")
+            install()
+
+sys.meta_path.insert(0, Plugin())
+from transformers import AutoConfig
+AutoConfig.from_pretrained(sys.argv[1])
+"""
 ORDERS = {
     "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
     "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
-    "torch's plugin": f"from relinear.registration import autoload; autoload(); import torch; {LOAD}",
+    "torch's plugin in the midst of transformers": MIDST,
+    "torch's plugin": f"from relinear.registration import install; install(); import torch; {LOAD}",
 }
 
 
@@ -307,9 +321,11 @@ def test_every_teacher_is_registered():
 
 
 def test_torch_can_be_imported_whatever_happens_in_its_plugin(monkeypatch):
-    monkeypatch.setattr(registration, "install", lambda: 1 / 0)
+    [plugin] = PYPROJECT["project"]["entry-points"]["torch.backends"].values()
+    module, _, function = plugin.partition(":")
+    monkeypatch.setattr(registration, "_register", lambda auto: 1 / 0)
     with pytest.warns(UserWarning, match="division by zero"):
-        registration.autoload()
+        getattr(importlib.import_module(module), function)()
 
 
 # --- the folder without relinear ---
@@ -353,7 +369,8 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         model, ids = load(out), tokens(41)  # as loaded: where a tensor lies in memory decides how torch sums it
         with torch.inference_mode():
             torch.save((ids, model(ids).logits, model.generate(ids, max_new_tokens=24, do_sample=False)), f"{out}.pt")
-    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    alone = {"PYTHONPATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -1,12 +1,12 @@
 """Tells transformers' Auto classes about linearized folders, without importing torch or transformers before somebody else does.
 
-`import relinear` calls `install`. lm-eval and other programs that never import relinear reach it through torch's entry points for
-backends (`autoload`, see pyproject.toml): of lm-eval, transformers and torch, only torch calls plugins on its own.
+`import relinear` calls `install`, and so does torch, for the sake of programs that never import relinear, such as lm-eval: of lm-eval,
+transformers and torch only torch calls plugins on its own (its entry points for backends, see pyproject.toml).
 """
 
 import importlib
 import importlib.abc
-import importlib.util
+import importlib.machinery
 import sys
 import warnings
 from types import ModuleType
@@ -27,13 +27,12 @@ class Unloaded:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Registers as soon as transformers' table exists."""
+    """Registers as soon as the module of transformers' table was executed."""
 
     def find_spec(self, name, path=None, target=None):
         if name != AUTO:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
@@ -44,6 +43,17 @@ class _Watch(importlib.abc.MetaPathFinder):
         return spec
 
 
+class _Half(ModuleType):
+    """That module where it imports torch, which comes here, before it has its table: registers at the first look at it afterwards."""
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)  # AttributeError as long as there is none
+        if name == "AutoConfig":
+            self.__class__ = ModuleType
+            _register(self)
+        return value
+
+
 def _register(auto: ModuleType) -> None:
     for teacher in TEACHERS:
         if f"relinear_{teacher}" not in auto.CONFIG_MAPPING:
@@ -51,16 +61,18 @@ def _register(auto: ModuleType) -> None:
 
 
 def install() -> None:
-    """Register now where transformers is loaded, else once it is. Any number of calls, in any order with transformers."""
-    if AUTO in sys.modules:
-        _register(sys.modules[AUTO])
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    """Register now where transformers' table is loaded, else once it is; any number of calls, in any order with transformers.
 
-
-def autoload() -> None:
-    """`install` for torch's entry point: an error here would make `import torch` fail, so it is a warning."""
+    Never raises: an error would make `import torch` fail, so it is a warning.
+    """
     try:
-        install()
-    except Exception as error:  # noqa: BLE001
+        auto = sys.modules.get(AUTO)
+        if auto is None:
+            if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _Watch())
+        elif hasattr(auto, "AutoConfig"):  # defined last
+            _register(auto)
+        else:
+            auto.__class__ = _Half
+    except Exception as error:
         warnings.warn(f"relinear could not register with transformers: {error}", stacklevel=2)
