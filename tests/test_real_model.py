@@ -9,6 +9,8 @@ from relinear.evaluate import parity
 from relinear.teacher import save_teacher
 
 LENGTH = 140  # beyond the longest window
+# Float32 through 30 layers. T2R divides by sums of ReLU features that can be near zero: 5e-5 was seen, and 3e-17 in float64; the others, 4e-6.
+TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,6 @@ def test_laws_and_200_generated_tokens_hold_on_the_real_model(smollm2, run):
     text = AutoTokenizer.from_pretrained(smollm2)((ROOT / "LICENSE").read_text(), return_tensors="pt")["input_ids"][:, :LENGTH]
     model = parity.build(smollm2, run)
     found = parity.laws(model, text)
-    assert set(found) == set(parity.LAWS) and max(found.values()) < 1e-5, found
+    assert set(found) == set(parity.LAWS) and max(found.values()) < TOLERANCE, found
     tokens = parity.greedy(model, text[:, : parity.PROMPT], 200, passes=False)
     assert tokens["equal"] == tokens["new_tokens"] == 200, tokens

@@ -193,8 +193,8 @@ def main() -> None:
                 for row in measured(phase, run, tokens):
                     rows.append(row)
                     bar.update()
+                write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
     figures = reached(rows)
-    write_csv(given.out / "decoding.csv", COLUMNS, rows)
     write_figure(given.out / "decoding.png", draw(rows))
     provenance = {
         "command": f"python -m relinear.evaluate.decoding --tokens {given.tokens}", **git_state(), "started": began.isoformat(timespec="seconds"),

@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/reference/parity"))
     parser.add_argument("--length", type=int, default=400, help="tokens that the laws are tried on")
     parser.add_argument("--new-tokens", type=int, default=200)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, help="all cores if not given")
     given = parser.parse_args()
     threads = set_threads(given.threads)
     ids = AutoTokenizer.from_pretrained(given.teacher)(given.text.read_text(), return_tensors="pt")["input_ids"][:, : given.length]
@@ -113,8 +113,7 @@ def main() -> None:
     for run in tqdm(RUNS, unit="run"):
         model = build(given.teacher, run)
         rows.append({"run": run, **laws(model, ids), **greedy(model, ids[:, :PROMPT], given.new_tokens, passes=True)})
-        tqdm.write(json.dumps(rows[-1]))
-    write_csv(given.out / "parity.csv", COLUMNS, rows)
+        write_csv(given.out / "parity.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
     provenance = {
         "command": "python -m relinear.evaluate.parity", **git_state(), "started": began.isoformat(timespec="seconds"), "versions": versions(),
         "dtype": "float32", "threads": threads, "length": given.length, "text": given.text.name, "noise": NOISE, "runs": RUNS,
