@@ -102,7 +102,7 @@ def run(kind, how, steps, batch, heads, groups, padded, step=decode_step):
     close(state, end)
 
 
-@pytest.mark.parametrize("batch, heads, groups, padded", [(1, 1, 1, False), (3, 3, 1, True), (1, 8, 2, False)])
+@pytest.mark.parametrize("batch, heads, groups, padded", [(3, 3, 1, True), (1, 8, 2, False)])
 @pytest.mark.parametrize("kind, how", CASES, ids=str)
 def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, heads, groups, padded):
     run(kind, how, STEPS, batch, heads, groups, padded)
@@ -110,7 +110,7 @@ def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, hea
 
 @pytest.mark.parametrize("kind, how", [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))], ids=str)
 def test_long_decoding_does_not_drift(kind, how):
-    run(kind, how, 8192 if DEVICE == "cuda" else 300, 1, 1, 1, False)
+    run(kind, how, 8192 if DEVICE == "cuda" else 80, 1, 1, 1, False)
 
 
 @pytest.mark.parametrize("kind, how", CASES, ids=str)

@@ -57,31 +57,25 @@ def _gate(g, rows, T, H, F: tl.constexpr, LOWEST: tl.constexpr):
 
 
 @triton.jit
-def _before(gate, row, BT: tl.constexpr):
-    """The running gate up to a row of the block, the row's own not included: `[F]`."""
-    return tl.sum(tl.where((tl.arange(0, BT) < row)[:, None], gate, 0.0), 0)
+def _runs(gate, BT: tl.constexpr, F: tl.constexpr):
+    """Sums of the gate over each 16-row block `[BT / 16, F]`, and the running gate from the chunk's start, the block's middle, its start."""
+    x = tl.reshape(gate, [BT // 16, 16, F])
+    sums = tl.sum(x, 1)
+    begin = tl.cumsum(x, 1)
+    middle = begin - tl.sum(tl.where((tl.arange(0, 16) < 8)[None, :, None], x, 0.0), 1)[:, None, :]
+    run = begin + (tl.cumsum(sums, 0) - sums)[:, None, :]
+    return sums, tl.reshape(run, [BT, F]), tl.reshape(middle, [BT, F]), tl.reshape(begin, [BT, F])
 
 
 @triton.jit
-def _relative(gate, run, BT: tl.constexpr):
-    """The running gate relative to the middle and to the start of each row's 16-row block."""
-    block = (tl.arange(0, BT) // 16)[:, None]
-    middle = run
-    start = run
-    for r in tl.static_range(BT // 16):
-        middle = tl.where(block == r, run - _before(gate, 16 * r + 8, BT)[None, :], middle)
-        start = tl.where(block == r, run - _before(gate, 16 * r, BT)[None, :], start)
-    return middle, start
-
-
-@triton.jit
-def _until(gate, run, r: tl.constexpr, BT: tl.constexpr):
+def _until(sums, run, r, BT: tl.constexpr):
     """How a key fades until the start of 16-row block r; 1 for the keys of that block and after it, which nobody reads."""
-    return tl.exp(tl.minimum(_before(gate, 16 * r, BT)[None, :] - run, 0.0))
+    start = tl.sum(tl.where((tl.arange(0, BT // 16) < r)[:, None], sums, 0.0), 0)
+    return tl.exp(tl.minimum(start[None, :] - run, 0.0))
 
 
 @triton.jit
-def _pairs(qp, kp, gate, run, middle, start, DT: tl.constexpr, BT: tl.constexpr, TRANSPOSED: tl.constexpr):
+def _pairs(qp, kp, sums, run, middle, begin, DT: tl.constexpr, BT: tl.constexpr, TRANSPOSED: tl.constexpr):
     """sum_f phi_f(q_t) exp(G_tf - G_if) phi_f(k_i) of a block with itself, row t and column i; TRANSPOSED: row i and column t.
 
     Above the diagonal it is meaningless, and may be infinite.
@@ -94,9 +88,9 @@ def _pairs(qp, kp, gate, run, middle, start, DT: tl.constexpr, BT: tl.constexpr,
     else:
         a = tl.dot(qm, tl.trans(km), input_precision="ieee")
     a = tl.where(block[:, None] == block[None, :], a, 0.0)
-    qs = (qp * tl.exp(start)).to(DT)
-    for r in tl.static_range(1, BT // 16):
-        ks = (kp * _until(gate, run, r, BT)).to(DT)
+    qs = (qp * tl.exp(begin)).to(DT)
+    for r in range(1, BT // 16):
+        ks = (kp * _until(sums, run, r, BT)).to(DT)
         if TRANSPOSED:
             x = tl.dot(ks, tl.trans(qs), input_precision="ieee")
             a = tl.where((block[:, None] < r) & (block[None, :] == r), x, a)
@@ -178,16 +172,15 @@ def _outputs(
     if bk is not None:
         bk += h * F
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
-    run = tl.cumsum(gate, 0)
-    middle, begin = _relative(gate, run, BT)
+    sums, run, middle, begin = _runs(gate, BT, F)
     x = preactivation(tile(q + (start * H + h) * D, rows, T, H, D), wq, bq, F)
     y = preactivation(tile(k + kv * D, rows, T, N, D), wk, bk, F)
     a = tl.zeros([BT, BT], tl.float32)
     d = tl.zeros([BT], tl.float32)
     acc = tl.zeros([BT, V], tl.float32)
-    for half in tl.static_range(P):
+    for half in range(P):
         qp = one_sided(x, half, FEATURE)
-        a += _pairs(qp, one_sided(y, half, FEATURE), gate, run, middle, begin, DT, BT, False)
+        a += _pairs(qp, one_sided(y, half, FEATURE), sums, run, middle, begin, DT, BT, False)
         qp *= tl.exp(run)
         at = (tl.program_id(0).to(tl.int64) * P + half) * F
         d += tl.sum(qp * tl.load(z + at + f)[None, :], 1)
@@ -204,7 +197,7 @@ def _outputs(
 
 @triton.jit
 def _queries_half(
-    do, da, e, r, kp, gate, run, middle, begin, s, z, DT: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
+    do, da, e, r, kp, sums, run, middle, begin, s, z, DT: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
     NORMALIZE: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one sign of phi(q)."""
@@ -217,9 +210,9 @@ def _queries_half(
     dp += tl.exp(middle) * tl.dot(near, (kp * tl.exp(-middle)).to(DT), input_precision="ieee")
     if BT > 16:
         far = tl.zeros([BT, F], tl.float32)
-        for i in tl.static_range(1, BT // 16):
+        for i in range(1, BT // 16):
             part = tl.where((block[:, None] == i) & (block[None, :] < i), da, 0.0).to(DT)
-            far = tl.dot(part, (kp * _until(gate, run, i, BT)).to(DT), far, input_precision="ieee")
+            far = tl.dot(part, (kp * _until(sums, run, i, BT)).to(DT), far, input_precision="ieee")
         dp += tl.exp(begin) * far
     return dp
 
@@ -259,19 +252,18 @@ def _queries(
     if bk is not None:
         bk += h * F
     gate = _gate(g + here * F, rows, T, H, F, LOWEST)
-    run = tl.cumsum(gate, 0)
-    middle, begin = _relative(gate, run, BT)
+    sums, run, middle, begin = _runs(gate, BT, F)
     da = tl.dot(do, tl.trans(tile(v + kv * V, rows, T, N, V)), input_precision="ieee")
     if NORMALIZE:
         da = (da - e[:, None]) * r[:, None]
     da = tl.where((rows[:, None] >= rows[None, :]) & kept(mask, start, rows, T)[None, :], da, 0.0)
     y = preactivation(tile(k + kv * D, rows, T, N, D), wk, bk, F)
     at = tl.program_id(0).to(tl.int64) * (P * F)
-    dp = _queries_half(do, da, e, r, one_sided(y, 0, FEATURE), gate, run, middle, begin, s + at * V, z + at, DT, V, F, NORMALIZE, BT)
+    dp = _queries_half(do, da, e, r, one_sided(y, 0, FEATURE), sums, run, middle, begin, s + at * V, z + at, DT, V, F, NORMALIZE, BT)
     dm = dp
     if P == 2:
         at += F
-        dm = _queries_half(do, da, e, r, one_sided(y, 1, FEATURE), gate, run, middle, begin, s + at * V, z + at, DT, V, F, NORMALIZE, BT)
+        dm = _queries_half(do, da, e, r, one_sided(y, 1, FEATURE), sums, run, middle, begin, s + at * V, z + at, DT, V, F, NORMALIZE, BT)
     x = preactivation(tile(q + here * D, rows, T, H, D), tile_q, bq, F)
     qp, qm = features(x, FEATURE)
     if dg is not None:  # from the rounded features, as in `_keys`: what is behind a gate then cancels to the last bit
@@ -364,7 +356,7 @@ def _reverse_states(
 
 @triton.jit
 def _keys_half(
-    x, da, qp, gate, run, middle, begin, last, rs, rz, DT: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BT: tl.constexpr,
+    x, da, qp, sums, run, middle, begin, last, rs, rz, DT: tl.constexpr, V: tl.constexpr, F: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one sign of phi(k)."""
     block = tl.arange(0, BT) // 16
@@ -372,9 +364,9 @@ def _keys_half(
     near = tl.where(block[:, None] == block[None, :], da, 0.0).to(DT)
     dp += tl.exp(-middle) * tl.dot(near, (qp * tl.exp(middle)).to(DT), input_precision="ieee")
     qs = (qp * tl.exp(begin)).to(DT)
-    for i in tl.static_range(1, BT // 16):
+    for i in range(1, BT // 16):
         part = tl.where((block[:, None] < i) & (block[None, :] == i), da, 0.0).to(DT)
-        dp += _until(gate, run, i, BT) * tl.dot(part, qs, input_precision="ieee")
+        dp += _until(sums, run, i, BT) * tl.dot(part, qs, input_precision="ieee")
     return dp
 
 
@@ -404,8 +396,7 @@ def _keys(
     if bk is not None:
         bk += h * F
     gate = _gate(g + here * F, rows, T, H, F, LOWEST)
-    run = tl.cumsum(gate, 0)
-    middle, begin = _relative(gate, run, BT)
+    sums, run, middle, begin = _runs(gate, BT, F)
     last = tl.exp(tl.minimum(tl.sum(gate, 0)[None, :] - run, 0.0))
     x = preactivation(tile(q + here * D, rows, T, H, D), wq, bq, F)
     y = preactivation(tile(k + kv * D, rows, T, N, D), tile_k, bk, F)
@@ -418,9 +409,9 @@ def _keys(
     if dv is not None:
         a = tl.zeros([BT, BT], tl.float32)
         acc = tl.zeros([BT, V], tl.float32)
-        for half in tl.static_range(P):
+        for half in range(P):
             kp = one_sided(y, half, FEATURE)
-            a += _pairs(one_sided(x, half, FEATURE), kp, gate, run, middle, begin, DT, BT, True)
+            a += _pairs(one_sided(x, half, FEATURE), kp, sums, run, middle, begin, DT, BT, True)
             kp = tl.where(keep[:, None], kp * last, 0.0).to(DT)
             acc = tl.dot(kp, tl.trans(matrix(rs + (at + half * F) * V, V, F)), acc, input_precision="ieee")
         a = tl.where(seen, a, 0.0)
@@ -433,12 +424,12 @@ def _keys(
         if NORMALIZE:
             da = (da - tl.load(delta + scalar, mask=rows < T, other=0.0)[None, :]) * r[None, :]
         da = tl.where(seen, da, 0.0)
-        dp = _keys_half(value, da, one_sided(x, 0, FEATURE), gate, run, middle, begin, last, rs + at * V, rz + at, DT, V, F, BT)
+        dp = _keys_half(value, da, one_sided(x, 0, FEATURE), sums, run, middle, begin, last, rs + at * V, rz + at, DT, V, F, BT)
         dp = tl.where(keep[:, None], dp, 0.0)
         dm = dp
         if P == 2:
             at += F
-            dm = _keys_half(value, da, one_sided(x, 1, FEATURE), gate, run, middle, begin, last, rs + at * V, rz + at, DT, V, F, BT)
+            dm = _keys_half(value, da, one_sided(x, 1, FEATURE), sums, run, middle, begin, last, rs + at * V, rz + at, DT, V, F, BT)
             dm = tl.where(keep[:, None], dm, 0.0)
         fp, fm = features(y, FEATURE)
         if dg is not None:
