@@ -55,6 +55,7 @@ def record(case: str, run) -> list[dict]:
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
         row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
+        row["mma"] = kernel.asm["ptx"].count("mma.sync")
         rows.append(row)
         return kernel
 
@@ -174,7 +175,7 @@ def main() -> None:
         for row in rows:
             print("\t".join(str(x) for x in row.values()))
     scalar = lambda r: r["kernel"] == "running_sums" or "decode" in r["case"] or "float32" in r["case"]  # noqa: E731
-    bad = [r for r in rows if r["shared"] > SHARED_LIMIT or r["spilled"] or not (r["wgmma"] or scalar(r))]
+    bad = [r for r in rows if r["shared"] > SHARED_LIMIT or r["spilled"] or not (r["wgmma"] or r["mma"] or scalar(r))]
     for row in bad:
         print(f"does not fit: {row}", file=sys.stderr)
     sys.exit(bool(bad))

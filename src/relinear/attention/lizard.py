@@ -2,12 +2,12 @@
 
     y = y_gate + alpha y_swa,   gamma_t = sigmoid(W_g x_t + b_g)   (its Section 3.1; the sum is not convex)
 
-What the paper leaves open, with our default first: `gates` one per head, one shared by all heads, or one for every channel of every head
-(Section 3.1's W_g in R^{d x d}; its experiments use the scalar of Table 3), which both signs of the feature map share; `gate_bias` the
-initial b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope` whether the
-window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition does and its
-matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers far better;
-feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
+What the paper leaves open, with our default first: `gates` one per head, one shared by all heads, or one per channel of every head, which
+both signs of the feature map share (its Section 3.1 has W_g in R^{d x d}, its experiments the scalar of Table 3); `gate_bias` the initial
+b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope`
+whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition
+does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
+far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
 """
 
 from typing import Literal, NamedTuple
