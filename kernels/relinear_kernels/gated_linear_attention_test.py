@@ -11,6 +11,9 @@ from relinear_kernels.linear_attention_test import inputs as ungated
 from relinear_kernels.testing import DEVICE, DTYPES, check, relative
 
 pytest.importorskip("triton")
+from relinear_kernels import gated_linear_attention_triton  # noqa: E402
+from relinear_kernels.gated_linear_attention_triton import Config  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("triton_path")
 B = 2
 # length, D, F', H, Hkv, feature, normalize, initial state, left padding
@@ -59,6 +62,13 @@ def test_fused_equals_definition(case, dtype):
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     # the gates' gradient sums terms that cancel (see CANCELLING)
     check(fused, definition, inputs(length, dim, width, heads, groups, feature, state), options, dtype, ("log_gate",), 1.0)
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_blocks_of_bfloat16_equal_the_definition_in_float32(block, monkeypatch):
+    small = Config(block, 16, (4, 4, 4, 4, 4), 1)
+    monkeypatch.setattr(gated_linear_attention_triton, "config", lambda *args: small)
+    check(fused, definition, inputs(70, 16, 16, 2, 1, "softmax_pm", True), {}, torch.float32, ("log_gate",))
 
 
 @pytest.mark.parametrize("only", ["w_k", "v", "log_gate"])

@@ -47,7 +47,7 @@ class Config(NamedTuple):
 def config(dim: int, value_dim: int, features: int, dtype: torch.dtype) -> Config:
     """The configuration shipped for this shape class."""
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
-        return Config(32, min(value_dim, 64), (4, 4, 4, 4, 4), 1)
+        return Config(16, min(value_dim, 64), (4, 4, 4, 4, 4), 1)
     if features > 64:
         return Config(64, min(value_dim, 64), (4, 8, 8, 4, 8), 1)
     # Blocks of 64 rows do not fit the registers: measured 1.5 (forward) to 1.9 times (with gradients) slower. Below 64 features an
