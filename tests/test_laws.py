@@ -32,6 +32,7 @@ VARIANTS = {
         {"window": WINDOW},
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
         {"window": WINDOW, "normalize": True},
+        {"window": WINDOW, "gates": "channel"},
     ],
     "lolcats": [
         {},
@@ -359,6 +360,8 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "cosformer")
     with pytest.raises(ValueError, match="options of 'lizard': widow=3.*window"):
         linearize(teacher(), "lizard", widow=3)
+    with pytest.raises(ValueError, match="gates 'channel' take bounded features: softmax_pm; got exp_pm"):
+        linearize(teacher(), "lizard", gates="channel", feature="exp_pm")
     with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
         linearize(teacher(), "lolcats", feature="relu")
     with pytest.raises(ValueError, match="cannot linearize Linear; can: LlamaForCausalLM"):

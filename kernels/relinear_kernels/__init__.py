@@ -1,7 +1,13 @@
-"""Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form."""
+"""Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form.
+
+`linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
+token of any of them. RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
+"""
 
 from relinear_kernels.decode_step import decode_step
 from relinear_kernels.features import FEATURES, check_feature
+from relinear_kernels.gated_linear_attention import gated_linear_attention
+from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_weights
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
@@ -20,6 +26,8 @@ __all__ = [
     "WindowState",
     "check_feature",
     "decode_step",
+    "gated_linear_attention",
+    "gated_linear_attention_weights",
     "hybrid_attention",
     "hybrid_attention_weights",
     "hybrid_state",

@@ -19,13 +19,17 @@ import torch
 
 from relinear_kernels import (
     decode_step,
+    gated_linear_attention,
+    gated_linear_attention_reference,
     hybrid_attention,
     hybrid_attention_reference,
+    hybrid_state,
     linear_attention,
     linear_attention_reference,
     linear_state,
     sliding_window_attention,
     sliding_window_attention_reference,
+    window_state,
 )
 from relinear_kernels.features import ACTIVATIONS
 
@@ -264,6 +268,66 @@ def taylor(bench, shape):
     bench.row("taylor map", "torch chunked", shape, "forward", run, [])
 
 
+def gated(bench, shape, modes):
+    """A gate per channel, shared by both signs. fla's peer is given features and gates in full; its backward tunes for minutes."""
+    b, t, h, n, d, f = shape
+    args = inputs(*shape)
+    g = torch.Generator("cuda").manual_seed(1)
+    args["log_gate"] = torch.nn.functional.logsigmoid(torch.randn(b, t, h, f, device="cuda", generator=g) + 3).bfloat16()
+    group = h // n
+    one = {x: args[x][:1, :2048, : 1 if x in "kv" else group] for x in ("q", "k", "v", "log_gate")} | {x: args[x][:group] for x in ("w_q", "w_k")}
+    want = gated_linear_attention_reference.gated_linear_attention(**{x: y.float() for x, y in one.items()})
+    unnormalised = gated_linear_attention_reference.gated_linear_attention(**{x: y.float() for x, y in one.items()}, normalize=False)
+
+    def error(run, want):
+        with torch.no_grad():
+            return relative(run()[:1, :2048, :group], want)
+
+    ours = lambda: gated_linear_attention(**args)  # noqa: E731
+    for mode in modes:
+        wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
+        bench.row("gated_linear_attention", "relinear", shape, mode, ours, wanted, lambda: error(ours, want))
+    try:
+        from fla.ops.gla import chunk_gla
+    except ImportError as problem:
+        bench.row("gated_linear_attention", "fla", shape, "forward", None, [], note=str(problem))
+        return
+    grown = lambda x: x.repeat_interleave(group, 2)  # noqa: E731
+    given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
+    gates = torch.cat([args["log_gate"]] * 2, -1)
+    peer = lambda: chunk_gla(**given, g=gates, scale=1.0)[0]  # noqa: E731
+    provider = "fla chunk_gla (unnormalised)"
+    bench.row("gated_linear_attention", provider, shape, "forward", peer, [], lambda: error(peer, unnormalised), "features given")
+
+
+def decode_ops(bench, batch, h, n, d=128, f=64):
+    """One token of every op; the floor is its state read once and written once."""
+    from triton.testing import do_bench_cudagraph
+
+    args = inputs(batch, 1, h, n, d, f)
+    token, maps = {x: args[x] for x in "qkv"}, {x: args[x] for x in ("w_q", "w_k")}
+    linear, window = linear_state(batch, h, 2 * f, d, "cuda"), window_state(batch, 127, n, d, meta=4, device="cuda")
+    hybrid = hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda")
+    gate = torch.nn.functional.logsigmoid(torch.randn(batch, 1, h, f, device="cuda") + 3)
+    factor = torch.full((h,), 0.1, device="cuda")
+    for mask in (window.mask, hybrid.ring.mask):
+        mask.fill_(True)
+    sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 16  # bytes of a linear state, and of one key and value of a ring
+    runs = {
+        "linear_attention": (sums, lambda: decode_step(**token, **maps, state=linear)),
+        "gated_linear_attention": (sums, lambda: decode_step(**token, **maps, log_gate=gate, state=linear)),
+        "sliding_window_attention w=128 meta=4": (127 * key, lambda: decode_step(**token, state=window, window=128, meta=4)),
+        "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=hybrid, window=64, window_factor=factor)),
+    }
+    for op, (moved, run) in runs.items():
+        row = dict.fromkeys(COLUMNS, "") | {"op": f"decode_step {op}", "provider": "relinear", "B": batch, "T": 1, "H": h, "Hkv": n, "D": d, "F": f}
+        row |= {"shape": f"B{batch} T1 H{h}/{n} D{d} F{f}", "mode": "decode", "floor_ms": f"{moved / BANDWIDTH * 1e3:.4f}", "note": "CUDA graph"}
+        with torch.no_grad():
+            row["ms"] = f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"
+        bench.rows.append(row)
+        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "ms", "floor_ms", "note")), flush=True)
+
+
 def figures(folder: Path) -> None:
     """Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
     import matplotlib
@@ -331,6 +395,10 @@ def main() -> None:
     lizard(bench, record)
     for batch in (1, 16, 256):
         decode(bench, batch)
+        for groups in (32, 8):
+            decode_ops(bench, batch, 32, groups)
+    gated(bench, record, every)
+    gated(bench, (8, 2048, 9, 3, 64, 64), every)
     for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
         linear(bench, shape, every, chunked=False)
         hybrid(bench, shape, every[:1])

@@ -1,34 +1,36 @@
-"""The public `decode_step`: one token of linear attention, its state updated in place; one launch on CUDA."""
+"""The public `decode_step`: one token of any op, its state updated in place; one launch on CUDA."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from relinear_kernels import decode_step_reference as reference
 from relinear_kernels.dispatch import use_triton
-from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.hybrid_attention_reference import HybridState
+from relinear_kernels.linear_attention_reference import LinearState
+from relinear_kernels.sliding_window_attention_reference import WindowState
+
+State = LinearState | WindowState | HybridState
 
 
+@torch.no_grad()
 def decode_step(
-    q: Float[Tensor, "B 1 H D"],
-    k: Float[Tensor, "B 1 Hkv D"],
-    v: Float[Tensor, "B 1 Hkv Dv"],
-    w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
-    *,
-    state: LinearState,
-    feature: str = "softmax_pm",
-    b_q: Float[Tensor, "H F"] | None = None,
-    b_k: Float[Tensor, "H F"] | None = None,
-    log_decay: Tensor | None = None,
-    normalize: bool = True,
-    eps: float = EPS,
-) -> Float[Tensor, "B 1 H Dv"]:
-    """The output of one token of `linear_attention`; `state` is overwritten with the state after it. Inference only: no gradient.
+    q: Float[Tensor, "B 1 H D"], k: Float[Tensor, "B 1 Hkv D"], v: Float[Tensor, "B 1 Hkv Dv"], *, state: State, **options
+) -> tuple[Float[Tensor, "B 1 H Dv"], State]:
+    """The output of one token and the state after it, which takes the place of `state`: go on with the one returned.
 
-    Raises ValueError naming what is possible where the kernel does not support the arguments.
+    The state says whose token it is: a `LinearState` is `linear_attention`'s (with `log_gate`, `gated_linear_attention`'s), a
+    `WindowState` `sliding_window_attention`'s, a `HybridState` `hybrid_attention`'s; `options` are that op's. Keys, values and sums
+    stay where they are in memory. Inference only: no gradient. Raises ValueError naming what is possible where the kernel does not
+    support the arguments.
     """
-    run = reference.decode_step
+    if type(state) not in reference.OPS:
+        raise ValueError(f"decode_step takes a {', '.join(x.__name__ for x in reference.OPS)}; got {type(state).__name__}")
+    if q.shape[1] != 1:
+        raise ValueError(f"decode_step takes one token; got {q.shape[1]}")
+    step = reference.decode_step
     if use_triton(q):
-        from relinear_kernels.decode_step_triton import decode_step as run
-    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "log_decay": log_decay, "normalize": normalize, "eps": eps}
-    return run(q, k, v, w_q, w_k, state=state, **options)
+        from relinear_kernels.decode_step_triton import STEPS
+
+        step = STEPS[type(state)]
+    return step(q, k, v, state=state, **options)

@@ -1,19 +1,26 @@
-"""One decode step of linear attention by its definition: what `decode_step` does, as a piece of length 1 of the torch form."""
+"""One decode step by its definition: a piece of length 1 of an op's torch form, the state after it written over the one before."""
 
-import torch
+from torch import Tensor
 
-from relinear_kernels.linear_attention_reference import EPS, LinearState, linear_attention
+from relinear_kernels.gated_linear_attention_reference import gated_linear_attention
+from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention
+from relinear_kernels.sliding_window_attention_reference import WindowState, sliding_window_attention
+
+OPS = {LinearState: linear_attention, WindowState: sliding_window_attention, HybridState: hybrid_attention}
 
 
-def decode_step(
-    q, k, v, w_q=None, w_k=None, *, state: LinearState, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, eps=EPS
-):  # fmt: skip
-    """The output ``[B, 1, H, Dv]`` of one token; `state` is updated in place."""
-    with torch.no_grad():
-        out, after = linear_attention(
-            q, k, v, w_q, w_k, feature=feature, b_q=b_q, b_k=b_k, log_decay=log_decay, normalize=normalize,
-            initial_state=state, return_state=True, eps=eps,
-        )  # fmt: skip
-        for old, new in zip(state, after, strict=True):
-            old.copy_(new)
-    return out
+def decode_step(q, k, v, *, state, **options):
+    """The output ``[B, 1, H, Dv]`` of one token and `state`, updated in place."""
+    op = gated_linear_attention if options.get("log_gate") is not None else OPS[type(state)]
+    out, after = op(q, k, v, **options, initial_state=state, return_state=True)
+    _overwrite(state, after)
+    return out, state
+
+
+def _overwrite(old, new) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)
+    else:
+        for a, b in zip(old, new, strict=True):
+            _overwrite(a, b)

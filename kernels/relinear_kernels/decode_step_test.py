@@ -1,38 +1,159 @@
-"""Decoding token by token, after a prefill, against the parallel form."""
+"""Decoding token by token, after a prefill, against the parallel form: every op, its state updated in place."""
 
 import pytest
 import torch
 
-from relinear_kernels import LinearState, decode_step, linear_attention
-from relinear_kernels.linear_attention_reference import linear_attention as chunked
-from relinear_kernels.linear_attention_test import inputs
+from relinear_kernels import (
+    HybridState,
+    LinearState,
+    decode_step,
+    gated_linear_attention,
+    hybrid_attention,
+    hybrid_state,
+    linear_attention,
+    linear_state,
+    sliding_window_attention,
+    window_state,
+)
 from relinear_kernels.testing import DEVICE, relative
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_path")
-STEPS = 8192 if DEVICE == "cuda" else 12
+PREFILL, STEPS, DIM = 20, 300 if DEVICE == "cuda" else 5, 64 if DEVICE == "cuda" else 16
+LINEAR = [("softmax_pm", None, True), ("softmax_pm", "token", False), ("relu", "head", True), ("none", None, True), ("softmax_pm", "channel", True),
+          ("elu", "channel", False)]  # fmt: skip
+WINDOWS = [(1, 0), (5, 4), (16, 4), (40, 0)]
+HYBRIDS = [(1, "softmax_pm"), (16, "softmax_pm"), (30, "relu")]
+CASES = [("linear", x) for x in LINEAR] + [("window", x) for x in WINDOWS] + [("hybrid", x) for x in HYBRIDS]
 
 
-@pytest.mark.parametrize("feature, gate", [("softmax_pm", None), ("softmax_pm", "token"), ("relu", "head"), ("none", None)])
-def test_decoding_after_a_prefill_equals_the_parallel_form(feature, gate):
-    prefill, dim = 20, 64 if DEVICE == "cuda" else 16
-    args = {n: x.to(DEVICE) for n, x in inputs(prefill + STEPS, dim, dim, 2, 1, feature, gate, False).items()}
-    tokens = {n: x for n, x in args.items() if n in ("q", "k", "v") or (n == "log_decay" and gate == "token")}
-    rest = {n: x for n, x in args.items() if n not in tokens} | {"feature": feature}
-    want, end = chunked(**{n: x.double() for n, x in tokens.items()}, **{n: x.double() if isinstance(x, torch.Tensor) else x
-                        for n, x in rest.items()}, return_state=True)  # fmt: skip
-    _, state = linear_attention(**{n: x[:, :prefill] for n, x in tokens.items()}, **rest, return_state=True)
-    out = [decode_step(**{n: x[:, t : t + 1] for n, x in tokens.items()}, **rest, state=state) for t in range(prefill, prefill + STEPS)]
-    assert relative(torch.cat(out, 1), want[:, prefill:]) < 2e-5
-    assert relative(state.kv, end.kv) < 2e-5 and relative(state.z, end.z) < 2e-5
+def arguments(kind, how, length, batch, heads, groups):
+    """(op, per-token arguments, the rest) on the device."""
+    r = lambda *s: torch.randn(*s, device=DEVICE)  # noqa: E731
+    tokens = {"q": r(batch, length, heads, DIM), "k": r(batch, length, groups, DIM), "v": r(batch, length, groups, DIM)}
+    maps = {n: r(heads, DIM, DIM) / DIM**0.5 for n in ("w_q", "w_k")}
+    if kind == "window":
+        window, meta = how
+        return sliding_window_attention, tokens, {"window": window, "meta": meta}
+    if kind == "hybrid":
+        window, feature = how
+        return hybrid_attention, tokens, {**maps, "window": window, "feature": feature, "window_factor": torch.rand(heads, device=DEVICE)}
+    feature, gate, normalize = how
+    rest = {"feature": feature, "normalize": normalize}
+    if feature == "none":
+        tokens |= {n: tokens[n].abs() for n in "qk"}
+    else:
+        rest |= maps
+    decay = torch.nn.functional.logsigmoid
+    if gate == "head":
+        rest["log_decay"] = -(2.0 ** -torch.arange(1.0, heads + 1, device=DEVICE))
+    if gate == "token":
+        tokens["log_decay"] = decay(2 * r(batch, length, heads))
+    if gate == "channel":
+        return gated_linear_attention, tokens | {"log_gate": decay(2 * r(batch, length, heads, DIM))}, rest
+    return linear_attention, tokens, rest
 
 
-def test_a_state_that_cannot_be_updated_in_place_is_named():
-    args = {n: x.to(DEVICE) for n, x in inputs(1, 16, 16, 2, 1, "softmax_pm", None, True).items()}
-    kv, z = args.pop("kv"), args.pop("z")
-    with pytest.raises(ValueError, match="contiguous float32 state in place; got torch.bfloat16"):
-        decode_step(**args, state=LinearState(kv.bfloat16(), z, z))
-    with pytest.raises(ValueError, match=r"the state must be \[2, 2, 32, 16\]; got \[2, 2, 16, 16\]"):
-        decode_step(**args, state=LinearState(kv[:, :, :16].contiguous(), z, z))
+def fresh(kind, how, batch, heads, groups):
+    """The state before the first token."""
+    if kind == "window":
+        return window_state(batch, how[0] - 1, groups, DIM, meta=how[1], device=DEVICE)
+    features = DIM * (2 if "softmax_pm" in how else 1)
+    if kind == "hybrid":
+        return hybrid_state(batch, heads, groups, DIM, features, window=how[0], device=DEVICE)
+    return linear_state(batch, heads, features, DIM, DEVICE)
+
+
+def leaves(state):
+    return [state] if isinstance(state, torch.Tensor) else [x for part in state for x in leaves(part)]
+
+
+def piece(tokens, a, b):
+    return {n: x[:, a:b] for n, x in tokens.items()}
+
+
+def close(a, b, tolerance=2e-5):
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        if x.is_floating_point() and x.isfinite().all():
+            assert relative(x, y) < tolerance
+        elif not x.is_floating_point():
+            assert torch.equal(x, y)
+
+
+def run(kind, how, steps, batch, heads, groups, padded, step=decode_step):
+    """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of the torch form, float64."""
+    op, tokens, rest = arguments(kind, how, PREFILL + steps, batch, heads, groups)
+    if padded:  # the second sequence begins within the prefill, the third within the decoding
+        first = torch.tensor([0, PREFILL // 2, PREFILL + 3], device=DEVICE)[:batch, None]
+        tokens["key_mask"] = torch.arange(PREFILL + steps, device=DEVICE).expand(batch, -1) >= first
+    double = lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELINEAR_KERNELS", "torch")
+        want, end = op(**{n: double(x) for n, x in (tokens | rest).items()}, return_state=True)
+        if DEVICE == "cuda":  # in the interpreter a prefill takes seconds
+            patch.setenv("RELINEAR_KERNELS", "triton")
+        _, state = op(**piece(tokens, 0, PREFILL), **rest, initial_state=fresh(kind, how, batch, heads, groups), return_state=True)
+    with torch.no_grad():
+        out = []
+        for t in range(PREFILL, PREFILL + steps):
+            y, state = step(**piece(tokens, t, t + 1), **rest, state=state)
+            out.append(y)
+    assert relative(torch.cat(out, 1), want[:, PREFILL:]) < 2e-5
+    close(state, end)
+
+
+@pytest.mark.parametrize("batch, heads, groups, padded", [(3, 3, 1, True), (1, 8, 2, False)])
+@pytest.mark.parametrize("kind, how", CASES, ids=str)
+def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, heads, groups, padded):
+    run(kind, how, STEPS, batch, heads, groups, padded)
+
+
+@pytest.mark.parametrize("kind, how", [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))], ids=str)
+def test_long_decoding_does_not_drift(kind, how):
+    run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False)
+
+
+@pytest.mark.parametrize("kind, how", CASES, ids=str)
+def test_the_op_itself_decodes_a_token_in_place(kind, how):
+    op, tokens, rest = arguments(kind, how, 4, 2, 2, 1)
+    with torch.no_grad():
+        _, state = op(**piece(tokens, 0, 2), **rest, initial_state=fresh(kind, how, 2, 2, 1), return_state=True)
+        _, state = op(**piece(tokens, 2, 3), **rest, initial_state=state, return_state=True)
+        _, after = op(**piece(tokens, 3, 4), **rest, initial_state=state, return_state=True)
+    for a, b in zip(leaves(state), leaves(after), strict=True):
+        assert a.data_ptr() == b.data_ptr() or not a.is_floating_point()
+
+
+@pytest.mark.parametrize("kind, how", CASES, ids=str)
+def test_a_token_with_gradients_leaves_its_state_alone(kind, how):
+    op, tokens, rest = arguments(kind, how, 1, 2, 2, 1)
+    state = fresh(kind, how, 2, 2, 1)
+    before = [x.clone() for x in leaves(state)]
+    op(**tokens | {"q": tokens["q"].requires_grad_()}, **rest, initial_state=state, return_state=True)[0].sum().backward()
+    for a, b in zip(leaves(state), before, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind, how", CASES, ids=str)
+def test_the_torch_form_decodes_the_same(kind, how, monkeypatch):
+    monkeypatch.setenv("RELINEAR_KERNELS", "torch")
+    run(kind, how, 12, 3, 3, 1, True)
+
+
+def test_what_cannot_be_decoded_is_named():
+    op, tokens, rest = arguments("linear", LINEAR[0], 1, 2, 2, 1)
+    state = linear_state(2, 2, 2 * DIM, DIM, DEVICE)
+    with pytest.raises(ValueError, match="float32 state in place; got torch.bfloat16"):
+        decode_step(**tokens, **rest, state=state._replace(kv=state.kv.bfloat16()))
+    with pytest.raises(ValueError, match=rf"the state must be \[2, 2, {2 * DIM}, {DIM}\]; got \[2, 2, {DIM}, {DIM}\]"):
+        decode_step(**tokens, **rest, state=LinearState(state.kv[:, :, :DIM].contiguous(), state.z, state.shift))
     with pytest.raises(ValueError, match="takes one token; got 3"):
-        decode_step(**args | {"q": args["q"].expand(-1, 3, -1, -1)}, state=LinearState(kv, z, z))
+        decode_step(**tokens | {"q": tokens["q"].expand(-1, 3, -1, -1)}, **rest, state=state)
+    with pytest.raises(ValueError, match="takes a LinearState, WindowState, HybridState; got tuple"):
+        decode_step(**tokens, **rest, state=tuple(state))
+    window = window_state(2, 15, 1, DIM, device=DEVICE)
+    with pytest.raises(ValueError, match=r"must hold keys \[2, 3, 1, .*\] and 4 meta keys; got \[2, 15, 1, .*\], 0"):
+        decode_step(**tokens, state=window, window=4, meta=4)
+    rest.pop("normalize")
+    with pytest.raises(ValueError, match="must hold keys"):
+        decode_step(**tokens, **rest, state=HybridState(window, state), window=16, window_factor=torch.ones(2, device=DEVICE))

@@ -1,10 +1,19 @@
-"""One token of linear attention in one launch: a program per sequence and head reads its state, updates it in place and answers."""
+"""One token of each op in one launch: a program reads the state of its head, updates it in place and answers.
+
+A linear state belongs to one query head; the keys of a window to all query heads of a group, so there a program serves the group. It
+moves the window up by one key: every key is read anyway, and a state that is always in order needs no position. What the programs of
+a sequence share (which keys are real, how long ago a meta key was seen) is read from the old state and written to a new one.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
+from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
+from relinear_kernels.hybrid_attention_reference import HybridState, _check
 from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, widest
 
 
@@ -39,16 +48,34 @@ def _vector_features(y, FEATURE: tl.constexpr, SIGN: tl.constexpr):
 
 
 @triton.jit
-def _decode(
-    q, k, v, wq, wk, bq, bk, decay, s, z, o, eps,
+def _absorb(x, y, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
+    """Fade a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
+    f = tl.arange(0, F)
+    c = tl.arange(0, V)
+    out = tl.zeros([V], tl.float32)
+    den = 0.0
+    for half in tl.static_range(P):
+        phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
+        phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
+        total = tl.load(z + half * F + f) * fade + phi_k
+        tl.store(z + half * F + f, total)
+        den += tl.sum(phi_q * total, 0)
+        where = s + (half * F + f[:, None]) * V + c[None, :]
+        state = tl.load(where) * fade[:, None] + phi_k[:, None] * value[None, :]
+        tl.store(where, state)
+        out += tl.sum(phi_q[:, None] * state, 0)
+    return out, den
+
+
+@triton.jit
+def _linear(
+    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr,
+    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
     h = pid % H
     n = pid // H
-    f = tl.arange(0, F)
-    c = tl.arange(0, V)
     kv = n * N + h // (H // N)
     if wq is not None:
         wq += h * (D * F)
@@ -57,58 +84,259 @@ def _decode(
         bq += h * F
     if bk is not None:
         bk += h * F
+    real = n >= 0
+    if mask is not None:
+        real = tl.load(mask + n) != 0
+    fade = tl.zeros([F], tl.float32)
+    if decay is not None:
+        fade += tl.load(decay + pid)
+    if gate is not None:
+        fade += tl.maximum(tl.load(gate + pid * F + tl.arange(0, F)).to(tl.float32), LOWEST)
+    value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
     x = _logits(q + pid * D, wq, bq, D, F)
     y = _logits(k + kv * D, wk, bk, D, F)
-    value = tl.load(v + kv * V + c).to(tl.float32)
-    keep = 1.0
-    if decay is not None:
-        keep = tl.exp(tl.load(decay + pid))
-    out = tl.zeros([V], tl.float32)
-    den = 0.0
-    for half in tl.static_range(P):
-        phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
-        phi_k = _vector_features(y, FEATURE, 1 - 2 * half)
-        at = (pid * P + half) * F
-        total = tl.load(z + at + f) * keep + phi_k
-        tl.store(z + at + f, total)
-        den += tl.sum(phi_q * total, 0)
-        where = s + at * V + f[:, None] * V + c[None, :]
-        state = tl.load(where) * keep + phi_k[:, None] * value[None, :]
-        tl.store(where, state)
-        out += tl.sum(phi_q[:, None] * state, 0)
+    out, den = _absorb(x, y, value, real, tl.exp(fade), s + pid * (P * F * V), z + pid * (P * F), F, V, P, FEATURE)
     if NORMALIZE:
         out /= tl.maximum(den, eps)
-    tl.store(o + pid * V + c, out.to(o.dtype.element_ty))
+    tl.store(o + pid * V + tl.arange(0, V), out.to(o.dtype.element_ty))
 
 
-def decode_step(
-    q, k, v, w_q=None, w_k=None, *, state: LinearState, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, eps=EPS
+@triton.jit
+def _attend(x, kt, vt, seen, top, den, acc):
+    """One step of the softmax recurrence over a tile of keys `[K, D]`: FlashAttention's, for one query."""
+    s = tl.where(seen, tl.sum(x[None, :] * kt, 1), float("-inf"))
+    new = tl.maximum(top, tl.max(s, 0))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp(s - safe)
+    fade = tl.exp(top - safe)
+    return new, den * fade + tl.sum(p, 0), acc * fade + tl.sum(p[:, None] * vt, 0)
+
+
+@triton.jit
+def _window(
+    x, value, key, real, rk, rv, mask, top, den, acc, OLDEST: tl.constexpr, last,
+    R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """`relinear_kernels.decode_step` by the kernel of this module. Raises ValueError naming what it supports."""
-    batch, length, heads, dim = q.shape
-    groups, value_dim = v.shape[2:]
-    if length != 1:
-        raise ValueError(f"decode_step takes one token; got {length}")
+    """The recurrence over the keys OLDEST, OLDEST + 1, .. of a ring of R; the `last` query of a group then moves the ring up by one."""
+    d = tl.arange(0, D)
+    for i in range(0, R, BR):
+        r = i + tl.arange(0, BR)
+        at = r[:, None] * (N * D) + d[None, :]
+        kt = tl.load(rk + at, mask=(r < R)[:, None], other=0.0)
+        vt = tl.load(rv + at, mask=(r < R)[:, None], other=0.0)
+        seen = (r >= OLDEST) & (tl.load(mask + r, mask=r < R, other=0) != 0)
+        top, den, acc = _attend(x, kt.to(tl.float32), vt.to(tl.float32), seen, top, den, acc)
+        if last:
+            tl.debug_barrier()  # a key's place is taken only after every thread has read it
+            tl.store(rk + at - N * D, kt, mask=((r > 0) & (r < R))[:, None])
+            tl.store(rv + at - N * D, vt, mask=((r > 0) & (r < R))[:, None])
+    if R > 0:
+        if last:
+            tl.debug_barrier()
+            tl.store(rk + (R - 1) * N * D + d, key.to(rk.dtype.element_ty))
+            tl.store(rv + (R - 1) * N * D + d, value.to(rv.dtype.element_ty))
+    return top, den, acc
+
+
+@triton.jit
+def _shift_mask(mask, new_mask, real, R: tl.constexpr, BR: tl.constexpr):
+    """Which keys of the ring are real after the token."""
+    for i in range(0, R, BR):
+        r = i + tl.arange(0, BR)
+        keep = tl.load(mask + r + 1, mask=r + 1 < R, other=0) != 0
+        tl.store(new_mask + r, tl.where(r == R - 1, real, keep), mask=r < R)
+
+
+@triton.jit
+def _sliding(
+    q, k, v, real_at, rk, rv, mask, mk, mv, age, o, new_mask, new_age, W, scale,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """A program per sequence and key head. W is the window, R = W - 1 the keys held, MP the meta keys M rounded up to a power of two."""
+    pid = tl.program_id(0).to(tl.int64)
+    n = pid % N
+    b = pid // N
+    d = tl.arange(0, D)
+    real = b >= 0
+    if real_at is not None:
+        real = tl.load(real_at + b) != 0
+    key = tl.load(k + pid * D + d).to(tl.float32)
+    value = tl.load(v + pid * D + d).to(tl.float32)
+    rk += (b * R * N + n) * D
+    rv += (b * R * N + n) * D
+    mask += b * R
+    if M > 0:
+        i = tl.arange(0, MP)
+        before = tl.load(age + b * M + i, mask=i < M, other=-1)
+        fills = real & (i == tl.sum((before >= 0).to(tl.int32), 0))
+        after = tl.where(before >= 0, before + 1, tl.where(fills, 0, -1))
+        here = ((b * M + i[:, None]) * N + n) * D + d[None, :]
+        mkt = tl.load(mk + here, mask=(i < M)[:, None], other=0.0).to(tl.float32)
+        mvt = tl.load(mv + here, mask=(i < M)[:, None], other=0.0).to(tl.float32)
+        if n == 0:
+            tl.store(new_age + b * M + i, after, mask=i < M)
+    for g in range(H // N):
+        h = b * H + n * (H // N) + g
+        x = tl.load(q + h * D + d).to(tl.float32) * scale
+        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
+        den = tl.where(real, 1.0, 0.0)
+        acc = tl.where(real, value, 0.0)
+        if M > 0:
+            top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc)
+        top, den, acc = _window(x, value, key, real, rk, rv, mask, top, den, acc, 0, g == H // N - 1, R, N, D, BR)
+        acc *= tl.where(den > 0, 1 / tl.where(den > 0, den, 1.0), 0.0)
+        tl.store(o + h * D + d, acc.to(o.dtype.element_ty))
+    if M > 0:
+        took = (fills & (i < M))[:, None]
+        tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
+        tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
+    if n == 0:
+        _shift_mask(mask, new_mask + b * R, real, R, BR)
+
+
+@triton.jit
+def _hybrid(
+    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, s, z, o, new_mask, scale, eps,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """A program per sequence and key head. The ring's oldest key leaves the window with this token and enters the linear state."""
+    pid = tl.program_id(0).to(tl.int64)
+    n = pid % N
+    b = pid // N
+    d = tl.arange(0, D)
+    real = b >= 0
+    if real_at is not None:
+        real = tl.load(real_at + b) != 0
+    key = tl.load(k + pid * D + d).to(tl.float32)
+    value = tl.load(v + pid * D + d).to(tl.float32)
+    rk += (b * R * N + n) * D
+    rv += (b * R * N + n) * D
+    mask += b * R
+    left = tl.load(mask) != 0
+    left_value = tl.load(rv + d).to(tl.float32)
+    fade = tl.full([F], 1.0, tl.float32)
+    for g in range(H // N):
+        head = n * (H // N) + g
+        h = b * H + head
+        x = tl.load(q + h * D + d).to(tl.float32) * scale
+        if wq is not None:
+            px = _logits(q + h * D, wq + head * (D * F), None, D, F)
+            py = _logits(rk, wk + head * (D * F), None, D, F)
+        else:
+            px = _logits(q + h * D, None, None, D, F)
+            py = _logits(rk, None, None, D, F)
+        far, far_den = _absorb(px, py, left_value, left, fade, s + h * (P * F * D), z + h * (P * F), F, D, P, FEATURE)
+        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
+        den = tl.where(real, 1.0, 0.0)
+        acc = tl.where(real, value, 0.0)
+        top, den, acc = _window(x, value, key, real, rk, rv, mask, top, den, acc, 1, g == H // N - 1, R, N, D, BR)
+        factor = tl.load(gamma + head)
+        out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
+        tl.store(o + h * D + d, out.to(o.dtype.element_ty))
+    if n == 0:
+        _shift_mask(mask, new_mask + b * R, real, R, BR)
+
+
+def _contiguous(x):
+    return None if x is None else x.contiguous()
+
+
+def _token(op: str, q, k, v, feature=None, width=None):
+    """q, k and v of one token in one dtype, dense, and (B, H, Hkv). Raises ValueError naming what is supported."""
+    if q.shape[1] != 1:
+        raise ValueError(f"{op} takes one token; got {q.shape[1]}")
+    batch, _, heads, _ = q.shape
+    groups = k.shape[2]
     if heads % groups:
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads")
-    q, k, v, dtype = *(x.to(widest(q, k, v)) for x in (q, k, v)), v.dtype
-    width = dim if w_q is None else w_q.shape[-1]
-    check_triton("decode_step", feature, width, q=q, k=k, v=v)
-    if not (state.kv.dtype == state.z.dtype == torch.float32 and state.kv.is_contiguous() and state.z.is_contiguous()):
-        raise ValueError(f"decode_step updates a contiguous float32 state in place; got {state.kv.dtype}, {state.z.dtype}")
+    q, k, v = (x.to(widest(q, k, v)).contiguous() for x in (q, k, v))
+    check_triton(op, feature, width, q=q, k=k, v=v)
+    return q, k, v, (batch, heads, groups)
+
+
+def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
+    """The state, in one stretch of memory. Raises ValueError unless it is float32 and of this shape."""
+    if not state.kv.dtype == state.z.dtype == torch.float32:
+        raise ValueError(f"decode_step updates a float32 state in place; got {state.kv.dtype}, {state.z.dtype}")
+    if state.kv.shape != shape:
+        raise ValueError(f"the state must be {list(shape)}; got {list(state.kv.shape)}")
+    return state._replace(kv=state.kv.contiguous(), z=state.z.contiguous())
+
+
+def _ring(state: WindowState, shape: tuple[int, ...], meta: int) -> WindowState:
+    """The ring, in one stretch of memory, with room for new masks. Raises ValueError unless it is of this shape."""
+    if state.k.shape != shape or state.meta_age.shape[1] != meta:
+        raise ValueError(f"the state must hold keys {list(shape)} and {meta} meta keys; got {list(state.k.shape)}, {state.meta_age.shape[1]}")
+    return WindowState(*(x.contiguous() for x in state))
+
+
+def _rows(keys: int, dim: int) -> int:
+    """Keys of one tile of a ring."""
+    return min(triton.next_power_of_2(max(keys, 16)), 4096 // dim)
+
+
+def linear_step(
+    q, k, v, w_q=None, w_k=None, *, state: LinearState, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, log_gate=None,
+    normalize=True, key_mask=None, eps=EPS,
+):  # fmt: skip
+    """`decode_step` of linear attention, plain or gated. Raises ValueError naming what it supports."""
+    dim, value_dim, width, dtype = q.shape[-1], v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
+    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v, feature, width)
     halves = 2 if feature == "softmax_pm" else 1
-    if state.kv.shape != (batch, heads, halves * width, value_dim):
-        raise ValueError(f"the state must be {[batch, heads, halves * width, value_dim]}; got {list(state.kv.shape)}")
-    decay = None
+    state = _linear_state(state, (batch, heads, halves * width, value_dim))
+    decay = gate = None
     if log_decay is not None:
         if log_decay.shape not in ((heads,), (batch, 1, heads)):
             raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T=1, H={heads}]; got {list(log_decay.shape)}")
         decay = log_decay.float().expand(batch, 1, heads).contiguous()
-    dense = lambda x: None if x is None else x.contiguous()  # noqa: E731
+    if log_gate is not None:
+        check_gate(log_gate, batch, 1, heads, width)
+        gate = log_gate.contiguous()
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
-    _decode[(batch * heads,)](
-        q.contiguous(), k.contiguous(), v.contiguous(), dense(w_q), dense(w_k), dense(b_q), dense(b_k), decay, state.kv, state.z, o, eps,
-        H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize,
+    _linear[(batch * heads,)](
+        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, eps,
+        H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
         num_warps=8 if width * value_dim > 4096 else 4,
     )  # fmt: skip
-    return o
+    return o, state
+
+
+def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_mask=None):
+    """`decode_step` of sliding-window attention. Raises ValueError naming what it supports."""
+    dim, dtype = q.shape[-1], v.dtype
+    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v)
+    state = _ring(state, (batch, window - 1, groups, dim), meta)
+    o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
+    after = state._replace(mask=torch.empty_like(state.mask), meta_age=torch.empty_like(state.meta_age))
+    _sliding[(batch * groups,)](
+        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.meta_k, state.meta_v, state.meta_age, o, after.mask,
+        after.meta_age, window, dim**-0.5 if scale is None else scale, H=heads, N=groups, D=dim, R=window - 1, M=meta,
+        MP=triton.next_power_of_2(max(meta, 1)), BR=_rows(window - 1, dim), num_warps=4,
+    )  # fmt: skip
+    return o, after
+
+
+def hybrid_step(
+    q, k, v, w_q=None, w_k=None, *, state: HybridState, feature="softmax_pm", window, window_factor, scale=None, key_mask=None,
+    eps=HYBRID_EPS,
+):  # fmt: skip
+    """`decode_step` of LoLCATs' hybrid. Raises ValueError naming what it supports."""
+    _check(feature, window)
+    dim, width, dtype = q.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
+    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v, feature, width)
+    halves = 2 if feature == "softmax_pm" else 1
+    ring = _ring(state.ring, (batch, window, groups, dim), 0)
+    linear = _linear_state(state.linear, (batch, heads, halves * width, dim))
+    o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
+    after = ring._replace(mask=torch.empty_like(ring.mask))
+    _hybrid[(batch * groups,)](
+        q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
+        linear.kv, linear.z, o, after.mask, dim**-0.5 if scale is None else scale, eps,
+        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window, dim),
+        num_warps=8 if width * dim > 4096 else 4,
+    )  # fmt: skip
+    return o, HybridState(after, linear)
+
+
+STEPS = {LinearState: linear_step, WindowState: window_step, HybridState: hybrid_step}

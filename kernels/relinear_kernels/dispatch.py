@@ -26,6 +26,13 @@ def use_triton(x: Tensor) -> bool:
     return choice == "triton"
 
 
+def one_token(state, return_state: bool, cu_seqlens: Tensor | None, *tensors: Tensor | None) -> bool:
+    """Whether a piece (its queries first) is one token after others with no gradient wanted: what a decode step serves in one launch."""
+    if state is None or not return_state or cu_seqlens is not None or tensors[0].shape[1] != 1:
+        return False
+    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *_leaves(state))))
+
+
 def stateless(op: str, **given) -> None:
     """Raises ValueError where the quadratic definition is asked for what only the other forms have."""
     if wrong := [n for n, x in given.items() if x is not None and x is not False]:
@@ -42,6 +49,10 @@ def per_sequence(op, cu_seqlens: Tensor, tokens: dict, fixed: dict, initial_stat
     if not fixed.get("return_state"):
         return torch.cat(outputs, 1)
     return torch.cat([y for y, _ in outputs], 1), _join([s for _, s in outputs])
+
+
+def _leaves(state):
+    return [state] if isinstance(state, Tensor) else [x for part in state for x in _leaves(part)]
 
 
 def _map(f, state):

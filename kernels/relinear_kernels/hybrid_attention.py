@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import hybrid_attention_reference as reference
-from relinear_kernels.dispatch import path, per_sequence, stateless, use_triton
+from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
 from relinear_kernels.hybrid_attention_reference import EPS, HybridState
 from relinear_kernels.sliding_window_attention_reference import window_state
 
@@ -31,11 +31,15 @@ def hybrid_attention(
     """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear attention beyond it.
 
     A plain sliding window: no tiles, so a prefix never changes. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns
-    ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`. Raises ValueError naming what is possible
-    where the kernels do not support the arguments.
+    ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`; a single token without gradients overwrites
+    `initial_state` where the kernels run. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """
     options = {"feature": feature, "window": window, "window_factor": window_factor, "scale": scale, "eps": eps}
     if use_triton(q):
+        if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, window_factor):
+            from relinear_kernels.decode_step_triton import hybrid_step
+
+            return hybrid_step(q, k, v, w_q, w_k, key_mask=key_mask, state=initial_state, **options)
         from relinear_kernels.hybrid_attention_triton import hybrid_attention as fused
 
         ring = partial(window_state, q.shape[0], window, k.shape[2], k.shape[3], device=q.device)

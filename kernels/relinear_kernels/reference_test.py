@@ -6,20 +6,25 @@ import pytest
 import torch
 
 from relinear_kernels import (
+    gated_linear_attention,
     hybrid_attention,
     linear_attention,
     sliding_window_attention,
 )
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, project
+from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_quadratic
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_quadratic
 from relinear_kernels.linear_attention_reference import linear_attention_quadratic
 from relinear_kernels.sliding_window_attention_reference import sliding_window_quadratic
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 131)
 D, F = 8, 6
+TOKENS = {"q", "k", "v", "log_gate"}  # arguments with one row per position
 OPS = {
     **{f"linear-{f}": (functools.partial(linear_attention, feature=f), functools.partial(linear_attention_quadratic, feature=f))
        for f in (*ACTIVATIONS, *EXPONENTIAL) if f != "none"},
+    **{f"gated-{f}": (functools.partial(gated_linear_attention, feature=f), functools.partial(gated_linear_attention_quadratic, feature=f))
+       for f in ("softmax_pm", "elu")},
     "hybrid-1": (functools.partial(hybrid_attention, window=1), functools.partial(hybrid_attention_quadratic, window=1)),
     "hybrid-16": (functools.partial(hybrid_attention, window=16), functools.partial(hybrid_attention_quadratic, window=16)),
     "window-1": (functools.partial(sliding_window_attention, window=1), functools.partial(sliding_window_quadratic, window=1)),
@@ -35,6 +40,8 @@ def inputs(name, length, heads=6, groups=2, batch=2, seed=0):
     args = {"q": r(batch, length, heads, D), "k": r(batch, length, groups, D), "v": r(batch, length, groups, D)}
     if not name.startswith("window"):
         args |= {"w_q": r(heads, D, F), "w_k": r(heads, D, F)}
+    if name.startswith("gated"):
+        args["log_gate"] = torch.nn.functional.logsigmoid(2 * r(batch, length, heads, F))
     if name.startswith("hybrid"):
         args |= {"window_factor": torch.rand(heads, generator=g, dtype=torch.float64)}
     return args
@@ -66,10 +73,10 @@ def test_gradients_equal_those_of_the_definition(name):
 def test_pieces_equal_the_whole(name, cuts):
     op, _ = OPS[name]
     args = inputs(name, 70)
-    rest = {n: x for n, x in args.items() if n not in "qkv"}
+    rest = {n: x for n, x in args.items() if n not in TOKENS}
     state, out, at = None, [], 0
     for c in cuts:
-        piece = {n: args[n][:, at : at + c] for n in "qkv"}
+        piece = {n: args[n][:, at : at + c] for n in TOKENS if n in args}
         y, state = op(**piece, **rest, initial_state=state, return_state=True)
         out.append(y)
         at += c
@@ -82,15 +89,16 @@ def test_left_padding_changes_nothing(name, pad):
     op, definition = OPS[name]
     args = inputs(name, 33)
     want = op(**args)
-    for n in "qkv":
-        args[n] = torch.cat([torch.full((2, pad, *args[n].shape[2:]), 7.0, dtype=torch.float64), args[n]], 1)
+    for n in TOKENS & args.keys():  # a gate is 0 at padding
+        filler = torch.full((2, pad, *args[n].shape[2:]), 0.0 if n == "log_gate" else 7.0, dtype=torch.float64)
+        args[n] = torch.cat([filler, args[n]], 1)
     mask = torch.arange(pad + 33).expand(2, -1) >= pad
     torch.testing.assert_close(op(**args, key_mask=mask)[:, pad:], want, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(definition(**args, key_mask=mask)[:, pad:], want, rtol=1e-9, atol=1e-11)
     # the same in pieces, the first of them nothing but padding
-    rest, state, out = {n: x for n, x in args.items() if n not in "qkv"}, None, []
+    rest, state, out = {n: x for n, x in args.items() if n not in TOKENS}, None, []
     for a, b in ((0, pad), (pad, pad + 5), (pad + 5, pad + 33)):
-        y, state = op(**{n: args[n][:, a:b] for n in "qkv"}, **rest, key_mask=mask[:, a:b], initial_state=state, return_state=True)
+        y, state = op(**{n: args[n][:, a:b] for n in TOKENS & args.keys()}, **rest, key_mask=mask[:, a:b], initial_state=state, return_state=True)
         out.append(y)
     torch.testing.assert_close(torch.cat(out, 1)[:, pad:], want, rtol=1e-9, atol=1e-11)
 

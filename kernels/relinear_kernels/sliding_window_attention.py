@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import sliding_window_attention_reference as reference
-from relinear_kernels.dispatch import path, per_sequence, stateless, use_triton
+from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
 from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
 
 
@@ -27,10 +27,15 @@ def sliding_window_attention(
 
     Time and memory are linear in T. Padding (`key_mask` False) is never seen; a row that sees nothing is zero. `cu_seqlens` marks the
     sequences of a packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece if
-    `return_state`. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. Raises ValueError naming what is
+    possible where the kernels do not support the arguments.
     """
     options = {"window": window, "meta": meta, "scale": scale}
     if use_triton(q):
+        if one_token(initial_state, return_state, cu_seqlens, q, k, v):
+            from relinear_kernels.decode_step_triton import window_step
+
+            return window_step(q, k, v, key_mask=key_mask, state=initial_state, **options)
         from relinear_kernels.sliding_window_attention_triton import sliding_window_attention as fused
 
         empty = partial(window_state, q.shape[0], window - 1, k.shape[2], k.shape[3], meta=meta, device=q.device)

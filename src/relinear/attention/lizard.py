@@ -2,17 +2,18 @@
 
     y = y_gate + alpha y_swa,   gamma_t = sigmoid(W_g x_t + b_g)   (its Section 3.1; the sum is not convex)
 
-What the paper leaves open, with our default first: `gates` one per head or one shared by all heads; `gate_bias` the initial b_g (0 makes
-a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope` whether the
-window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition does and its
-matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers far better;
-feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
+What the paper leaves open, with our default first: `gates` one per head, one shared by all heads, or one per channel of every head, which
+both signs of the feature map share (its Section 3.1 has W_g in R^{d x d}, its experiments the scalar of Table 3); `gate_bias` the initial
+b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope`
+whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition
+does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
+far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
 """
 
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from relinear.attention import _base
@@ -20,6 +21,8 @@ from relinear.attention._base import Attention, Inputs, identity, wide
 from relinear_kernels import (
     LinearState,
     WindowState,
+    gated_linear_attention,
+    gated_linear_attention_weights,
     linear_attention,
     linear_attention_weights,
     linear_state,
@@ -33,11 +36,17 @@ class Options(_base.Options):
     window: int = Field(default=128, ge=1)
     meta: int = Field(default=4, ge=0)
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
-    gates: Literal["head", "shared"] = "head"
+    gates: Literal["head", "shared", "channel"] = "head"
     gate_bias: float | None = 4.0
     alpha: float = 1.0
     window_rope: bool = True
     normalize: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.gates == "channel" and self.feature == "exp_pm":
+            raise ValueError("gates 'channel' take bounded features: softmax_pm; got exp_pm")
+        return self
 
 
 class LizardState(NamedTuple):
@@ -52,8 +61,7 @@ class Method(Attention):
         super().__init__(heads, options)
         h, d = heads.heads, heads.dim
         self.w_q, self.w_k = nn.Parameter(identity(h, d, d)), nn.Parameter(identity(h, d, d))
-        n = h if options.gates == "head" else 1
-        self.gate = nn.Linear(heads.hidden, n, bias=options.gate_bias is not None)
+        self.gate = nn.Linear(heads.hidden, {"head": h, "shared": 1, "channel": h * d}[options.gates], bias=options.gate_bias is not None)
         nn.init.zeros_(self.gate.weight)
         if options.gate_bias is not None:
             nn.init.constant_(self.gate.bias, options.gate_bias)
@@ -65,17 +73,20 @@ class Method(Attention):
         return self.options.window_rope and self.options.meta > 0
 
     def _log_gate(self, inputs: Inputs):
-        """log gamma ``[B, T, H]``; 0 at padding, which neither writes nor forgets."""
+        """log gamma ``[B, T, H]``, or ``[B, T, H, D]`` of every channel; 0 at padding, which neither writes nor forgets."""
         x = wide(inputs.x)
         bias = None if self.gate.bias is None else self.gate.bias.to(x.dtype)
         gate = nn.functional.logsigmoid(nn.functional.linear(x, self.gate.weight.to(x.dtype), bias))
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
+        if self.options.gates == "channel":
+            return gate.unflatten(-1, (self.heads.heads, self.heads.dim))
         return gate.expand(-1, -1, self.heads.heads)
 
     def _gated(self, inputs: Inputs) -> dict:
+        gate = "log_gate" if self.options.gates == "channel" else "log_decay"
         return {
-            "w_q": self.w_q, "w_k": self.w_k, "feature": self.options.feature, "log_decay": self._log_gate(inputs),
+            "w_q": self.w_q, "w_k": self.w_k, "feature": self.options.feature, gate: self._log_gate(inputs),
             "normalize": self.options.normalize, "key_mask": inputs.key_mask,
         }  # fmt: skip
 
@@ -88,7 +99,8 @@ class Method(Attention):
 
     def forward(self, inputs: Inputs, state: LizardState | None = None):
         gate_state, near_state = state or (None, None)
-        gated, gate_state = linear_attention(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=gate_state, return_state=True)
+        attend = gated_linear_attention if self.options.gates == "channel" else linear_attention
+        gated, gate_state = attend(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=gate_state, return_state=True)
         near, near_state = sliding_window_attention(
             *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=near_state, return_state=True
         )
@@ -104,6 +116,7 @@ class Method(Attention):
 
     def attention_weights(self, inputs: Inputs):
         """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
-        gated = linear_attention_weights(inputs.q, inputs.k, **self._gated(inputs))
+        weights = gated_linear_attention_weights if self.options.gates == "channel" else linear_attention_weights
+        gated = weights(inputs.q, inputs.k, **self._gated(inputs))
         near = sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
         return gated + wide(self.alpha)[:, None, None] * near

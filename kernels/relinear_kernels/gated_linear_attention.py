@@ -1,0 +1,60 @@
+"""The public `gated_linear_attention`: the Triton kernels for CUDA tensors, the chunked torch form elsewhere."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from relinear_kernels import gated_linear_attention_reference as reference
+from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
+from relinear_kernels.linear_attention_reference import EPS, LinearState
+
+
+def gated_linear_attention(
+    q: Float[Tensor, "B T H D"],
+    k: Float[Tensor, "B T Hkv D"],
+    v: Float[Tensor, "B T Hkv Dv"],
+    w_q: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "H D F"] | None = None,
+    *,
+    log_gate: Float[Tensor, "B T H F"],
+    feature: str = "softmax_pm",
+    b_q: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "H F"] | None = None,
+    normalize: bool = True,
+    key_mask: Bool[Tensor, "B T"] | None = None,
+    initial_state: LinearState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Int[Tensor, " S"] | None = None,
+    eps: float = EPS,
+):
+    """Linear attention whose every feature channel fades by a gate of its own, linear in the length of the piece.
+
+        out_t = sum_{i<=t} sum_f phi_f(q_t) exp(G_tf - G_if) phi_f(k_i) v_i   / the same sum without v_i   (normalize=True)
+
+    `log_gate` is one value <= 0 per token, head and column of the feature matrices (F = D without them), shared by both signs of a
+    two-sided map; G is its running sum; a value below -8 counts as -8. Features are bounded ones: softmax_pm, relu, elu, none. Keys
+    where `key_mask` is False (padding) leave no trace; give them log_gate 0. `cu_seqlens` marks the sequences of a packed row (B = 1).
+    Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
+    overwrites `initial_state` where the kernels run. Raises ValueError naming what is possible where they do not support the arguments.
+    """
+    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
+    if use_triton(q):
+        if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_gate):
+            from relinear_kernels.decode_step_triton import linear_step
+
+            return linear_step(q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, state=initial_state, **options)
+        from relinear_kernels.gated_linear_attention_triton import gated_linear_attention as fused
+
+        return fused(
+            q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, initial_state=initial_state, return_state=return_state,
+            cu_seqlens=cu_seqlens, **options,
+        )  # fmt: skip
+    if path() == "reference":
+        stateless("gated_linear_attention", initial_state=initial_state, return_state=return_state, cu_seqlens=cu_seqlens)
+        return reference.gated_linear_attention_quadratic(q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, **options)
+    options["return_state"] = return_state
+    if cu_seqlens is None:
+        return reference.gated_linear_attention(
+            q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, initial_state=initial_state, **options
+        )  # fmt: skip
+    tokens = {"q": q, "k": k, "v": v, "log_gate": log_gate, "key_mask": key_mask}
+    return per_sequence(reference.gated_linear_attention, cu_seqlens, tokens, {"w_q": w_q, "w_k": w_k, **options}, initial_state)
