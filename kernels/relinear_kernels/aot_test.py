@@ -40,8 +40,8 @@ def test_decode_fits():
 
 # Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.
 @pytest.mark.aot
-@pytest.mark.parametrize("case, spills", [("D64", 96), ("linear softmax_pm D128 F64", 160), ("window D128", 96), ("hybrid D128 F64", 700),
-                                          ("D128 F128", 1100)])  # fmt: skip
+@pytest.mark.parametrize("case, spills", [("D64", 192), ("linear softmax_pm D128 F64", 160), ("window D128", 96), ("hybrid D128 F64", 700),
+                                          ("D128 F128", 2800), ("gated softmax_pm D128 F64", 600)])  # fmt: skip
 def test_every_shipped_configuration_fits(case, spills):
     check([row for row in compile_cases(case, "--all") if "float32" not in row["case"]], spills)
 

@@ -20,11 +20,11 @@ B = 2
 SMALL = [
     (1, 16, 16, 1, 1, "softmax_pm", True, False, False),
     (15, 16, 32, 3, 1, "softmax_pm", True, True, True),
-    (70, 16, 16, 2, 2, "softmax_pm", True, True, False),
-    (65, 32, 16, 1, 1, "softmax_pm", False, False, True),
-    (33, 16, 32, 2, 1, "relu", False, True, False),
-    (40, 32, 16, 1, 1, "elu", True, False, False),
-    (40, 16, 16, 2, 1, "none", True, False, False),
+    (40, 16, 16, 2, 2, "softmax_pm", True, True, False),
+    (33, 32, 16, 1, 1, "softmax_pm", False, False, True),
+    (31, 16, 32, 2, 1, "relu", False, True, False),
+    (17, 32, 16, 1, 1, "elu", True, False, False),
+    (16, 16, 16, 2, 1, "none", True, False, False),
 ]
 LARGE = [
     (length, dim, width, heads, groups, feature, normalize, state, masked)
@@ -68,12 +68,12 @@ def test_fused_equals_definition(case, dtype):
 def test_blocks_of_bfloat16_equal_the_definition_in_float32(block, monkeypatch):
     small = Config(block, 16, (4, 4, 4, 4, 4), 1)
     monkeypatch.setattr(gated_linear_attention_triton, "config", lambda *args: small)
-    check(fused, definition, inputs(70, 16, 16, 2, 1, "softmax_pm", True), {}, torch.float32, ("log_gate",))
+    check(fused, definition, inputs(70, 16, 16, 1, 1, "softmax_pm", True), {}, torch.float32, ("log_gate",))
 
 
 @pytest.mark.parametrize("only", ["w_k", "v", "log_gate"])
 def test_a_gradient_asked_for_alone_is_the_same(only):
-    args = {n: x.to(DEVICE) for n, x in inputs(40, 16, 16, 2, 1, "softmax_pm", True).items()}
+    args = {n: x.to(DEVICE) for n, x in inputs(20, 16, 16, 2, 1, "softmax_pm", True).items()}
     every = {n: x.clone().requires_grad_() for n, x in args.items()}
     want = torch.autograd.grad(call(gated_linear_attention, every)["out"].square().sum(), every[only])[0]
     args[only].requires_grad_()
@@ -82,7 +82,7 @@ def test_a_gradient_asked_for_alone_is_the_same(only):
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
 def test_adversarial_gates_equal_the_definition(gate):
-    length, dim = (300, 64) if DEVICE == "cuda" else (40, 16)
+    length, dim = (300, 64) if DEVICE == "cuda" else (33, 16)
     for dtype in DTYPES:
         check(fused, definition, inputs(length, dim, 32, 2, 1, "softmax_pm", gate=gate), {}, dtype, ("log_gate",))
 
@@ -99,14 +99,14 @@ def test_a_closed_gate_and_large_features_stay_finite(hard):
 
 
 def test_equal_gates_of_all_channels_are_a_scalar_gate():
-    args = {n: x.to(DEVICE) for n, x in ungated(70, 16, 16, 2, 1, "softmax_pm", "token", False).items()}
+    args = {n: x.to(DEVICE) for n, x in ungated(40, 16, 16, 2, 1, "softmax_pm", "token", False).items()}
     gate = args.pop("log_decay").clamp(min=-8)
     got = gated_linear_attention(**args, log_gate=gate[..., None].expand(-1, -1, -1, 16))
     assert relative(got, linear_attention(**args, log_decay=gate)) < 1e-5
 
 
 def test_packed_sequences_equal_each_alone():
-    lengths = [3, 40, 1, 17, 64] if DEVICE == "cpu" else [3, 640, 1, 333, 64]
+    lengths = [3, 20, 1, 17] if DEVICE == "cpu" else [3, 640, 1, 333, 64]
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=DEVICE)
     args = inputs(sum(lengths), 16, 16, 2, 1, "softmax_pm", batch=1)
     kv = torch.randn(len(lengths), 2, 32, 16)
@@ -119,9 +119,9 @@ def test_packed_sequences_equal_each_alone():
     check(lambda x, o: call(gated_linear_attention, x, cu_seqlens=cu), lambda x, o: call(packed, x), args, {}, torch.float32, ("log_gate",))
 
 
-@pytest.mark.parametrize("cuts", [(40, 1, 29), (3, 64, 3)])
+@pytest.mark.parametrize("cuts", [(20, 1, 19), (3, 34, 3)])
 def test_pieces_equal_the_whole(cuts):
-    args = {n: x.to(DEVICE) for n, x in inputs(70, 16, 16, 2, 1, "softmax_pm").items()}
+    args = {n: x.to(DEVICE) for n, x in inputs(40, 16, 16, 2, 1, "softmax_pm").items()}
     rest, state, out, at = {n: args[n] for n in ("w_q", "w_k")}, None, [], 0
     for c in cuts:
         piece = {n: args[n][:, at : at + c] for n in ("q", "k", "v", "log_gate")}
