@@ -79,7 +79,7 @@ class Results(NamedTuple):
 @pytest.fixture
 def results(tmp_path) -> Results:
     made = Results(Plan(scale="smoke", results=tmp_path / "results"))
-    for name in ("assets", "teacher", "corpus"):
+    for name in ("assets", "teacher", "instructions", "corpus"):
         made.run(name)
     return made
 

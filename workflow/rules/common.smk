@@ -65,10 +65,14 @@ def spread_gpus(wildcards):
 
 
 # On a CPU, one core a job: jobs side by side use the cores better than one job's threads do. With GPUs, each brings its share of them.
-def cores(wildcards):
-    wanted = spread_gpus(wildcards)
+def cores(wildcards, wanted=gpus):
+    wanted = wanted(wildcards)
     slots = workflow.global_resources.get("gpu").value or wanted
-    return max(1, workflow.cores * wanted // max(slots, wanted, 1))
+    return max(1, workflow.cores * min(wanted, slots) // max(slots, 1))
+
+
+def spread_cores(wildcards):
+    return cores(wildcards, spread_gpus)
 
 
 # What a cluster reserves for a stage. More tokens and items take more time, not more memory.

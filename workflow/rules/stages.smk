@@ -114,7 +114,7 @@ rule distill:
         "<results>/runs/{run}/distill/run.json",
     log:
         "<results>/logs/{run}.distill.log",
-    threads: cores
+    threads: spread_cores
     resources:
         gpu=spread_gpus,
         mem_mb=MEMORY,
@@ -133,7 +133,7 @@ rule finetune:
         "<results>/runs/{run}/finetune/run.json",
     log:
         "<results>/logs/{run}.finetune.log",
-    threads: cores
+    threads: spread_cores
     resources:
         gpu=spread_gpus,
         mem_mb=MEMORY,
@@ -174,7 +174,7 @@ rule evaluate:
         "<results>/runs/{run}/evaluate/metrics.json",
     log:
         "<results>/logs/{run}.evaluate.log",
-    threads: cores
+    threads: spread_cores
     resources:
         gpu=spread_gpus,
         mem_mb=MEMORY,
