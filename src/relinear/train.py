@@ -115,6 +115,8 @@ def train(
 
 
 def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
+    if rank() > 0 and not sharded(parameters):
+        return
     state = {
         "step": step, "losses": recent, "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "python": random.getstate(),
