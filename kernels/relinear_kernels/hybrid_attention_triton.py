@@ -20,18 +20,16 @@ from relinear_kernels.triton_common import check_packed, check_triton, widest
 class _Hybrid(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, gamma, mask, s0, z0, feature, window, scale, eps, keep_state, cu_seqlens):
-        (batch, length, _, dim), offset = q.shape, k.shape[1] - q.shape[1]
+        (batch, *_, dim), offset = q.shape, k.shape[1] - q.shape[1]
         walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, cu_seqlens, offset, offset - window)
         near = Near.over(q, k, window, scale, cu_seqlens, gamma.float().contiguous())
         wq, wk = (None if w is None else w.to(q.dtype).contiguous() for w in (w_q, w_k))
-        y_q, y_k = (x if w is None else project(x, w, None) for x, w in ((q, wq), (k, wk)))
+        y_q, y_k = (q, k) if wq is None else project(q, k, wq, wk)
         close, *of_window = near.forward(q, k, v, mask)
         end = walk.final(q.device) if keep_state else None
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask)
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) else None
-        o = walk.outputs(
-            y_q, y_k, v, torch.empty_like(q), states, normalize=True, mask=mask, den=den, near=close, near_den=of_window[2], eps=eps
-        )
+        o = walk.outputs(y_q, y_k, v, torch.empty_like(q), states, normalize=True, mask=mask, den=den, near=close, near_den=of_window[2], eps=eps)
         s_end, z_end = end or (None, None)
         ctx.save_for_backward(q, k, v, w_q, w_k, wq, wk, y_q, y_k, gamma, mask, *states, s_end, z_end, s0, o, den, close, *of_window)
         ctx.walk, ctx.near, ctx.eps = walk, near, eps

@@ -35,10 +35,11 @@ from relinear_kernels.triton_common import (
     pieces,
     put,
     sequence,
+    tile,
     widest,
 )
 
-PROGRAMS = 528  # two for each multiprocessor of an H200, twice
+PROGRAMS = 528  # two for each multiprocessor of an H200, twice over
 SEGMENT = 256  # the shortest segment worth its state
 
 
@@ -57,8 +58,8 @@ def config(value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Co
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
         return Config(16, part, 1, 1)
     parts = value_dim // part if features * halves <= 128 else 1
-    # below 64 features an unpipelined loop is miscompiled by Triton 3.6 (wrong results, or an illegal address): two stages
-    return Config(64, part, parts, 1 if features >= 64 else 2)
+    # two stages: one leaves the loads' latency bare (and below 64 features is miscompiled by Triton 3.6), three do not fit twice
+    return Config(64, part, parts, 2)
 
 
 @triton.jit
@@ -68,12 +69,19 @@ def _get(x, n, row, i, BT: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _put(x, value, cu, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
-    """Store what `_get` reads: a descriptor clips at the end of a tensor, a packed sequence ends anywhere and is given a pointer."""
-    if cu is None:
+def _put(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
+    """Store what `_get` reads. A descriptor CLIPS at the end of a tensor; packed sequences and keys that lie apart end elsewhere."""
+    if CLIPS:
         x.store([n, j, i * W], value.to(x.dtype).reshape(1, BT, W))
     else:
         put(x + (start * N + i) * W, value, rows, T, N, W)
+
+
+@triton.jit
+def _beside(x, rows, T, stride, W: tl.constexpr):
+    """Rows of a part of a head, in float32."""
+    at = x + rows[:, None] * stride + tl.arange(0, W)[None, :]
+    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -82,7 +90,9 @@ def _place(i, T, L, cu, blocks, offset):
     and its first and last step."""
     n, segment = block_of(i, T, blocks, L)
     start, T = sequence(n, T, cu)
-    keys = start + n * offset
+    keys = start
+    if offset is not None:
+        keys += n * offset
     if cu is not None:
         row = start.to(tl.int32)
         n = 0
@@ -104,7 +114,7 @@ def _state(s, at, c, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr):
 @triton.jit
 def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
     """Which columns of step j count (1 or 0), and where they lie. Keys lie `shift` from the query they first serve."""
-    if REVERSE:
+    if REVERSE or shift is None:
         use = kept(mask, start, rows, last)
     else:
         use = kept(mask, keys, rows + shift, last + shift)
@@ -187,34 +197,46 @@ def _sums(
 
 @triton.jit(do_not_specialize=["count"])
 def _scan(
-    s, decay, begin, end, starts, count, H: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr
+    s, z, decay, s_begin, z_begin, s_end, z_end, starts, count, H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
 ):  # fmt: skip
-    """From what segments add, `[segments, H, SIZE]`, to what they start from, in place; `end` takes what the last one leaves."""
-    at = tl.program_id(0) % (SIZE // BLOCK) * BLOCK + tl.arange(0, BLOCK)
-    h = tl.program_id(0) // (SIZE // BLOCK) % H
-    n = tl.program_id(0) // (SIZE // BLOCK * H)
+    """From what segments add to what they start from, in place; the ends take what the last leaves. A program: SIZE numbers of S, or z."""
+    part = tl.program_id(0) % (V + 1)
+    h = tl.program_id(0) // (V + 1) % H
+    n = tl.program_id(0) // ((V + 1) * H)
     if starts is not None:
         first = tl.load(starts + n)
         count = tl.load(starts + n + 1) - first
     else:
         first = n * count
-    if begin is not None:
-        state = tl.load(begin + (n * H + h).to(tl.int64) * SIZE + at)
+    own = (n * H + h).to(tl.int64)
+    if part < V:
+        at = own * (V * SIZE) + part * SIZE
+        _carry(s + h * (V * SIZE) + part * SIZE, decay, s_begin, s_end, at, first, count, h, H, V * SIZE, SIZE, REVERSE)
     else:
-        state = tl.zeros([BLOCK], tl.float32)
+        _carry(z + h * SIZE, decay, z_begin, z_end, own * SIZE, first, count, h, H, SIZE, SIZE, REVERSE)
+
+
+@triton.jit
+def _carry(
+    x, decay, begin, end, at, first, count, h, H: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
+):  # fmt: skip
+    if begin is not None:
+        state = tl.load(begin + at + tl.arange(0, SIZE))
+    else:
+        state = tl.zeros([SIZE], tl.float32)
     for step in range(0, count):
         if REVERSE:
             i = first + count - 1 - step
         else:
             i = first + step
-        to = s + (i.to(tl.int64) * H + h) * SIZE + at
-        own = tl.load(to)
+        to = x + i.to(tl.int64) * (H * STRIDE) + tl.arange(0, SIZE)
+        added = tl.load(to)
         tl.store(to, state)
         if decay is not None:
             state *= tl.load(decay + i * H + h)
-        state += own
+        state += added
     if end is not None:
-        tl.store(end + (n * H + h).to(tl.int64) * SIZE + at, state)
+        tl.store(end + at + tl.arange(0, SIZE), state)
 
 
 @triton.jit
@@ -254,6 +276,7 @@ def _outputs(
     i = tl.program_id(0) // (V // (BV * PARTS) * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
     DT = v.dtype
+    CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
     at = (i.to(tl.int64) * H + h) * (P * F)
     sp = _state(s, at, part * BV, V, F, BV)
     sm = sp
@@ -281,7 +304,7 @@ def _outputs(
         rows = j + tl.arange(0, BT)
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         lead, place, end, jr = start, rows, last, j
-        if REVERSE:  # the rows are keys
+        if REVERSE and shift is not None:  # the rows are keys
             lead, place, end, jr = keys, rows + shift, last + shift, j + shift
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
@@ -338,24 +361,26 @@ def _outputs(
                 if part == 0:
                     tl.store(den + h * total + start + rows, d, mask=rows < last)
             over = 1 / tl.maximum(d, eps)
-        else:
+        elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
         acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P)
         if near_den is not None:
-            acc += near_d[:, None] * _get(near, n, base + jr, h * (V // BV) + part, BT, BV).to(tl.float32)
-        acc *= over[:, None]
+            acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+        if NORMALIZE or row_mask is not None or shift is not None:
+            acc *= over[:, None]
         if near is not None and near_den is None:
-            acc += _get(near, n, base + jr, h * (V // BV) + part, BT, BV).to(tl.float32)
-        _put(o, acc, cu, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
+            acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+        _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
         if PARTS == 2:
             acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P)
             if near_den is not None:
-                acc += near_d[:, None] * _get(near, n, base + jr, h * (V // BV) + part + 1, BT, BV).to(tl.float32)
-            acc *= over[:, None]
+                acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+            if NORMALIZE or row_mask is not None or shift is not None:
+                acc *= over[:, None]
             if near is not None and near_den is None:
-                acc += _get(near, n, base + jr, h * (V // BV) + part + 1, BT, BV).to(tl.float32)
-            _put(o, acc, cu, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
+                acc += _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+            _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
 
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift", "size"])
@@ -375,6 +400,10 @@ def _maps(
     DT = v.dtype
     sign = 1.0 - 2.0 * half
     TILES: tl.constexpr = V // BV
+    CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
+    written = total
+    if REVERSE and offset is not None:
+        written += size * offset
     at = ((i.to(tl.int64) * H + h) * P + half) * F
     s0 = _state(s, at, 0, V, F, BV)
     if TILES == 2:
@@ -393,8 +422,18 @@ def _maps(
         inside = rows < last
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         lead, place, end, jr = start, rows, last, j
-        if REVERSE:  # the rows are keys
+        if REVERSE and shift is not None:  # the rows are keys
             lead, place, end, jr = keys, rows + shift, last + shift, j + shift
+        # what no product reads is not pipelined: asked for here, used at the end
+        y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
+        if row_scalar is not None:
+            e = tl.load(row_scalar + lane, mask=inside, other=0.0)
+        if scalar is not None:
+            e = tl.load(scalar + lane, mask=inside, other=0.0)
+        if weight is not None:
+            w = tl.load(weight + lane, mask=inside, other=0.0)
+        if row_weight is not None:
+            r = tl.load(row_weight + lane, mask=inside, other=0.0)
         if g is not None:
             gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
         else:
@@ -409,18 +448,14 @@ def _maps(
             a = tl.dot(x1, tl.trans(v1), a, input_precision="ieee")
             d = tl.dot(x1, s1.to(DT), d, input_precision="ieee")
         if row_scalar is not None:
-            e = tl.load(row_scalar + lane, mask=inside, other=0.0)
             a += e[:, None]
             d += e[:, None] * sums[None, :]
         if scalar is not None:
-            e = tl.load(scalar + lane, mask=inside, other=0.0)
             a += e[None, :]
             d += sums[None, :]
         if weight is not None:
-            w = tl.load(weight + lane, mask=inside, other=0.0)
             a *= w[None, :]
         if row_weight is not None:
-            r = tl.load(row_weight + lane, mask=inside, other=0.0)
             a *= r[:, None]
             d *= r[:, None]
         a = _seen(a, gr, REVERSE, BT).to(DT)
@@ -428,7 +463,8 @@ def _maps(
             d *= row_fade[:, None]
         c = phi(_get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32), sign, use, FEATURE)
         d = tl.dot(a, c.to(DT), d, input_precision="ieee")
-        d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
+        if row_mask is not None or shift is not None:
+            d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
         if weight is not None:
             c *= w[:, None]
         if g is not None:
@@ -445,15 +481,15 @@ def _maps(
             sums += tl.sum(c, 0)
         if scalar is not None:
             sums += tl.sum(c * e[:, None], 0)
-        y = _get(yr, n, base + jr, h // (H // R), BT, F).to(tl.float32)
+        y = y.to(tl.float32)
         p = phi(y, sign, None, FEATURE)
         if dg is not None:  # from the rounded features, as on the other side: what is behind a gate then cancels to the last bit
             tl.store(dg + half * (H * total) + lane, tl.sum(p.to(DT).to(tl.float32) * d, 1), mask=inside)
         d = phi_backward(y, p, d, sign, FEATURE)
-        if cu is None:
-            _put(dy, d, cu, half * size + n, lead, jr, place, end, h, H, BT, F)
+        if CLIPS:
+            _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:
-            _put(dy, d, cu, n, half * total + lead, jr, place, end, h, H, BT, F)
+            _put(dy, d, CLIPS, n, half * written + lead, jr, place, end, h, H, BT, F)
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -497,9 +533,7 @@ def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: i
     g = log_decay.float().expand(batch, length, heads).contiguous()
     out = torch.empty(heads, batch * length, device=g.device, dtype=torch.float32)
     cut = pieces(batch, length, cu_seqlens, chunk)
-    _running_sums[(cut.programs,)](
-        g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads)
-    )
+    _running_sums[(cut.programs,)](g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
     return out
 
 
@@ -527,12 +561,12 @@ class Walk(NamedTuple):
     cfg: Config
     length: int  # queries of a sequence (all of a packed batch)
     segment: int
-    offset: int  # keys before the first query
-    shift: int  # from a query to the newest key it sees
+    offset: int | None  # keys before the first query
+    shift: int | None  # from a query to the newest key it sees; None where that is itself
     shape: dict
 
     @classmethod
-    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, cu_seqlens: Tensor | None, offset: int = 0, shift: int = 0) -> "Walk":
+    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
         (batch, length, heads, _), value_dim = q.shape, v.shape[3]
         halves = 2 if feature == "softmax_pm" else 1
         cfg = config(value_dim, width, halves, q.dtype)
@@ -554,8 +588,8 @@ class Walk(NamedTuple):
         batch, length, heads, size = x.shape
         return TensorDescriptor(x, [batch, length, heads * size], [length * heads * size, heads * size, 1], [1, self.cfg.block, width])
 
-    def _written(self, x: Tensor, width: int) -> Tensor | TensorDescriptor:
-        return x if self.cut.cu is not None else self._tile(x, width)
+    def _written(self, x: Tensor, width: int, reverse: bool) -> Tensor | TensorDescriptor:
+        return x if self.cut.cu is not None or reverse and self.shift is not None else self._tile(x, width)
 
     def _where(self, batch: int) -> tuple:
         return self.cut.cu, self.cut.blocks, self.length, self.segment, batch * self.length, self.offset, self.shift
@@ -575,13 +609,10 @@ class Walk(NamedTuple):
             self._tile(y, shape["F"]), self._tile(v, part), mask, g, weight, scalar, s, z, decay, *self._where(v.shape[0]),
             **shape, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
         )  # fmt: skip
-        for i, x in enumerate((s, z)):
-            length = x[0, 0].numel()
-            block = min(length, 1024)
-            _scan[(cut.sequences * heads * (length // block),)](
-                x, decay, None if begin is None else begin[i], None if end is None else end[i], cut.chunk_start,
-                cut.programs // max(1, cut.sequences), H=heads, SIZE=length, BLOCK=block, REVERSE=reverse,
-            )  # fmt: skip
+        _scan[(cut.sequences * heads * (shape["V"] + 1),)](
+            s, z, decay, *(begin or (None, None)), *(end or (None, None)), cut.chunk_start, cut.programs // max(1, cut.sequences),
+            H=heads, V=shape["V"], SIZE=size, REVERSE=reverse, num_warps=1,
+        )  # fmt: skip
         return s, z
 
     def outputs(
@@ -589,10 +620,11 @@ class Walk(NamedTuple):
         den=None, near=None, near_den=None,
     ):  # fmt: skip
         """Writes o, or dv if `reverse`."""
-        width, part, parts = self.shape["F"], self.cfg.part, self.cfg.parts
+        width, part = self.shape["F"], self.cfg.part
+        parts = self.cfg.parts if self.shift is None or not reverse else 1  # two are an illegal instruction there with Triton 3.6
         _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
-            self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part), row_mask, mask, g, weight,
-            *states, den, None if near is None else self._tile(near, part), near_den, *self._where(v.shape[0]), eps,
+            self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask, g, weight,
+            *states, den, near, near_den, *self._where(v.shape[0]), eps,
             **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, REVERSE=reverse, PARTS=parts,
             num_stages=self.cfg.stages,
         )  # fmt: skip
@@ -604,11 +636,11 @@ class Walk(NamedTuple):
     ):  # fmt: skip
         """The gradient of the rows' preactivations, per query head and half of phi: `[P, B, T, H, F]`."""
         (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
-        new = torch.zeros if self.shift or self.offset else torch.empty  # some keys are no query's: nothing is written there
+        new = torch.empty if self.shift is None else torch.zeros  # some keys are no query's: nothing is written there
         dy = new(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
         _maps[(self.cut.programs * heads * halves,)](
-            self._tile(rows, width), self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
-            self._written(dy.flatten(0, 1), width), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
+            rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
+            self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
             *self._where(batch), batch,
             **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=self.cfg.stages,
         )  # fmt: skip
@@ -638,7 +670,7 @@ class _LinearAttention(torch.autograd.Function):
         walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, cu_seqlens)
         g = None if log_decay is None else chunk_decay(log_decay, batch, length, heads, walk.cfg.block, cu_seqlens)
         wq, wk = (None if w is None else w.to(q.dtype).contiguous() for w in (w_q, w_k))
-        y_q, y_k = (x if w is None else project(x, w, b) for x, w, b in ((q, wq, b_q), (k, wk, b_k)))
+        y_q, y_k = (q, k) if wq is None else project(q, k, wq, wk, b_q, b_k)
         end = walk.final(q.device) if keep_state else None
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g)
         o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)

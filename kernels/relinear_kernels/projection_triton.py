@@ -14,11 +14,23 @@ from relinear_kernels.triton_common import cdiv, put, tile
 
 @triton.jit
 def _project(
-    x, w, b, y, total, per, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr
+    xq, xk, wq, wk, bq, bk, yq, yk, rows_q, rows_k, splits, per, NQ, NK,
+    H: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """y of one head for `per` rows of `[total, N, D]`."""
+    """y of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others those of k."""
     h = tl.program_id(0) % H
-    begin = (tl.program_id(0) // H).to(tl.int64) * per
+    part = tl.program_id(0) // H
+    if part < splits:
+        _rows_of(xq, wq, bq, yq, rows_q, part, per, h, H, NQ, D, F, BT)
+    else:
+        _rows_of(xk, wk, bk, yk, rows_k, part - splits, per, h, H, NK, D, F, BT)
+
+
+@triton.jit
+def _rows_of(
+    x, w, b, y, total, part, per, h, H: tl.constexpr, N, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    begin = part.to(tl.int64) * per
     end = tl.minimum(begin + per, total)
     f = tl.arange(0, F)
     w = tl.load(w + h * (D * F) + tl.arange(0, D)[:, None] * F + f[None, :])
@@ -80,17 +92,18 @@ def _block(dtype: torch.dtype, rows: int) -> int:
     return 16 if dtype == torch.float32 else rows
 
 
-def project(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """x W + b: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where x is bfloat16."""
-    batch, length, groups, dim = x.shape
-    heads, _, width = w.shape
-    y = torch.empty(batch, length, heads, width, device=x.device, dtype=torch.float16 if x.dtype == torch.bfloat16 else x.dtype)
-    per = max(256, cdiv(batch * length * heads, 1056 * 64) * 64)
-    _project[(cdiv(batch * length, per) * heads,)](
-        x, w, b, y, batch * length, per, H=heads, N=groups, D=dim, F=width, BT=_block(x.dtype, 64), num_warps=4,
-        num_stages=1 if x.dtype == torch.float32 else 3,
+def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16."""
+    (heads, dim, width), dtype = w_q.shape, torch.float16 if q.dtype == torch.bfloat16 else q.dtype
+    y_q, y_k = (torch.empty(*x.shape[:2], heads, width, device=q.device, dtype=dtype) for x in (q, k))
+    rows_q, rows_k = (x.shape[0] * x.shape[1] for x in (q, k))
+    per = max(256, cdiv(rows_q * heads, 1056 * 64) * 64)
+    splits = cdiv(rows_q, per)
+    _project[((splits + cdiv(rows_k, per)) * heads,)](
+        q, k, w_q, w_k, b_q, b_k, y_q, y_k, rows_q, rows_k, splits, per, q.shape[2], k.shape[2], H=heads, D=dim, F=width,
+        BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
-    return y
+    return y_q, y_k
 
 
 def input_gradient(dy: Tensor, w: Tensor, x: Tensor, onto: Tensor | None = None) -> Tensor:

@@ -117,14 +117,6 @@ def tile(x, rows, T, N, W: tl.constexpr):
 
 
 @triton.jit
-def tile_again(x, rows, T, N, W: tl.constexpr):
-    """`tile`, read a second time: the cache modifier keeps the compiler from holding the first in registers through a loop."""
-    cols = tl.arange(0, W)
-    at = x + rows[:, None] * (N * W) + cols[None, :]
-    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
 def put(x, value, rows, T, N, W: tl.constexpr):
     """Store what `tile` reads."""
     cols = tl.arange(0, W)
