@@ -197,6 +197,7 @@ def test_a_result_that_was_written_but_not_moved_is_not_finished(results, monkey
 
 def test_a_death_while_the_old_result_is_removed_leaves_nothing_finished(results, monkeypatch):
     other = Plan(scale="smoke", seed=1, results=results.plan.results)
+    results.run("instructions", plan=other)
     rmtree = shutil.rmtree
 
     def dies(path, **more):
@@ -214,6 +215,7 @@ def test_a_death_while_the_old_result_is_removed_leaves_nothing_finished(results
 
 def test_an_old_result_stays_until_the_new_one_is_whole(results):
     other = Plan(scale="smoke", seed=1, results=results.plan.results)
+    results.run("instructions", plan=other)
 
     def work(context):
         assert results.record("corpus")["seed"] == 0
@@ -243,6 +245,7 @@ def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(resu
     shutil.rmtree(results.plan.folder(step))
     with pytest.raises(Stop):
         run_stage(results.plan, step, dies)
+    results.run("instructions", plan=other)
     results.run("corpus", plan=other)
     run_stage(other, step, goes_on)
     assert seen == [True, False]

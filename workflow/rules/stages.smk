@@ -58,7 +58,7 @@ rule instructions:
         "<results>/instructions/run.json",
     log:
         "<results>/logs/instructions.log",
-    threads: workflow.cores
+    threads: cores
     resources:
         gpu=gpus,
         mem_mb=MEMORY,
