@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/reference/decoding"))
     parser.add_argument("--tokens", type=int, default=32768, help="tokens to decode; prompts have a half and a quarter of it")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on a core of its own; fewer than there are cores")
     parser.add_argument("--phase", choices=("decode", "prefill"), help=argparse.SUPPRESS)  # with --run: what the processes of the runs do
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -186,18 +188,24 @@ def main() -> None:
         torch.set_num_threads(1)
         return {"decode": decode, "prefill": prefill}[given.phase](given.run, given.tokens)
     began, rows = datetime.datetime.now(datetime.UTC), []
-    with tqdm(total=len(RUNS) * (PARTS + 1 + 2), unit="part") as bar:
-        for run in RUNS:
+    with tqdm(total=len(RUNS) * (PARTS + 1 + 2), unit="part") as bar, ThreadPoolExecutor(given.jobs) as pool:
+
+        def both(run: str) -> list[dict]:
+            own = []
             for phase, tokens in (("decode", given.tokens), ("prefill", given.tokens // 2)):
-                bar.set_description(f"{run}, {phase}")
                 for row in measured(phase, run, tokens):
-                    rows.append(row)
+                    own.append(row)
                     bar.update()
-                write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
+            return own
+
+        for own in pool.map(both, RUNS):
+            rows += own
+            write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
     figures = reached(rows)
     write_figure(given.out / "decoding.png", draw(rows))
     provenance = {
-        "command": f"python -m relinear.evaluate.decoding --tokens {given.tokens}", **git_state(), "started": began.isoformat(timespec="seconds"),
+        "command": f"python -m relinear.evaluate.decoding --tokens {given.tokens} --jobs {given.jobs}", **git_state(),
+        "started": began.isoformat(timespec="seconds"),
         "seconds": round((datetime.datetime.now(datetime.UTC) - began).total_seconds()), "cpu": processor(), "cores": os.cpu_count(),
         "threads": 1, "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), "versions": versions(),
         "dtype": "float32", "model": MODEL, "runs": RUNS, "targets": TARGETS, "reached": figures,
