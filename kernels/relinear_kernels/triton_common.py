@@ -52,9 +52,8 @@ class Pieces(NamedTuple):
     chunks: int
 
 
-def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int | None = None) -> Pieces:
+def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int) -> Pieces:
     """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks and chunks."""
-    chunk = block if chunk is None else chunk
     if cu_seqlens is None:
         return Pieces(batch, None, None, batch * cdiv(length, block), None, batch * cdiv(length, chunk))
     lengths = cu_seqlens.diff().tolist()
@@ -98,7 +97,7 @@ def first_chunk(n, T, chunk_start, CS: tl.constexpr):
 
 
 @triton.jit
-def block_of(i, T, blocks, BT):
+def block_of(i, T, blocks, BT: tl.constexpr):
     """Program i's sequence and block within it."""
     if blocks is not None:
         n = tl.load(blocks + 2 * i)
@@ -114,6 +113,14 @@ def tile(x, rows, T, N, W: tl.constexpr):
     """Rows of one head of `[T, N, W]`, whose first element `x` points at; zero outside 0 <= row < T."""
     cols = tl.arange(0, W)
     return tl.load(x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0)
+
+
+@triton.jit
+def tile_again(x, rows, T, N, W: tl.constexpr):
+    """`tile`, read a second time: the cache modifier keeps the compiler from holding the first in registers through a loop."""
+    cols = tl.arange(0, W)
+    at = x + rows[:, None] * (N * W) + cols[None, :]
+    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -196,33 +203,4 @@ def features_backward(y, p, m, dp, dm, FEATURE: tl.constexpr):
         dy = tl.where(y > 0, dp, dp * p)
     else:
         dy = dp
-    return dy
-
-
-@triton.jit
-def phi(y, sign, weight, FEATURE: tl.constexpr):
-    """phi of the tile sign * y, in float32, each row times its weight (None: 1)."""
-    if FEATURE == "softmax_pm":
-        y *= sign * 1.4426950408889634
-        p = tl.exp2(y - tl.max(y, 1)[:, None])
-        over = 1 / tl.sum(p, 1)
-        if weight is not None:
-            p = tl.maximum(p * (over * weight)[:, None], 1e-12 * weight[:, None])
-        else:
-            p = tl.maximum(p * over[:, None], 1e-12)
-    else:
-        p, _ = features(y, FEATURE)
-        if weight is not None:
-            p *= weight[:, None]
-    return p
-
-
-@triton.jit
-def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
-    """The gradient of y from that of phi(sign * y) = p."""
-    if FEATURE == "softmax_pm":
-        dp = tl.where(p > 1e-12, dp, 0.0) * p
-        dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
-    else:
-        dy = features_backward(y, p, p, dp, dp, FEATURE)
     return dy
