@@ -108,7 +108,7 @@ def test_a_run_starts_from_its_own_first_stage(finished):
 
 def test_records_describe_files_that_are_there(finished):
     folders = stage_folders(finished)
-    assert len(folders) == 4 + 7 + 13 + 14 + 6  # shared, distill, finetune, evaluate, fidelity
+    assert len(folders) == 5 + 7 + 13 + 14 + 6  # shared, distill, finetune, evaluate, fidelity
     for folder in folders:
         record = json.loads((folder / "run.json").read_text())
         for name, artefact in record["artefacts"].items():

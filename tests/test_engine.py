@@ -79,7 +79,7 @@ WHOLE = [f"{stage} {run}" for run, stage in TRAINED]
 @pytest.fixture(scope="module")
 def single(clone) -> Clone:
     """What one process makes; and, for two to go on with, the last of it until step 2."""
-    shared = ("assets", "teacher", "corpus")
+    shared = ("assets", "teacher", "instructions", "corpus")
     lines = verbs("one", *shared, *WHOLE, "evaluate teacher")
     for scale in ("ddp", "fsdp"):
         lines += verbs(scale, *shared, f"until 2 {WHOLE[-1]}")

@@ -352,7 +352,8 @@ for folder in sys.argv[1:]:
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
     assert torch.equal(model(ids).logits, logits), folder
-    assert torch.equal(model.generate(ids, max_new_tokens=24, do_sample=False), text), folder
+    real = torch.ones_like(ids)
+    assert torch.equal(model.generate(ids, attention_mask=real, max_new_tokens=24, do_sample=False), text), folder
 """
 
 
@@ -368,7 +369,8 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         del model.config.auto_map
         model, ids = load(out), tokens(41)  # as loaded: where a tensor lies in memory decides how torch sums it
         with torch.inference_mode():
-            torch.save((ids, model(ids).logits, model.generate(ids, max_new_tokens=24, do_sample=False)), f"{out}.pt")
+            text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+            torch.save((ids, model(ids).logits, text), f"{out}.pt")
     alone = {"PYTHONPATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -102,7 +102,10 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
     """Every stage of the headline, no GPU needed here; and no setting of the default profile lost but its cap on GPUs."""
     options = ("--dry-run", "--quiet", "host", "--workflow-profile", name)
     counted = fresh.snakemake("results/table2.csv", scale="smollm2", options=options).split("Job stats:")[1]
-    assert all(f"{stage} {n}" in " ".join(counted.split()) for stage, n in {"distill": 4, "finetune": 7, "evaluate": 8, "total": 25}.items())
+    assert all(
+        f"{stage} {n}" in " ".join(counted.split())
+        for stage, n in {"distill": 4, "finetune": 7, "instructions": 1, "evaluate": 8, "total": 26}.items()
+    )
     ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
     assert default.pop("resources") == ["gpu=1"]
     assert default.items() <= ours.items()
