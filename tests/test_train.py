@@ -216,7 +216,7 @@ def test_a_model_that_falls_to_chance_stops_the_run(tmp_path):
 
 
 def test_a_model_that_began_at_chance_or_only_once_touches_it_goes_on(tmp_path):
-    for values in (lambda s: 5.0, lambda s: 5.0 if s == 20 else 3.0):
+    for values in (lambda s: 5.0, lambda s: 4.15 if s == 0 else 5.0, lambda s: 5.0 if s == 20 else 3.0):
         problem = Problem()
         fit(problem, steady(problem, values), tmp_path, steps=40, chance=4.2)
         (tmp_path / "checkpoint.pt").unlink(missing_ok=True)

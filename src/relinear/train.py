@@ -18,6 +18,7 @@ from tqdm import tqdm
 from relinear.distributed import agreed, rank, sharded, sum_gradients, summed, whole
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
+BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
 
 
 class CollapseError(RuntimeError):
@@ -59,7 +60,7 @@ def train(
 
     A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
     never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
-    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began below.
+    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began clearly below.
     """
     optimiser = torch.optim.AdamW(
         [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
@@ -96,7 +97,7 @@ def train(
                 raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
             optimiser.step()
             recent.append(total)
-            if chance is not None and recent[0] < chance and len(recent) > WINDOW and sum(recent[-WINDOW:]) / WINDOW >= chance:
+            if chance is not None and recent[0] < BELOW * chance and len(recent) > WINDOW and sum(recent[-WINDOW:]) / WINDOW >= chance:
                 raise CollapseError(
                     f"{name}: the loss began at {recent[0]:.3f} and is {sum(recent[-WINDOW:]) / WINDOW:.3f} at step {step}: at or above chance "
                     f"({chance:.3f}, word frequencies alone). Lower the learning rate of this run"
