@@ -13,6 +13,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.files import aside
 from relinear.hardware import place
 from relinear.model import load_teacher
 
@@ -74,9 +75,8 @@ def run(context: "Context") -> dict:
             path = context.work / f"{number:05}.json"
             if not path.is_file():
                 torch.manual_seed(context.seed * 1_000_003 + number)
-                unfinished = path.with_suffix(".part")
-                unfinished.write_text(json.dumps(write(model, tokenizer, settings["batch_size"], settings)))
-                unfinished.replace(path)
+                with aside(path) as unfinished:
+                    unfinished.write_text(json.dumps(write(model, tokenizer, settings["batch_size"], settings)))
             batch = json.loads(path.read_text())
             records += batch
             new = sum(map(len, tokenizer([r["instruction"] + r["output"] for r in batch])["input_ids"]))

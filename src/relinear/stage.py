@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from relinear import tracking
 from relinear.errors import UserError
+from relinear.files import aside
 from relinear.plan import SHARED, Plan, Step, digest
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
@@ -41,10 +42,9 @@ def sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Written aside and moved: a reader sees the old file or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value, indent=1))
-    os.replace(aside, path)
+    """The value as a file, whole or not at all."""
+    with aside(path) as unfinished:
+        unfinished.write_text(json.dumps(value, indent=1))
 
 
 def read_record(folder: Path) -> dict | None:
@@ -101,9 +101,8 @@ class Context:
         # Only whole lines: the last one may have been cut short.
         lines = [json.loads(x) for x in text.splitlines(keepends=True) if x.endswith("\n")]
         kept = [x for x in lines if x["step"] < step]
-        aside = self.work / f".{self.history.name}.{os.getpid()}"
-        aside.write_text("".join(json.dumps(x) + "\n" for x in kept))
-        os.replace(aside, self.history)
+        with aside(self.history) as unfinished:
+            unfinished.write_text("".join(json.dumps(x) + "\n" for x in kept))
         for line in kept:
             self.tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
 

@@ -1,7 +1,6 @@
 """The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the bit. The loss is an argument."""
 
 import math
-import os
 import random
 import shutil
 import time
@@ -16,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from tqdm import tqdm
 
 from relinear.distributed import agreed, rank, sharded, sum_gradients, summed, whole
+from relinear.files import aside
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
 BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
@@ -128,9 +128,8 @@ def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parame
         dcp.save(trained, checkpoint_id=path.with_name(state["shards"]))
     if rank() > 0:
         return
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    torch.save(state if "shards" in state else state | trained, aside)
-    os.replace(aside, path)
+    with aside(path) as unfinished:
+        torch.save(state if "shards" in state else state | trained, unfinished)
     for old in path.parent.glob("shards.*"):
         if old.name != state.get("shards"):
             shutil.rmtree(old)

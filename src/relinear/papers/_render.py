@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from relinear.files import aside
 from relinear.papers._inputs import Source
 
 NOT_RUN = "not run"
@@ -69,11 +69,10 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, then move into place: a reader sees the old file or the new one, never half of it."""
+    """Write the text as the file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    with aside(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -89,10 +88,9 @@ def write_figure(path: Path, figure: Figure) -> None:
     """Write a figure in the format of the path's suffix, aside and then into place, without a date in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     suffix = path.suffix.removeprefix(".")
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     metadata = {"CreationDate": None} if suffix == "pdf" else None
-    figure.savefig(aside, format=suffix, dpi=150, bbox_inches="tight", metadata=metadata)
-    os.replace(aside, path)
+    with aside(path) as unfinished:
+        figure.savefig(unfinished, format=suffix, dpi=150, bbox_inches="tight", metadata=metadata)
 
 
 def write_provenance(
