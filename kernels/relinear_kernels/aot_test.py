@@ -26,7 +26,9 @@ def check(rows: list[dict], spills: int) -> None:
     for row in rows:
         assert row["shared"] <= 227 * 1024, row
         assert row["spilled"] <= spills, row
-        assert row["wgmma"] or row["mma"] or row["kernel"] == "running_sums" or "float32" in row["case"] or "decode" in row["case"], row
+        # Gates per channel are absorbed 16 rows at a time: too few for a warp group's instruction.
+        cores = row["wgmma"] or (row["case"].startswith("gated") and row["mma"])
+        assert cores or row["kernel"] == "running_sums" or "float32" in row["case"] or "decode" in row["case"], row
 
 
 @pytest.mark.parametrize("case", ["linear softmax_pm D64 F64 gate", "window D64 meta 4"])
@@ -40,10 +42,13 @@ def test_decode_fits():
 
 # Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.
 @pytest.mark.aot
-@pytest.mark.parametrize("case, spills", [("D64", 192), ("linear softmax_pm D128 F64", 160), ("window D128", 96), ("hybrid D128 F64", 700),
-                                          ("D128 F128", 2800), ("gated softmax_pm D128 F64", 600)])  # fmt: skip
+@pytest.mark.parametrize("case, spills", [("D64", 96), ("linear softmax_pm D128 F64", 160), ("window D128", 96), ("hybrid D128 F64", 700),
+                                          ("D128 F128", 1100), ("gated softmax_pm D64", 192), ("gated softmax_pm D128 F64", 600),
+                                          ("gated softmax_pm D128 F128", 2800), ("gated none", 2800)])  # fmt: skip
 def test_every_shipped_configuration_fits(case, spills):
-    check([row for row in compile_cases(case, "--all") if "float32" not in row["case"]], spills)
+    gated = case.startswith("gated")
+    rows = [row for row in compile_cases(case, "--all") if "float32" not in row["case"]]
+    check([row for row in rows if row["case"].startswith("gated") == gated], spills)
 
 
 @pytest.mark.aot
