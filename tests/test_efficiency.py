@@ -1,7 +1,9 @@
 """Generation cost at tiny shapes on the CPU, where a recorded step is the step itself: what is measured, how it goes on, what is drawn."""
 
 import csv
+import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,11 @@ from relinear.errors import UserError
 from relinear.evaluate import efficiency
 from relinear.evaluate.efficiency import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
 from relinear.graph import Decoder
+from relinear.papers import lizard, lolcats, supra
+from relinear.papers._claims import UNTESTED
+from relinear.papers._efficiency import Cost, CostClaim, judge
 
+ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 WIDTH = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2**18}  # fmt: skip
@@ -169,7 +175,75 @@ def test_the_largest_batch_is_found_to_an_eighth():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_it_needs(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["efficiency", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="measured on a GPU with 40 GB or more.*torch finds no GPU"):
-        efficiency.main()
+def test_without_a_gpu_it_says_what_it_needs_and_writes_nothing(tmp_path):
+    with pytest.raises(UserError, match="measured on a GPU with 40 GB or more; torch finds none"):
+        efficiency.benchmark(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- the figures ---
+
+
+@pytest.fixture(params=[(lolcats, "figure2"), (lizard, "figure5"), (supra, "figure1")], ids=lambda p: p[1])
+def figure(request):
+    module, name = request.param
+    paper = module.__name__.rsplit(".", 1)[1]
+    return getattr(module, name), name, module.read(ROOT / f"workflow/papers/{paper}.yaml")
+
+
+def test_a_figure_is_drawn_from_the_rows_and_its_claims_are_judged_by_them(figure, measured, tmp_path):
+    draw, name, paper = figure
+    written = draw(measured / "efficiency.csv", paper, tmp_path)
+    assert {p.name for p in written} == {f"{name}.{suffix}" for suffix in ("pdf", "png", "claims.csv", "provenance.json")}
+    assert all(p.stat().st_size for p in written)
+    claims = list(csv.DictReader((tmp_path / f"{name}.claims.csv").read_text().splitlines()))
+    assert len(claims) == len(getattr(paper, name).claims)
+    assert {c["verdict"] for c in claims} <= {"reproduced", "contradicted", "not tested at this scale"}
+    assert json.loads((tmp_path / f"{name}.provenance.json").read_text())["measured"]["gpu"] == "none"
+
+
+def test_a_label_stands_in_its_yaml_its_function_and_its_rule(figure):
+    draw, name, paper = figure
+    label = getattr(paper, name).label
+    rules = "".join(path.read_text() for path in ROOT.glob("workflow/rules/*.smk"))
+    assert draw.__doc__.startswith(label) and rules.count(f'"""{label}') == 1
+    assert set(getattr(paper, name).runs) <= set(RUNS)
+
+
+def costs(**changes):
+    row = {"model": "m", "sweep": "batch", "run": "teacher", "batch": 8, "prompt": 1, "generated": 1, "status": "ok", "ms_per_token": 1.0,
+           "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 1, "cache_bytes": 1}  # fmt: skip
+    return Cost(**row | changes)
+
+
+def claim(**changes):
+    points = {"left": {"run": "lizard", "at": "largest"}, "right": {"run": "teacher", "at": "largest"}}
+    given = {"claim": "c", "source": "s", "sweep": "batch", "column": "decode_tokens_per_second", "op": ">", "bound": 4, "published": "p"}
+    return CostClaim(**points | given | changes)
+
+
+def test_claims_compare_at_the_largest_batch_the_teacher_can_hold():
+    rows = [costs(), costs(batch=16, status="out of memory"), costs(run="lizard", decode_tokens_per_second=450.0),
+            costs(run="lizard", batch=16, decode_tokens_per_second=1.0)]  # fmt: skip
+    assert judge(claim(), rows).verdict == "reproduced"
+    assert judge(claim(bound=5), rows).verdict == "contradicted"
+    assert judge(claim(right=None, bound=451, op="<"), rows).verdict == "reproduced"
+
+
+def test_rows_that_are_wrong_or_missing_judge_nothing():
+    assert judge(claim(), [costs(), costs(run="lizard", status="wrong")]).verdict == UNTESTED
+    assert judge(claim(), [costs(run="lizard")]).verdict == UNTESTED
+
+
+def test_a_figure_names_the_file_that_is_missing_broken_or_empty(figure, measured, tmp_path):
+    draw, _, paper = figure
+    path = tmp_path / "efficiency.csv"
+    with pytest.raises(FileNotFoundError, match="efficiency.csv is missing: `snakemake benchmark`"):
+        draw(path, paper, tmp_path)
+    text = (measured / "efficiency.csv").read_text()
+    path.write_text(text.replace(",ok,", ",fine,"))
+    with pytest.raises(ValueError, match="efficiency.csv, line 2: status='fine'"):
+        draw(path, paper, tmp_path)
+    path.write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match="no row of"):
+        draw(path, paper, tmp_path)

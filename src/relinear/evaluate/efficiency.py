@@ -1,4 +1,4 @@
-"""The cost of generating at 7-8B shapes, on one GPU: `python -m relinear.evaluate.efficiency --out results/efficiency`.
+"""The cost of generating at 7-8B shapes, on one GPU: `relinear benchmark`, or `python -m relinear.evaluate.efficiency --out FOLDER`.
 
 Weights do not matter for speed, so they are random, in bfloat16. The softmax teacher (FlashAttention-2 through torch, with a key-value cache
 in fixed memory, which is read as far as it is filled) and the linearized models are measured by the same code, one after the other:
@@ -26,7 +26,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from relinear.config import read_runs
 from relinear.errors import UserError
+from relinear.gpus import claim
 from relinear.graph import Decoder, capture
-from relinear.hardware import device_of
 from relinear.model import linearize
 from relinear.stage import git_state, versions
 from relinear.state import nbytes
@@ -65,7 +65,7 @@ TEACHERS = ("teacher", "teacher_dynamic")
 RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "teacher_dynamic")  # names of workflow/runs.yaml but the last
 GENERATED = (1, *(2**i for i in range(9, 18)))  # where the sweep over lengths is sampled; from the first token on, to integrate
 INPUTS = tuple(2**i for i in range(10, 16))
-PREFILL_TOKENS = 16384
+PREFILL_TOKENS = 32768  # the longest input: then a part, and the memory it takes on its way, is as large at every length
 STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, those before, and the seconds after which fewer will do
 CHECKED = 12  # tokens that a graph and plain calls must agree on
 
@@ -520,26 +520,38 @@ def check(device: torch.device, dtype: torch.dtype) -> bool:
     return right
 
 
+def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False) -> bool:
+    """Measure what `out` lacks, beginning no row after `seconds`; whether all is there. `only_check` compares tokens and measures nothing.
+
+    Raises UserError without a GPU, and where `out` has rows of another one.
+    """
+    deadline = time.monotonic() + seconds
+    claim()
+    if not torch.cuda.is_available():
+        raise UserError("the cost of generating at 7-8B shapes is measured on a GPU with 40 GB or more; torch finds none here")
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        if only_check:
+            return check(device, dtype)
+        log = Log(out, torch.cuda.get_device_name(), f"python -m relinear.evaluate.efficiency --runs {' '.join(runs)}")
+        whole = measure_all(log, device, dtype, deadline, [entry for entry in ORDER if entry[1] in runs])
+    say(f"{len(log.rows)} rows in {log.path}; {'complete' if whole else 'the same command goes on'}")
+    return whole
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder of efficiency.csv; what it has is not measured again")
+    parser.add_argument("--out", type=Path, required=True, help="folder of efficiency.csv; what it has is not measured again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after that many")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="only these; all by default")
     parser.add_argument("--check", action="store_true", help="only compare recorded with plain steps, at a small shape")
     given = parser.parse_args()
-    deadline = time.monotonic() + given.seconds
     try:
-        device_of("cuda")
-        if given.check:
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                raise SystemExit(0 if check(torch.device("cuda"), torch.bfloat16) else 1)
-        log = Log(given.out, torch.cuda.get_device_name(), f"python -m relinear.evaluate.efficiency --runs {' '.join(given.runs)}")
+        done = benchmark(given.out, given.seconds, given.runs, given.check)
     except UserError as error:
-        raise SystemExit(f"error: generation cost at 7-8B shapes is measured on a GPU with 40 GB or more. {error}") from None
-    order = [entry for entry in ORDER if entry[1] in given.runs]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        whole = measure_all(log, torch.device("cuda"), torch.bfloat16, deadline, order)
-    say(f"{len(log.rows)} rows in {log.path}; {'complete' if whole else 'the same command goes on'}")
+        raise SystemExit(f"error: {error}") from None
+    if given.check and not done:
+        raise SystemExit("error: recorded steps generate other tokens than plain calls")
 
 
 if __name__ == "__main__":
