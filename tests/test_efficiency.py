@@ -125,7 +125,7 @@ def test_a_second_call_measures_only_what_is_missing(measured, tmp_path, monkeyp
     measures = []
     monkeypatch.setattr(efficiency, "attempt", lambda s, setting, *_: measures.append(setting) or {"position": 0, "status": "out of memory"})
     assert run(tmp_path)[0]
-    assert [(s.run, s.batch) for s in measures] == [("teacher_dynamic", 2)]
+    assert [(s.run, s.sweep, s.generated) for s in measures] == [("hedgehog", "length", 64)]
     assert (tmp_path / "efficiency.csv").read_text().startswith(text[: text[:-30].rindex("\n") + 1])
 
 

@@ -200,7 +200,10 @@ rule benchmark:
     params:
         code=code_hash(
             ["relinear.evaluate.efficiency"]
-            + [f"relinear.attention.{name}" for name in ("lizard", "lolcats", "supra")]
+            + [
+                f"relinear.attention.{name}"
+                for name in ("hedgehog", "lizard", "lolcats", "supra")
+            ]
         ),
     shell:
         "{RELINEAR} benchmark 2>&1 | ({TEE} {log})"

@@ -30,16 +30,17 @@ HOW = (
 )
 LABELS = {
     "teacher": "softmax, FlashAttention",
-    "teacher_dynamic": "the same, as transformers generates",
-    "lolcats_linear": "LoLCATs, linear (Hedgehog's feature map)",
+    "teacher_dynamic": "the same, by transformers' generate()",
+    "lolcats_linear": "LoLCATs, linear",
     "lolcats_window": "LoLCATs, window 64",
     "lizard": "Lizard",
     "supra": "SUPRA",
+    "hedgehog": "Hedgehog",
 }
 STYLES = {
     "teacher": {"color": "black", "linewidth": 2.2},
     "teacher_dynamic": {"color": "0.55", "linewidth": 1.6},
-    **{run: {"color": f"C{i}", "linewidth": 1.6} for i, run in enumerate(("lolcats_linear", "lolcats_window", "lizard", "supra"))},
+    **{run: {"color": f"C{i}", "linewidth": 1.6} for i, run in enumerate(("lolcats_linear", "lolcats_window", "lizard", "supra", "hedgehog"))},
 }
 Column = Literal["decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"]
 
