@@ -30,7 +30,7 @@ HOW = (
 )
 LABELS = {
     "teacher": "softmax, FlashAttention",
-    "teacher_dynamic": "the same, by transformers' generate()",
+    "teacher_dynamic": "the same, transformers' growing cache",
     "lolcats_linear": "LoLCATs, linear",
     "lolcats_window": "LoLCATs, window 64",
     "lizard": "Lizard",
