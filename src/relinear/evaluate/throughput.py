@@ -70,7 +70,7 @@ SUITE = (
     ("strong", "smollm2-135m", ("lolcats_window",), "auto", 8),  # the scale's own step
     ("strong", "llama-3-8b", ("lolcats_window",), "auto", 8),
     ("curve", "smollm2-135m", ("lizard", "supra"), "fsdp", 8),
-    ("weak", "llama-3-8b", ("supra",), "auto", None),  # all weights are trained: no replica fits a GPU
+    ("weak", "llama-3-8b", ("supra",), "fsdp", None),  # all weights are trained: no replica fits a GPU
 )
 WARM, TIMED = 2, 5  # steps
 CURVE = 20  # steps
@@ -152,8 +152,8 @@ def random_model(config: PretrainedConfig, settings: dict[str, Any], device: str
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    if settings["method"] != "softmax":
-        model = linearize(model, settings["method"], **settings["options"])
+        if settings["method"] != "softmax":
+            model = linearize(model, settings["method"], **settings["options"])
     return model.eval()
 
 
