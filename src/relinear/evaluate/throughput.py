@@ -62,12 +62,12 @@ LARGE = 4  # the same, at any other shape
 PEERS = ("lolcats_window", "lizard", "teacher_lora")  # the last: the teacher itself, with its softmax attention
 # What is measured, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
 SUITE = (
-    ("curve", "smollm2-135m", ("lizard", "supra"), "ddp", 8),
     ("weak", "smollm2-135m", PEERS, "auto", None),
     ("weak", "llama-3-8b", PEERS, "auto", None),
+    ("curve", "smollm2-135m", ("lizard", "supra"), "ddp", 8),
     ("weak", "llama-3-8b", ("lolcats_window",), "fsdp", None),
-    ("strong", "smollm2-135m", ("lolcats_window",), "auto", 64),
     ("strong", "smollm2-135m", ("lolcats_window",), "auto", 8),  # the scale's own step
+    ("strong", "smollm2-135m", ("lolcats_window",), "auto", 64),
     ("strong", "llama-3-8b", ("lolcats_window",), "auto", 8),
     ("curve", "smollm2-135m", ("lizard", "supra"), "fsdp", 8),
     ("weak", "llama-3-8b", ("supra",), "fsdp", None),  # all weights are trained: no replica fits a GPU
