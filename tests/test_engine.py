@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from relinear.config import ConfigError
 from relinear.corpus import batch_indices, micro_batches
+from relinear.errors import UserError
+from relinear.evaluate import throughput
 from relinear.plan import Plan
 
 VERBS = Path(__file__).with_name("verbs.py")
@@ -241,3 +243,36 @@ def test_a_scale_whose_gpus_cannot_share_a_step_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="3 processes cannot share evenly; possible: 1, 2, 4, 8"):
         Plan(scale="smollm2", workflow=clone / "workflow").check()
     Plan(scale="smollm2", device="cpu", workflow=clone / "workflow").check()
+
+
+# --- how fast several are ---
+
+
+def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path):
+    shape = {"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    clone, out = Clone(Path(__file__).parents[1], []), tmp_path / "scaling.json"
+    options = ("--device", "cpu", "--dtype", "float32", "--length", "16", "--shape", str(tmp_path / "config.json"), "--runs", "lizard")
+    output = python(clone, "-m", "relinear.evaluate.throughput", "--gpus", "1", "2", "--out", str(out), *options)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(r["gpus"], r["stage"]) for r in rows] == [(1, "distill"), (1, "finetune"), (2, "distill"), (2, "finetune")]
+    assert [r["global_batch"] for r in rows] == [4, 4, 8, 8], "weak: a fixed number of sequences a GPU"
+    assert [r["tokens_per_second"] for r in rows] == pytest.approx([r["gpus"] * r["tokens_per_second_per_gpu"] for r in rows], abs=1)
+    assert all(r["tokens_per_second"] > 0 and r["peak_gib"] > 0 for r in rows)
+    assert "1.00x" in output
+
+
+def test_measurements_say_what_they_share_and_curves_are_held_to_one_gpus():
+    cells = {n: throughput.suite(Plan(scale="paper"), None, None, n) for n in (1, 2, 4)}
+    for n, of in cells.items():
+        for cell in of:
+            batch, accumulate = cell.step(n)
+            assert batch * accumulate == (n * cell.sequences if cell.scaling == "weak" else cell.sequences) and batch * accumulate % n == 0
+    assert {c.engine for c in cells[1]} == {"ddp", "auto"} and "fsdp" in {c.engine for c in cells[4]}
+    cell = next(c for c in cells[1] if c.scaling == "curve")
+    curve = {**cell._asdict(), "length": 8, "gpus": 1, "loss": [4.0, 2.0], "grad_norm": [1.0, 1.0]}
+    rows = [curve, {**curve, "piece": 2, "loss": [4.0, 2.002]}, {**curve, "gpus": 4, "grad_norm": [1.0, 1.5]}]
+    assert [apart for _, apart in throughput.distances(rows)] == [(0, 0), (pytest.approx(1e-3), 0), (0, 0.5)]
+    with pytest.raises(UserError, match="no shape 'llama-9'; have smollm2-135m"):
+        throughput.shape_of("llama-9")

@@ -1,5 +1,6 @@
 """Laws of the MLflow mirror: what the store holds after runs that end well, badly, twice or not at all."""
 
+import gzip
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from relinear import tracking
+from relinear.errors import UserError
 
 SOURCE = str(Path(tracking.__file__).parents[1])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
@@ -242,6 +244,7 @@ def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
 STAGE = """
 import sys, time
 from relinear import tracking
+from relinear.errors import UserError
 tracking.install_signal_handlers()
 uri, stage = sys.argv[1:]
 about = dict(scale="mini", run="lizard", stage=stage, key="k1", params={}, tags={}, datasets=[], attempt=1)
@@ -496,8 +499,8 @@ def content(uri, run) -> dict:
     }
 
 
-def contents(uri) -> list[dict]:
-    return sorted((content(uri, run) for run in runs(uri)), key=lambda c: (c["status"], c["tags"].get("key", "")))
+def contents(uri, scale="mini") -> list[dict]:
+    return sorted((content(uri, run) for run in runs(uri, scale=scale)), key=lambda c: (c["status"], c["tags"].get("key", "")))
 
 
 @pytest.fixture
@@ -527,8 +530,31 @@ def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):
     assert tracking.rebuild(uri, tmp_path / "results") == 0  # the first store lacks nothing
     assert tracking.rebuild(second, tmp_path / "results") == 1
     ids = {run.info.run_id for run in runs(second)}
-    assert tracking.rebuild(second, tmp_path / "results") == tracking.import_folder(second, tmp_path) == 0
+    assert tracking.rebuild(second, tmp_path / "results") == 0
     assert {run.info.run_id for run in runs(second)} == ids
+
+
+def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
+    """Also where it is a copy of one's own runs, and lies among them."""
+    own = tmp_path / "results"
+    run_stage(uri, own, {"loss": 0.5})
+    run_stage(uri, own, EVALUATION, stage="evaluate")
+    before = contents(uri)
+    theirs = shutil.copytree(own / "mini", own / "a" / "mini")
+    (theirs / tracking.MANIFEST).write_text("{}")
+    curve = theirs / "runs/lizard/distill/history.jsonl"
+    curve.with_name("history.jsonl.gz").write_bytes(gzip.compress(curve.read_bytes()))
+    curve.unlink()
+    assert tracking.rebuild(uri, own) == 0
+    assert [tracking.import_folder(uri, own / "a") for _ in range(2)] == [2, 0]
+    assert contents(uri) == before
+    copies = contents(uri, "mini-reference")
+    for field in ("status", "params", "history", "in", "out"):
+        assert [c[field] for c in copies] == [c[field] for c in before], field
+    (tmp_path / "empty").mkdir()
+    for folder, label, why in ((own, "a/b", "a label is of"), (own / "b", "x", "no folder"), (tmp_path / "empty", "x", "holds no finished stages")):
+        with pytest.raises(UserError, match=why):
+            tracking.import_folder(uri, folder, label)
 
 
 def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):

@@ -183,11 +183,33 @@ def track_rebuild(results: Results = Path("results")) -> None:
     print(f"{tracking.rebuild(Plan(results=results).store, results)} runs restored")
 
 
+@track.command("export")
+def track_export(
+    scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
+    out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
+) -> None:
+    """Copy what is worth committing of a scale's results: tables, records, curves, item scores, adapters, methods' parameters."""
+    from relinear.reference import export
+
+    sizes = export(scale_results, out)
+    for part, size in sizes.items():
+        print(f"{size:>12,} bytes  {part}")
+    print(f"{sum(sizes.values()):>12,} bytes  {out}")
+
+
 @track.command("import")
-def track_import(folder: Path, results: Results = Path("results")) -> None:
-    """Mirror another folder of results, to compare with one's own."""
+def track_import(
+    folder: Annotated[Path, typer.Argument(help="Results that were committed or copied, such as results/reference/smollm2.")],
+    results: Results = Path("results"),
+    label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
+) -> None:
+    """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own."""
+    from relinear.reference import verify
+
+    if (folder / tracking.MANIFEST).is_file():
+        verify(folder)
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{tracking.import_folder(Plan(results=results).store, folder)} runs imported")
+    print(f"{tracking.import_folder(Plan(results=results).store, folder, label)} runs imported")
 
 
 @track.command("ui")

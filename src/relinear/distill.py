@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from relinear.corpus import Packed, micro_batches
 from relinear.distributed import rank, size, spread
@@ -24,9 +25,17 @@ if TYPE_CHECKING:
 def run(context: "Context") -> dict:
     """Write `method.safetensors`: the trained parameters that the method added to the teacher."""
     device, dtype = place(context)
-    recipe, budget = context.settings["distill"], context.settings["budget"]
     torch.manual_seed(context.seed)
     model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype)
+    metrics = fit(context, model, device)
+    if context.leads:
+        save_method(model, context.out / "method.safetensors")
+    return metrics
+
+
+def fit(context: "Context", model: PreTrainedModel, device: str) -> dict:
+    """Train the method's parameters of a linearized model, in place, on the device that it is moved to. Returns the stage's metrics."""
+    recipe, budget = context.settings["distill"], context.settings["budget"]
     corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
     parameters = list(model.method_parameters().values())
     model.requires_grad_(False)
@@ -59,8 +68,6 @@ def run(context: "Context") -> dict:
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
-    if context.leads:
-        save_method(model, context.out / "method.safetensors")
     return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": sum(p.numel() for p in parameters)}
 
 

@@ -1,13 +1,14 @@
 """Stage 2: the linearized model learns to be a language model again, by LoRA on its projections or by training everything (SUPRA)."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from relinear.corpus import IGNORED, Packed, chance_loss, micro_batches
 from relinear.distributed import rank, size, spread, whole
@@ -23,16 +24,35 @@ def run(context: "Context") -> dict:
     """Write `adapter/` (LoRA), `method.safetensors` (the method's parameters, if trained here) or `model.safetensors` (everything)."""
     device, dtype = place(context)
     settings = context.settings
-    recipe, budget = settings["finetune"], settings["budget"]
+    recipe = settings["finetune"]
+    torch.manual_seed(context.seed)
+    base = assemble(
+        context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
+        dtype=weights_dtype(recipe, dtype),
+    )  # fmt: skip
+    model, metrics = fit(context, base, device, dtype)
+    full = recipe["kind"] == "full"
+    weights = _collected(base, context.leads) if full else {}
+    if context.leads and full:
+        save_file(weights, context.out / "model.safetensors")
+    elif context.leads:
+        model.save_pretrained(context.out / "adapter")
+        if recipe["train_method"]:
+            save_method(base, context.out / "method.safetensors")
+    return metrics
+
+
+def weights_dtype(recipe: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
+    """Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care."""
+    return torch.float32 if recipe["kind"] == "full" else dtype
+
+
+def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dtype) -> tuple[torch.nn.Module, dict]:
+    """Train a model, in place, on the device that it is moved to. Returns it, with its adapters if it has some, and the stage's metrics."""
+    recipe, budget = context.settings["finetune"], context.settings["budget"]
     full = recipe["kind"] == "full"
     lr = max(recipe["lr"], budget["lr_floor"])
-    torch.manual_seed(context.seed)
-    # Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care.
-    model = assemble(
-        context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
-        dtype=torch.float32 if full else dtype,
-    )  # fmt: skip
-    base, adapters, added = model, [], []
+    model, adapters, added = base, [], []
     if not full:
         added = list(model.method_parameters().values()) if recipe["train_method"] else []
         adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
@@ -70,15 +90,8 @@ def run(context: "Context") -> dict:
         chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
-    weights = _collected(base, context.leads) if full else {}
-    if context.leads and full:
-        save_file(weights, context.out / "model.safetensors")
-    elif context.leads:
-        model.save_pretrained(context.out / "adapter")
-        if recipe["train_method"]:
-            save_method(base, context.out / "method.safetensors")
     trained = sum(p.numel() for ps, _ in groups for p in ps)
-    return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}
+    return model, {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}
 
 
 def _collected(model: torch.nn.Module, leads: bool) -> dict[str, Tensor]:

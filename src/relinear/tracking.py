@@ -10,6 +10,7 @@ How a run is found again: a parent carries the tag ``relinear.row``, a child the
 ``tags.mlflow_run_id = '<id in run.json>'`` finds a run by its first id also after a rebuild.
 """
 
+import gzip
 import hashlib
 import json
 import logging
@@ -19,12 +20,14 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
+
+from relinear.errors import UserError
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A
 # dead tracking server must fail within seconds, not within mlflow's default of several minutes.
@@ -45,6 +48,7 @@ WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".np
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 ROW_TAGS = ("paper", "table", "row", "method", "variant", "scale")  # shown on the parent run
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
+MANIFEST = "reference.json"  # in a folder of committed results (`relinear.reference`): another experiment's
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 RECORD_FIELDS = (*IDENTITY, "config", "config_hash", "code_hash", "datasets", "git", "versions", "hardware")
@@ -274,6 +278,8 @@ def install_signal_handlers() -> None:
 def rebuild(uri: str, results: Path | str) -> int:
     """Mirror every finished stage folder below `results` that the store lacks; returns how many were added.
 
+    Committed results (results/reference) are not the user's runs and stay out; `import_folder` takes them.
+
     A stage folder is one that holds run.json and is named after its stage. A run is known by (scale, run,
     stage, key, attempt), so a second call adds nothing; a run that the store holds only in part is
     replaced. The latest run of a stage, by its start, becomes the current one. Call it while no stage is
@@ -282,12 +288,30 @@ def rebuild(uri: str, results: Path | str) -> int:
     Raises ValueError, before any run is written, for a run.json that cannot be read and for an experiment
     ``relinear-<scale>`` that holds runs of something else.
     """
-    records = _stage_folders(Path(results))
+    committed = {path.parent for path in Path(results).resolve().rglob(MANIFEST)}
+    return _mirror(uri, _stage_folders(Path(results), committed))
+
+
+def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int:
+    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into experiments relinear-<scale>-<label>.
+
+    Returns and raises as `rebuild`; UserError for a folder without stage folders and a label of other than letters, digits, . _ -
+    """
+    if not re.fullmatch(r"[\w.-]+", label):
+        raise UserError(f"a label is of letters, digits, '.', '_' and '-'; got {label!r}")
+    records = _stage_folders(Path(folder))
+    if not records:
+        raise UserError(f"{str(folder)!r} holds no finished stages (folders named after their stage, with a run.json)")
+    return _mirror(uri, records, f"-{label}")
+
+
+def _mirror(uri: str, records: dict[Path, dict], suffix: str = "") -> int:
+    """Write what the store lacks of these stage folders into the experiments of their scales, named with the suffix."""
     client = _connect(uri)
-    experiments = {scale: _experiment(client, uri, scale) for scale in {r["scale"] for r in records.values()}}
+    experiments = {scale: _experiment(client, uri, f"{scale}{suffix}") for scale in {r["scale"] for r in records.values()}}
     known: dict[tuple[str, ...], list[Any]] = {}
     for scale, experiment in experiments.items():
-        known |= _stage_runs(client, experiment, scale)
+        known |= _stage_runs(client, experiment, f"{scale}{suffix}")
     missing: dict[tuple[str, str], list[Path]] = {}  # (scale, run): folders
     for folder, record in records.items():
         same = known.get(_identity(record), [])
@@ -311,11 +335,6 @@ def rebuild(uri: str, results: Path | str) -> int:
                 client.set_tag(child.info.run_id, "current", "true" if child is children[-1] else "false")
         client.set_terminated(parent, "FINISHED", end)
     return sum(map(len, missing.values()))
-
-
-def import_folder(uri: str, folder: Path | str) -> int:
-    """Mirror the stage folders of another results tree, such as a colleague's: the same as `rebuild`."""
-    return rebuild(uri, folder)
 
 
 def metric_name(name: str) -> str:
@@ -593,16 +612,18 @@ def _is_whole(run: Any) -> bool:
 # The files
 
 
-def _stage_folders(results: Path) -> dict[Path, dict]:
-    """The stage folders below `results` and their records, by start; a copied folder counts once.
+def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict]:
+    """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
 
     Only a folder named after its stage is one: mlflow's artifact folders and unfinished work hold run.json
     too.
     """
     if not results.is_dir():
-        raise ValueError(f"no folder {str(results)!r}")
+        raise UserError(f"no folder {str(results)!r}")
     folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
     for path in sorted(results.resolve().rglob("run.json")):
+        if any(parent in but for parent in path.parents):
+            continue
         record = _read_record(path)
         if path.parent.name == record["stage"]:
             folders.setdefault(_identity(record), (path.parent, record))
@@ -627,7 +648,9 @@ def _read_metrics(folder: Path) -> dict:
 
 
 def _read_history(path: Path) -> Iterator[dict]:
-    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], start=1):
+    packed = path.with_name(f"{path.name}.gz")  # in committed results
+    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text() if path.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             entry = json.loads(line)
         except ValueError as error:

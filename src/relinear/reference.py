@@ -1,0 +1,103 @@
+"""A folder of results small enough to commit: what a reader, MLflow and a table need of it, and none of what can be made again.
+
+Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve, the scores of each item, adapters and the
+parameters that a method added. Left behind are whole models, corpora, activations, attention weights, checkpoints and logs. Paths in records
+stay those of the clone that made them.
+"""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from relinear.errors import UserError
+from relinear.stage import read_record, sha256, write_json
+from relinear.tracking import MANIFEST
+
+LARGEST = 50_000_000  # bytes of a folder that is committed
+LONG = 1_000_000  # bytes from which on lines are compressed
+OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
+OF_ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+RENDERED = {".csv", ".md", ".png", ".pdf"}
+
+
+def export(results: Path | str, out: Path | str) -> dict[str, int]:
+    """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
+
+    Lines (curves, item scores) above `LONG` bytes are compressed. An `out` that an earlier export made is replaced.
+
+    Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
+    more than `LARGEST` bytes.
+    """
+    results, out = Path(results), Path(out)
+    if not any(results.glob("runs/*/*/run.json")):
+        raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
+    if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+        raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
+    kept = dict(sorted(_kept(results)))
+    scratch = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        for name, source in kept.items():
+            _copy(source, scratch / name)
+        files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
+        sizes: dict[str, int] = {}
+        for name, size in files.items():
+            part = "/".join(name.split("/")[:2]) if name.startswith("runs/") else name.split("/")[0]
+            sizes[part] = sizes.get(part, 0) + size
+        if sum(files.values()) > LARGEST:
+            largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
+            raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
+        left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
+        write_json(scratch / MANIFEST, {"scale": results.name, "files": {n: sha256(scratch / n) for n in files}, "left_out_bytes": left})
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(scratch, out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return sizes
+
+
+def _files(results: Path) -> Iterator[Path]:
+    """All files of a scale but what the machinery keeps for itself."""
+    for path in results.rglob("*"):
+        parts = path.relative_to(results).parts
+        if path.is_file() and parts[0] != "logs" and not any(part.startswith(".") for part in parts):
+            yield path
+
+
+def _kept(results: Path) -> Iterator[tuple[str, Path]]:
+    stages = {path.parent: read_record(path.parent) for path in _files(results) if path.name == "run.json"}
+    for path in _files(results):
+        name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
+        if stage is None:
+            if path.suffix in RENDERED or path.name.endswith(".provenance.json"):
+                yield name, path
+            continue
+        inside = path.relative_to(stage)
+        if path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE) or len(inside.parts) > 2:
+            continue
+        if path.name != "run.json" and sha256(path) != stages[stage]["artefacts"].get(inside.as_posix(), {}).get("sha256"):
+            raise UserError(f"{path} is not what its run.json says; run `relinear {stage.name}` of it again")
+        yield name, path
+
+
+def _copy(source: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.suffix != ".jsonl" or source.stat().st_size <= LONG:
+        shutil.copyfile(source, to)
+        return
+    # Equal lines make equal bytes: no time and no name in the header.
+    with source.open("rb") as lines, to.with_name(f"{to.name}.gz").open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
+        shutil.copyfileobj(lines, packed)
+
+
+def verify(folder: Path | str) -> None:
+    """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them."""
+    folder = Path(folder)
+    written = json.loads((folder / MANIFEST).read_text())["files"]
+    found = {p.relative_to(folder).as_posix(): sha256(p) for p in folder.rglob("*") if p.is_file()}
+    found.pop(MANIFEST)
+    if wrong := sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name)):
+        raise UserError(f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export the folder again")
