@@ -147,6 +147,7 @@ MORE = {
     "linear softmax_pm D64 F64 gate": lambda: _linear("softmax_pm", 64, 64, True),
     "linear softmax_pm D128 F64 segments": lambda: _linear("softmax_pm", 128, 64, False, segments=2),
     "linear softmax_pm D64 F64 gate segments": lambda: _linear("softmax_pm", 64, 64, True, segments=2),
+    "linear exp_pm D64 F64": lambda: _linear("exp_pm", 64, 64, False),
     "linear softmax_pm D128 F128": lambda: _linear("softmax_pm", 128, 128, False),
     "linear relu D128 F128": lambda: _linear("relu", 128, 128, False),
     "linear none D128 gate": lambda: _linear("none", 128, 128, True),

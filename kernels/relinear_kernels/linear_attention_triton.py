@@ -10,6 +10,10 @@ carries the states over. "Rows" are what a block computes, "columns" what it has
 with g = dO / den and e = -(dO . O) / den (zero where the denominator is clamped); the right-hand ones run from the end. The features
 come as what phi is applied to (`projection_triton`), and are recomputed wherever they are needed. No accumulator is ever the
 transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
+
+Exponential features are held relative to a maximum: a query's to its own, which cancels on normalisation, a key's to the largest so
+far, one number a head (`ranges`). A key's features come relative to its own maximum; what that lies below the largest so far is the
+key's weight, and by what the largest grows the state decays.
 """
 
 from typing import NamedTuple
@@ -20,10 +24,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relinear_kernels.features import check_feature
+from relinear_kernels.features import EXPONENTIAL, check_feature
 from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
+    FEATURES,
     Pieces,
     block_of,
     cdiv,
@@ -110,6 +115,24 @@ def _state(s, at, c, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
+def _begin(step, first, last, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """The first row of a step."""
+    if REVERSE:
+        return first + (tl.cdiv(last - first, BT) - 1 - step) * BT
+    else:
+        return first + step * BT
+
+
+@triton.jit
+def _placed(start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
+    """Where the rows of step j lie: what they are counted from, their places, the end of these and the first, through a descriptor."""
+    if REVERSE and shift is not None:  # the rows are keys
+        return keys, rows + shift, last + shift, j + shift
+    else:
+        return start, rows, last, j
+
+
+@triton.jit
 def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
     """Which columns of step j count (1 or 0), and where they lie. Keys lie `shift` from the query they first serve."""
     if REVERSE or shift is None:
@@ -165,10 +188,7 @@ def _sums(
     sums = tl.zeros([F], tl.float32)
     whole = 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
-        if REVERSE:
-            j = first + (tl.cdiv(last - first, BT) - 1 - step) * BT
-        else:
-            j = first + step * BT
+        j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
@@ -295,15 +315,10 @@ def _outputs(
         ones = tl.full([16, BT], 1.0, DT)
         unit = tl.where(tl.arange(0, 16)[None, :] + tl.zeros([BT, 16], tl.int32) < 1, 1.0, 0.0).to(DT)
     for step in range(0, tl.cdiv(last - first, BT)):
-        if REVERSE:
-            j = first + (tl.cdiv(last - first, BT) - 1 - step) * BT
-        else:
-            j = first + step * BT
+        j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
-        lead, place, end, jr = start, rows, last, j
-        if REVERSE and shift is not None:  # the rows are keys
-            lead, place, end, jr = keys, rows + shift, last + shift, j + shift
+        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         y = _get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32)
@@ -411,17 +426,12 @@ def _maps(
     else:
         sums = tl.zeros([F], tl.float32)
     for step in range(0, tl.cdiv(last - first, BT)):
-        if REVERSE:
-            j = first + (tl.cdiv(last - first, BT) - 1 - step) * BT
-        else:
-            j = first + step * BT
+        j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
         lane = h * total + start + rows
         inside = rows < last
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
-        lead, place, end, jr = start, rows, last, j
-        if REVERSE and shift is not None:  # the rows are keys
-            lead, place, end, jr = keys, rows + shift, last + shift, j + shift
+        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         # what no product reads is not pipelined: asked for here, used at the end
         y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
         if row_scalar is not None:
@@ -544,6 +554,29 @@ def decay_gradient(term: Tensor, log_decay: Tensor, batch: int, cu_seqlens: Tens
     return (dg.sum((0, 1)) if log_decay.ndim == 1 else dg).to(log_decay.dtype)
 
 
+def ranges(y: Tensor, heads: int, feature: str, mask: Tensor | None, shift: Tensor | None, cu_seqlens: Tensor | None):
+    """Of exponential keys: weight `[B, T, H]`, log decay `[B, T, H]` and the last maximum `[N, H]`; `shift` is that before the first."""
+    top = (y.abs() if feature == "exp_pm" else y).amax(3).float().repeat_interleave(heads // y.shape[2], 2)
+    if mask is not None:
+        top = top.masked_fill(~mask[:, :, None], -torch.inf)
+    if cu_seqlens is None:
+        sequences, shifts = [top], [shift]
+    else:
+        sequences = top.split(cu_seqlens.diff().tolist(), 1)
+        shifts = [None] * len(sequences) if shift is None else shift.split(1)
+    largest, before, last = zip(*(_largest(x, first) for x, first in zip(sequences, shifts, strict=True)), strict=True)
+    largest, before = torch.cat(largest, 1), torch.cat(before, 1)
+    decay = torch.where(before.isinf(), 0.0, before - largest)
+    return torch.where(top.isinf(), 0.0, (top - largest).exp()), decay, torch.cat(last)
+
+
+def _largest(top: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The running maximum `[B, T, H]`, the same a position earlier, and the last."""
+    shift = torch.full_like(top[:, 0] if top.shape[1] else top.sum(1), -torch.inf) if shift is None else shift
+    all_ = torch.cat([shift[:, None], top], 1).cummax(1).values
+    return all_[:, 1:], all_[:, :-1], all_[:, -1]
+
+
 def segment_length(batch: int, length: int, heads: int, block: int, packed: bool) -> int:
     """Rows of a segment: as long as leaves enough programs. With heads enough, the sequence itself: states then cost no launch."""
     if packed:
@@ -566,7 +599,7 @@ class Walk(NamedTuple):
     @classmethod
     def over(cls, q: Tensor, v: Tensor, width: int, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
         (batch, length, heads, _), value_dim = q.shape, v.shape[3]
-        halves = 2 if feature == "softmax_pm" else 1
+        halves = 2 if feature.endswith("_pm") else 1
         cfg = config(value_dim, width, halves, q.dtype)
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "BT": cfg.block, "BV": cfg.part, "num_warps": 4}
@@ -663,26 +696,33 @@ def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Te
 
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, feature, normalize, cu_seqlens, keep_state, eps):
+    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
         batch, length, heads, dim = q.shape
         walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, cu_seqlens)
-        g = None if log_decay is None else chunk_decay(log_decay, batch, length, heads, walk.cfg.block, cu_seqlens)
         y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k)
+        decay, weight, last = log_decay, None, None
+        if feature in EXPONENTIAL:
+            weight, decay, last = ranges(y_k, heads, feature, mask, shift, cu_seqlens)
+            decay = decay if log_decay is None else decay + log_decay
+            weight = weight.permute(2, 0, 1).reshape(heads, -1).contiguous()
+        g = None if decay is None else chunk_decay(decay, batch, length, heads, walk.cfg.block, cu_seqlens)
         end = walk.final(q.device) if keep_state else None
-        states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g)
+        states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g, weight=weight)
         o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) and normalize else None
-        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, den=den, eps=eps)
+        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, weight=weight, den=den, eps=eps)
         s_end, z_end = end or (None, None)
-        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, *states, o, den, s_end, z_end,
-                              s0, cu_seqlens)  # fmt: skip
+        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, weight, *states, o, den, s_end,
+                              z_end, s0, cu_seqlens)  # fmt: skip
         ctx.walk, ctx.normalize, ctx.eps = walk, normalize, eps
         ctx.set_materialize_grads(False)
-        return o, s_end, z_end
+        if last is not None:
+            ctx.mark_non_differentiable(last)
+        return o, s_end, z_end, last
 
     @staticmethod
-    def backward(ctx, do, ds_end, dz_end):
-        (q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, s, z, o, den, s_end, z_end,
+    def backward(ctx, do, ds_end, dz_end, _):
+        (q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, weight, s, z, o, den, s_end, z_end,
          s0, cu_seqlens) = ctx.saved_tensors  # fmt: skip
         walk, normalize = ctx.walk, ctx.normalize
         need_q, need_k, need_v, need_wq, need_wk, need_bq, need_bk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:11]
@@ -691,10 +731,12 @@ class _LinearAttention(torch.autograd.Function):
         over = delta = None
         if normalize:
             over, delta, _ = walk.weights(do, o, den, ctx.eps)
+            if weight is not None:
+                over.masked_fill_(den == 0, 0.0)  # a query that sees no key
         row, col = (walk.scalars(batch, q.device, halves) if need_g else None for _ in range(2))
         side_q = side_k = dv = ds0 = dz0 = d_decay = None
         if need_q or need_wq or need_bq or need_g:
-            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, g=g, row_weight=over, row_scalar=delta, term=row)
+            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, g=g, row_weight=over, weight=weight, row_scalar=delta, term=row)
             side_q = Side(dy, q, w_q, b_q, (need_q, need_wq, need_bq))
         if need_k or need_v or need_wk or need_bk or need_g or need_s0 or need_z0:
             begin = both(ds_end, dz_end, s_end, z_end)
@@ -705,9 +747,12 @@ class _LinearAttention(torch.autograd.Function):
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             if need_v:
                 dv = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=q.dtype)
-                dv = group_sum(walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, eps=ctx.eps, **columns), v)
+                walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, eps=ctx.eps, **columns)
+                if weight is not None:
+                    dv *= weight.view(heads, batch, length).permute(1, 2, 0)[..., None]
+                dv = group_sum(dv, v)
             if need_k or need_wk or need_bk or need_g:
-                dy = walk.maps(y_k, y_q, v, do, states, row_mask=mask, scalar=delta, term=col, **columns)
+                dy = walk.maps(y_k, y_q, v, do, states, row_mask=mask, row_weight=weight, scalar=delta, term=col, **columns)
                 side_k = Side(dy, k, w_k, b_k, (need_k, need_wk, need_bk))
         if need_g:
             term = row.sum(0) - col.sum(0)
@@ -720,7 +765,7 @@ class _LinearAttention(torch.autograd.Function):
                     term.index_add_(1, cu_seqlens[1:][full].long() - 1, last[full].T)
             d_decay = decay_gradient(term, log_decay, batch, cu_seqlens)
         (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
-        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 5)
+        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 6)
 
 
 def linear_attention(
@@ -728,14 +773,25 @@ def linear_attention(
     initial_state=None, return_state=False, cu_seqlens=None, eps=EPS,
 ):  # fmt: skip
     """`relinear_kernels.linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
-    check_feature(feature)
-    dtype = v.dtype
-    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared("linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
-    s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
-    o, s, z = _LinearAttention.apply(
-        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, feature, normalize, cu_seqlens, return_state, eps,
-    )  # fmt: skip
+    dtype, exponential = v.dtype, check_feature(feature) in EXPONENTIAL
+    if exponential and not normalize:
+        raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
+    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(
+        "linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens, (*FEATURES, *EXPONENTIAL)
+    )
+    s0 = z0 = shift = None
+    if initial_state is not None:
+        s0, z0 = initial_state.kv, initial_state.z
+        if exponential:  # from a reference per feature to one a head
+            shift = initial_state.shift.float().amax(2)
+            scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
+            s0, z0 = s0 * scale[..., None], z0 * scale
+        s0, z0 = s0.contiguous(), z0.contiguous()
+    eps = 1e-30 if exponential else eps  # those carry their own scale: only what is lost below the reference is kept away
+    o, s, z, last = _LinearAttention.apply(
+        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state, eps
+    )
     o = o.to(dtype)
     if not return_state:
         return o
-    return o, LinearState(s, z, torch.full_like(z, -torch.inf))
+    return o, LinearState(s, z, torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous())

@@ -20,10 +20,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def check_triton(op: str, feature: str | None = None, features: int | None = None, **tensors: Tensor) -> None:
+def check_triton(
+    op: str, feature: str | None = None, features: int | None = None, fused: tuple[str, ...] = FEATURES, **tensors: Tensor
+) -> None:  # fmt: skip
     """Raises ValueError, naming what is supported, unless the fused kernels of `op` take this feature map and these tensors."""
-    if feature is not None and feature not in FEATURES:
-        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(FEATURES)}; got {feature!r}"
+    if feature is not None and feature not in fused:
+        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(fused)}; got {feature!r}"
                          " (RELINEAR_KERNELS=torch runs it)")  # fmt: skip
     if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
         raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
@@ -77,7 +79,7 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
 
 def prepared(
     op: str, feature: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
-    b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, fused: tuple[str, ...] = FEATURES,
 ) -> list[Tensor | None]:  # fmt: skip
     """q, k, v (in the dtype that holds all three exactly) to key_mask, contiguous. Raises ValueError naming what the kernels of `op` take."""
     if q.shape[2] % k.shape[2]:
@@ -85,7 +87,7 @@ def prepared(
     if (w_q is None) != (w_k is None):
         raise ValueError(f"{op} on the Triton path takes both feature matrices or neither")
     q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))
-    check_triton(op, feature, q.shape[-1] if w_q is None else w_q.shape[-1], q=q, k=k, v=v)
+    check_triton(op, feature, q.shape[-1] if w_q is None else w_q.shape[-1], fused, q=q, k=k, v=v)
     if cu_seqlens is not None:
         check_packed(cu_seqlens, *q.shape[:2])
         if key_mask is not None:
@@ -228,6 +230,15 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
             p = tl.maximum(p * (over * weight)[:, None], 1e-12 * weight[:, None])
         else:
             p = tl.maximum(p * over[:, None], 1e-12)
+    elif FEATURE == "exp_pm" or FEATURE == "exp":  # relative to the row's own maximum
+        y *= 1.4426950408889634
+        if FEATURE == "exp_pm":
+            top = tl.max(tl.abs(y), 1)
+        else:
+            top = tl.max(y, 1)
+        p = tl.exp2(y * sign - top[:, None])
+        if weight is not None:
+            p *= weight[:, None]
     else:
         p, _ = features(y, FEATURE)
         if weight is not None:
@@ -241,6 +252,8 @@ def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
     if FEATURE == "softmax_pm":
         dp = tl.where(p > 1e-12, dp, 0.0) * p
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
+    elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
+        dy = dp * p * sign
     else:
         dy = features_backward(y, p, p, dp, dp, FEATURE)
     return dy
