@@ -2,7 +2,8 @@
 
 One run, medians of CUDA-event timings, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
 them. Every row's output is first held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
-marked invalid. Writes bench.csv, bench.provenance.json, and redraws `Lizard Figure 6` and `Hedgehog Figure 6` from them.
+marked invalid. Writes bench.csv (row by row: --missing resumes a run cut short, --only measures a part again),
+bench.provenance.json, and redraws `Lizard Figure 6` and `Hedgehog Figure 6` from them.
 """
 
 import argparse
@@ -99,39 +100,73 @@ def relative(got, want):
 
 
 class Bench:
-    """The rows of one run and the time left for it."""
+    """The rows of bench.csv, written as each is measured, and the time left for them.
 
-    def __init__(self, seconds: float):
-        self.rows, self.until = [], time.monotonic() + seconds
+    `only` selects the rows whose op, provider, shape and mode, joined by spaces, contain it; `missing` those the file does not have
+    yet. The file's other rows stay.
+    """
+
+    def __init__(self, path: Path, seconds: float, only: str = "", missing: bool = False):
+        self.path, self.until, self.only, self.missing, self.rows = path, time.monotonic() + seconds, only, missing, {}
+        if path.exists() and (only or missing):
+            with open(path) as file:
+                self.rows = {_key(row): row for row in csv.DictReader(file)}
 
     def row(self, op, provider, shape, mode, run, arguments, error=None, note=""):
-        """Measure one provider; a failure is a row that says why."""
+        """Time `run` (with the gradients of `arguments`, unless forward only) after its `error()`."""
+
+        def measured():
+            err = error() if error is not None else None
+            ms, gib, first = measure(run, arguments, mode)
+            row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
+            return row | ({} if err is None else {"error": f"{err:.1e}", "valid": str(err < TOLERANCE)})
+
+        self._add(op, provider, shape, mode, floor(op, *shape[:5], mode), note, measured)
+
+    def decode(self, op, provider, shape, moved, run):
+        """Time one token; `moved` are the bytes of state it must read and write."""
+        from triton.testing import do_bench_cudagraph
+
+        def measured():
+            with torch.no_grad():
+                return {"ms": f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"}
+
+        self._add(op, provider, shape, "decode", moved / BANDWIDTH * 1e3, "CUDA graph", measured)
+
+    def _add(self, op, provider, shape, mode, milliseconds, note, measured):
+        """Measure, if selected, and write; a failure is a row that says why."""
         b, t, h, n, d, f = shape
         row = dict.fromkeys(COLUMNS, "") | {"op": op, "provider": provider, "B": b, "T": t, "H": h, "Hkv": n, "D": d, "F": f, "mode": mode}
-        row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{floor(op, b, t, h, n, d, mode):.4f}"}
+        row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{milliseconds:.4f}"}
+        old = self.rows.get(_key(row))
+        if self.only not in _key(row) or (self.missing and old and old["valid"] != "not run"):
+            return
         if time.monotonic() > self.until:
             row |= {"valid": "not run", "note": "time limit"}
         else:
             try:
-                err = error() if error is not None else None
-                ms, gib, first = measure(run, arguments, mode)
-                row |= {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
-                row |= {"error": "" if err is None else f"{err:.1e}", "valid": "" if err is None else str(err < TOLERANCE)}
-            except (RuntimeError, ValueError, NotImplementedError, torch.OutOfMemoryError) as problem:
+                row |= measured()
+            except (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError) as problem:
                 row |= {"valid": "failed", "note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"}
                 torch.cuda.empty_cache()
-        self.rows.append(row)
-        print("  ".join(f"{row[c]}" for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")), flush=True)
+        self.rows[_key(row)] = row
+        with open(self.path, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows.values())
+        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")), flush=True)
 
 
-def piece(args, heads=2):
+def _key(row):
+    return " ".join(str(row[c]) for c in ("op", "provider", "shape", "mode"))
+
+
+def piece(args):
     """The first sequence, the first key head and its query heads, up to 2048 positions: what errors are measured on."""
     group = args["q"].shape[2] // args["k"].shape[2]
     cut = {n: args[n][:1, :2048, : group if n == "q" else 1] for n in "qkv"}
     cut |= {n: args[n][:group] for n in ("w_q", "w_k") if n in args}
-    if "log_decay" in args:
-        cut["log_decay"] = args["log_decay"][:1, :2048, :group]
-    return cut
+    return cut | {n: args[n][:1, :2048, :group] for n in ("log_decay", "log_gate") if n in args}
 
 
 def slice_error(run, args, definition):
@@ -259,36 +294,6 @@ def softmax(bench, shape, modes):
         bench.row("softmax attention", "SDPA causal", shape, mode, run, list(args.values()))
 
 
-def decode(bench, batch, h=32, n=32, d=128, f=64):
-    from triton.testing import do_bench_cudagraph
-
-    args = inputs(batch, 1, h, n, d, f)
-    state = linear_state(batch, h, 2 * f, d, "cuda")
-    state.z.fill_(1.0)
-    moved = batch * h * (2 * f * (d + 1)) * 4 * 2 / BANDWIDTH * 1e3
-    runs = {"relinear": lambda: decode_step(**args, state=state)}
-    try:
-        from fla.ops.linear_attn import fused_recurrent_linear_attn
-
-        q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
-        old = (torch.zeros(batch, h, 2 * f, d, device="cuda"), torch.ones(batch, 1, h, 2 * f, device="cuda"))
-        runs["fla fused_recurrent_linear_attn"] = lambda: fused_recurrent_linear_attn(
-            q, k, args["v"], scale=1.0, initial_state=old, output_final_state=True, normalize=True
-        )
-    except ImportError as problem:
-        print(problem)
-    for provider, run in runs.items():
-        row = dict.fromkeys(COLUMNS, "") | {"op": "decode_step", "provider": provider, "B": batch, "T": 1, "H": h, "Hkv": n, "D": d, "F": f}
-        row |= {"shape": f"B{batch} T1 H{h}/{n} D{d} F{f}", "mode": "decode", "floor_ms": f"{moved:.4f}", "note": "CUDA graph"}
-        try:
-            with torch.no_grad():
-                row["ms"] = f"{do_bench_cudagraph(run, rep=50, return_mode='median'):.4f}"
-        except (RuntimeError, ValueError, TypeError) as problem:
-            row |= {"valid": "failed", "note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"}
-        bench.rows.append(row)
-        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "ms", "floor_ms", "note")), flush=True)
-
-
 def taylor(bench, shape):
     """Hedgehog's Taylor map (1, x, x x^T / sqrt 2), d^2 + d + 1 features, as ready-made features in the chunked torch form."""
     args = inputs(*shape)
@@ -304,43 +309,35 @@ def taylor(bench, shape):
     bench.row("taylor map", "torch chunked", shape, "forward", run, [])
 
 
-def gated(bench, shape, modes):
+def gated(bench, shape, modes, peers=True):
     """A gate per channel, shared by both signs. fla's peer is given features and gates in full; its backward tunes for minutes."""
     b, t, h, n, d, f = shape
     args = inputs(*shape)
     g = torch.Generator("cuda").manual_seed(1)
     args["log_gate"] = torch.nn.functional.logsigmoid(torch.randn(b, t, h, f, device="cuda", generator=g) + 3).bfloat16()
-    group = h // n
-    one = {x: args[x][:1, :2048, : 1 if x in "kv" else group] for x in ("q", "k", "v", "log_gate")} | {x: args[x][:group] for x in ("w_q", "w_k")}
-    want = gated_linear_attention_reference.gated_linear_attention(**{x: y.float() for x, y in one.items()})
-    unnormalised = gated_linear_attention_reference.gated_linear_attention(**{x: y.float() for x, y in one.items()}, normalize=False)
-
-    def error(run, want):
-        with torch.no_grad():
-            return relative(run()[:1, :2048, :group], want)
-
     ours = lambda: gated_linear_attention(**args)  # noqa: E731
+    definition = lambda a: gated_linear_attention_reference.gated_linear_attention(**a)  # noqa: E731
     for mode in modes:
         wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
-        bench.row("gated_linear_attention", "relinear", shape, mode, ours, wanted, lambda: error(ours, want))
+        bench.row("gated_linear_attention", "relinear", shape, mode, ours, wanted, lambda: slice_error(ours, args, definition))
+    if not peers:
+        return
     try:
         from fla.ops.gla import chunk_gla
     except ImportError as problem:
         bench.row("gated_linear_attention", "fla", shape, "forward", None, [], note=str(problem))
         return
-    grown = lambda x: x.repeat_interleave(group, 2)  # noqa: E731
+    grown = lambda x: x.repeat_interleave(h // n, 2)  # noqa: E731
     given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
     gates = torch.cat([args["log_gate"]] * 2, -1)
     peer = lambda: chunk_gla(**given, g=gates, scale=1.0)[0]  # noqa: E731
-    provider = "fla chunk_gla (unnormalised)"
-    bench.row("gated_linear_attention", provider, shape, "forward", peer, [], lambda: error(peer, unnormalised), "features given")
+    error = lambda: slice_error(peer, args, lambda a: gated_linear_attention_reference.gated_linear_attention(**a, normalize=False))  # noqa: E731
+    bench.row("gated_linear_attention", "fla chunk_gla (unnormalised)", shape, "forward", peer, [], error, "features given")
 
 
-def decode_ops(bench, batch, h, n, d=128, f=64):
-    """One token of every op; the floor is its state read once and written once."""
-    from triton.testing import do_bench_cudagraph
-
-    args = inputs(batch, 1, h, n, d, f)
+def decode(bench, batch, h, n, d=128, f=64):
+    """One token of every op; the floor is its state read once and written once. fla's peer is given features."""
+    shape, args = (batch, 1, h, n, d, f), inputs(batch, 1, h, n, d, f)
     token, maps = {x: args[x] for x in "qkv"}, {x: args[x] for x in ("w_q", "w_k")}
     linear, window = linear_state(batch, h, 2 * f, d, "cuda"), window_state(batch, 127, n, d, meta=4, device="cuda")
     hybrid = hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda")
@@ -356,12 +353,18 @@ def decode_ops(bench, batch, h, n, d=128, f=64):
         "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=hybrid, window=64, window_factor=factor)),
     }
     for op, (moved, run) in runs.items():
-        row = dict.fromkeys(COLUMNS, "") | {"op": f"decode_step {op}", "provider": "relinear", "B": batch, "T": 1, "H": h, "Hkv": n, "D": d, "F": f}
-        row |= {"shape": f"B{batch} T1 H{h}/{n} D{d} F{f}", "mode": "decode", "floor_ms": f"{moved / BANDWIDTH * 1e3:.4f}", "note": "CUDA graph"}
-        with torch.no_grad():
-            row["ms"] = f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"
-        bench.rows.append(row)
-        print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "ms", "floor_ms", "note")), flush=True)
+        bench.decode(f"decode_step {op}", "relinear", shape, moved, run)
+    if h != n:
+        return
+    q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
+    old = (torch.zeros(batch, h, 2 * f, d, device="cuda"), torch.ones(batch, 1, h, 2 * f, device="cuda"))
+
+    def peer():
+        from fla.ops.linear_attn import fused_recurrent_linear_attn
+
+        return fused_recurrent_linear_attn(q, k, args["v"], scale=1.0, initial_state=old, output_final_state=True, normalize=True)
+
+    bench.decode("decode_step linear_attention", "fla fused_recurrent_linear_attn", shape, sums, peer)
 
 
 def figures(folder: Path) -> None:
@@ -406,11 +409,35 @@ def figures(folder: Path) -> None:
     fig.savefig(folder / "hedgehog_figure6.png", dpi=150)
 
 
+def provenance(path: Path, options: argparse.Namespace) -> None:
+    """Add this run to those whose rows the file holds."""
+    versions = {}
+    for package in ("torch", "triton", "fla-core"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    run = {
+        "commit": options.commit, "only": options.only, "missing": options.missing, "seconds": options.seconds,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": torch.cuda.get_device_name(),
+        "python": platform.python_version(), "versions": versions,
+    }  # fmt: skip
+    earlier = json.loads(path.read_text())["runs"] if path.exists() and (options.only or options.missing) else []
+    record = {
+        "command": "python -m relinear_kernels.bench", "runs": [*earlier, run], "dtype": "bfloat16",
+        "timing": "median, CUDA events (triton.testing.do_bench); decode by CUDA graph", "bandwidth_bytes_per_s": BANDWIDTH,
+        "tolerance": TOLERANCE,
+    }  # fmt: skip
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
 def main() -> None:
     """Measure, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/reference/kernels"))
-    parser.add_argument("--seconds", type=float, default=480, help="rows that would start later are marked not run")
+    parser.add_argument("--seconds", type=float, default=330, help="rows that would start later are marked not run")
+    parser.add_argument("--only", default="", help="measure the rows whose op, provider, shape and mode contain this; the others stay")
+    parser.add_argument("--missing", action="store_true", help="measure the rows that bench.csv does not have yet")
     parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
     parser.add_argument("--figures-only", action="store_true")
     options = parser.parse_args()
@@ -419,7 +446,8 @@ def main() -> None:
         return figures(options.out)
     if not torch.cuda.is_available():
         sys.exit("the bench needs a CUDA GPU; have none")
-    bench, began = Bench(options.seconds), datetime.datetime.now(datetime.UTC)
+    provenance(options.out / "bench.provenance.json", options)
+    bench = Bench(options.out / "bench.csv", options.seconds, options.only, options.missing)
     every = ("forward", "forward+backward", "stage 1")
     record = (16, 2048, 32, 32, 128, 64)
     linear(bench, record, every)
@@ -430,11 +458,10 @@ def main() -> None:
     hybrid(bench, record, every)
     lizard(bench, record)
     for batch in (1, 16, 256):
-        decode(bench, batch)
         for groups in (32, 8):
-            decode_ops(bench, batch, 32, groups)
+            decode(bench, batch, 32, groups)
     gated(bench, record, every)
-    gated(bench, (8, 2048, 9, 3, 64, 64), every)
+    gated(bench, (8, 2048, 9, 3, 64, 64), every, peers=False)
     for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
         linear(bench, shape, every, peers=shape[4] == 128, chunked=False)  # a peer's tuning takes a minute a shape
         hybrid(bench, shape, every[:2], parts=False)
@@ -448,23 +475,6 @@ def main() -> None:
         linear(bench, shape, every[:2] if t <= 16384 else every[:1], peers=t <= 8192, chunked=False)
         softmax(bench, shape, every[:1])
         torch.cuda.empty_cache()
-    with open(options.out / "bench.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(bench.rows)
-    versions = {}
-    for package in ("torch", "triton", "fla-core"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    provenance = {
-        "command": "python -m relinear_kernels.bench", "commit": options.commit, "started": began.isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(), "driver_capability": torch.cuda.get_device_capability(), "python": platform.python_version(),
-        "versions": versions, "dtype": "bfloat16", "timing": "median, CUDA events (triton.testing.do_bench); decode by CUDA graph",
-        "bandwidth_bytes_per_s": BANDWIDTH, "tolerance": TOLERANCE, "rows": len(bench.rows),
-    }  # fmt: skip
-    (options.out / "bench.provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
     figures(options.out)
 
 

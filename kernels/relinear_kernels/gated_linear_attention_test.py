@@ -28,11 +28,12 @@ SMALL = [
 ]
 LARGE = [
     (length, dim, width, heads, groups, feature, normalize, state, masked)
-    for i, (length, dim, width) in enumerate((t, d, f) for t in (1, 15, 63, 64, 65, 128, 300) for d in (64, 128) for f in (32, 64, 128))
+    for i, (dim, width) in enumerate((d, f) for d in (64, 128) for f in (32, 64, 128))
     for heads, groups, feature, normalize, state, masked in [
         (4, 1, "softmax_pm", True, bool(i % 2), i % 3 == 0),
-        (3, 3, ("relu", "elu", "none")[i % 3], bool(i % 2), bool(i % 5), False),
+        (3, 3, ("relu", "elu", "none")[(i + i // 3) % 3], bool(i % 2), bool(i % 3), False),
     ]
+    for length in (1, 15, 63, 64, 65, 128, 300)
 ] + [(2048, 128, 64, 4, 1, "softmax_pm", n, True, False) for n in (True, False)]
 CASES = LARGE if DEVICE == "cuda" else SMALL
 GATES = [(0.0, 1.0), (0.0, 3.0), (-2.0, 3.0)]  # log sigmoid of normal numbers with this mean and spread
@@ -56,8 +57,8 @@ def definition(x, o):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fused_equals_definition(case, dtype):
     length, dim, width, heads, groups, feature, normalize, state, masked = case
-    if dtype == torch.float32 and DEVICE == "cuda" and (length > 300 or (length * dim * width) % 7 == 0):
-        pytest.skip("float32 products are slow: the other cases suffice")
+    if dtype == torch.float32 and DEVICE == "cuda" and (dim > 64 or width > 64 or length > 128):
+        pytest.skip("float32 products are slow: the small cases suffice")
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     # the gates' gradient sums terms that cancel (see CANCELLING)

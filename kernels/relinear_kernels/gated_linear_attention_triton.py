@@ -15,11 +15,9 @@ from torch import Tensor
 
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate, check_gated
 from relinear_kernels.linear_attention_reference import EPS, LinearState
-from relinear_kernels.linear_attention_triton import group_sum, matrix_gradient
+from relinear_kernels.projection_triton import Side, gradients, group_sum
 from relinear_kernels.triton_common import (
     block_of,
-    check_packed,
-    check_triton,
     features,
     features_backward,
     first_chunk,
@@ -28,10 +26,10 @@ from relinear_kernels.triton_common import (
     one_sided,
     pieces,
     preactivation,
+    prepared,
     put,
     sequence,
     tile,
-    widest,
 )
 
 
@@ -463,9 +461,8 @@ class _GatedLinearAttention(torch.autograd.Function):
         width = log_gate.shape[-1]
         halves = 2 if feature == "softmax_pm" else 1
         cfg = config(dim, value_dim, width, q.dtype)
-        cut = pieces(batch, length, cu_seqlens, cfg.block, cfg.block)
-        wq, wk = (None if w is None else w.to(q.dtype).contiguous() for w in (w_q, w_k))
-        b_q, b_k = (None if b is None else b.contiguous() for b in (b_q, b_k))
+        cut = pieces(batch, length, cu_seqlens, cfg.block)
+        wq, wk = (None if w is None else w.to(q.dtype) for w in (w_q, w_k))
         s = torch.empty(cut.chunks, heads, halves, value_dim, width, device=q.device, dtype=q.dtype)
         z = torch.empty(cut.chunks, heads, halves, width, device=q.device, dtype=torch.float32)
         s_end = z_end = None
@@ -509,8 +506,7 @@ class _GatedLinearAttention(torch.autograd.Function):
             q, k, v, wq, wk, b_q, b_k, mask, log_gate, s, z, o, den, do, dq, dx, row, delta, cu, blocks, length, ctx.eps,
             **flags, num_warps=cfg.warps[2],
         )  # fmt: skip
-        dw_q = matrix_gradient(q, dx).to(w_q.dtype) if need_wq else None
-        db_q = dx.sum((0, 1), dtype=torch.float32).to(b_q.dtype) if need_bq else None
+        side_q = Side(dx, q, w_q, b_q, (False, need_wq, need_bq))
         dk = dv = dx = ds0 = dz0 = dg = owed = None
         if need_k or need_v or need_wk or need_bk or need_g or need_s0 or need_z0:
             if (ds_end is None) != (dz_end is None):  # one half of the state was used: the other's gradient is zero
@@ -536,8 +532,7 @@ class _GatedLinearAttention(torch.autograd.Function):
                     q, k, v, wq, wk, b_q, b_k, mask, log_gate, rs, rz, den, delta, do, dk, dv, dx, row, owed, dg, cu, blocks,
                     length, ctx.eps, **flags, MAPS=maps, num_warps=cfg.warps[4],
                 )  # fmt: skip
-        dw_k = matrix_gradient(k, dx).to(w_k.dtype) if need_wk else None
-        db_k = dx.sum((0, 1), dtype=torch.float32).to(b_k.dtype) if need_bk else None
+        (_, dw_q, db_q), (_, dw_k, db_k) = gradients(side_q, Side(dx, k, w_k, b_k, (False, need_wk, need_bk)))
         return (dq, group_sum(dk, k), group_sum(dv, v), dw_q, dw_k, db_q, db_k, dg, None, ds0, dz0, *(None,) * 5)
 
 
@@ -547,26 +542,15 @@ def gated_linear_attention(
 ):  # fmt: skip
     """`relinear_kernels.gated_linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
     check_gated(feature)
-    (batch, length, heads, dim), dtype = q.shape, v.dtype
-    if heads % k.shape[2]:
-        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
-    if (w_q is None) != (w_k is None):
-        raise ValueError("gated_linear_attention on the Triton path takes both feature matrices or neither")
-    width = dim if w_q is None else w_q.shape[-1]
-    check_gate(log_gate, batch, length, heads, width)
-    q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))  # exact; the output has v's dtype
-    check_triton("gated_linear_attention", feature, width, q=q, k=k, v=v)
+    dtype = v.dtype
+    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared("gated_linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
+    check_gate(log_gate, *q.shape[:3], q.shape[-1] if w_q is None else w_q.shape[-1])
     if q.dtype == torch.float16:
         raise ValueError("gated_linear_attention on the Triton path takes the dtypes torch.bfloat16, torch.float32 (faded keys leave the range"
                          " of float16); got torch.float16")  # fmt: skip
-    if cu_seqlens is not None:
-        check_packed(cu_seqlens, batch, length)
-        if key_mask is not None:
-            raise ValueError("cu_seqlens packs sequences without padding; got a key_mask as well")
     s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
     o, s, z = _GatedLinearAttention.apply(
-        q.contiguous(), k.contiguous(), v.contiguous(), w_q, w_k, b_q, b_k, log_gate.contiguous(),
-        None if key_mask is None else key_mask.contiguous(), s0, z0, feature, normalize, cu_seqlens, return_state, eps,
+        q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens, return_state, eps,
     )  # fmt: skip
     o = o.to(dtype)
     if not return_state:

@@ -20,12 +20,13 @@ SMALL = [
     (70, 32, 32, 1, 1, "none", 64, False, False),
 ]
 LARGE = [
-    (length, dim, width, heads, groups, feature, window, (length + window) % 2 == 0, i % 2 == 0)
-    for i, (length, dim) in enumerate((t, d) for t in (1, 15, 63, 64, 65, 128, 300) for d in (64, 128))
-    for heads, groups, feature, width, window in [
-        (4, 1, "softmax_pm", 64, 64), (3, 3, "softmax_pm", 64, 16), (4, 2, "softmax_pm", 128, 128), (2, 1, "relu", 64, 64)
-    ]
-]  # fmt: skip
+    (length, dim, width, heads, groups, feature, window, (i + j) % 2 == 0, (i + j // 2) % 2 == 0)
+    for i, dim in enumerate((64, 128))
+    for j, (heads, groups, feature, width, window) in enumerate(
+        [(4, 1, "softmax_pm", 64, 64), (3, 3, "softmax_pm", 64, 16), (4, 2, "softmax_pm", 128, 128), (2, 1, "relu", 64, 64)]
+    )
+    for length in (1, 15, 63, 64, 65, 128, 300)
+]
 CASES = LARGE if DEVICE == "cuda" else SMALL
 
 

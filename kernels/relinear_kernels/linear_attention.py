@@ -35,13 +35,13 @@ def linear_attention(
     `log_decay` is None, one value per head ``[H]`` (SUPRA) or one per token and head ``[B, T, H]`` (Lizard's gate); G its running sum.
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. `cu_seqlens` marks the sequences of a packed row
     (B = 1); the state then has one row per sequence. Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if
-    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. `chunk` is the torch form's, which
-    also runs exponential features on a GPU (no kernel fuses them). Raises ValueError naming what is possible where the kernels do not
+    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run (but for exponential features,
+    whose reference moves with it). `chunk` is the torch form's. Raises ValueError naming what is possible where the kernels do not
     support the arguments.
     """
     options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
-    if use_triton(q) and not (path() == "auto" and feature in EXPONENTIAL):  # those have no fused kernel yet
-        if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay):
+    if use_triton(q):
+        if feature not in EXPONENTIAL and one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay):
             from relinear_kernels.decode_step_triton import linear_step
 
             return linear_step(q, k, v, w_q, w_k, log_decay=log_decay, key_mask=key_mask, state=initial_state, **options)

@@ -41,8 +41,10 @@ def _accumulate(x: Tensor) -> Tensor:
 
 
 def _normaliser(den: Tensor, feature: str, eps: float) -> Tensor:
-    """The denominator, never below `eps`; exponential features carry their own scale, so there only 0 / 0 is kept away."""
-    return den.clamp(min=eps if feature in ACTIVATIONS else torch.finfo(den.dtype).tiny)
+    """The denominator, never below `eps`; exponential features carry their own scale, so there only that of a query without keys is set."""
+    if feature in ACTIVATIONS:
+        return den.clamp(min=eps)
+    return den.masked_fill(den < torch.finfo(den.dtype).tiny, 1.0)
 
 
 def _decay(log_decay: Tensor | None, batch: int, length: int, heads: int, dtype: torch.dtype) -> Tensor | None:

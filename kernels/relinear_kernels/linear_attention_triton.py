@@ -1,11 +1,19 @@
-"""Linear attention in Triton: two forward kernels, three backward kernels and the matrices' gradient.
+"""Linear attention in Triton: one kernel for o and dv, one for the gradients of the features, both with the state in registers.
 
-Forward. `_states` walks a head's chunks and stores the state each chunk starts from (S transposed, in the inputs' dtype; z in float32).
-`_outputs` takes a block of queries: the stored state, then the keys between the chunk's start and the block, the last of them causal.
-Backward, with g = dO / den and e = -(dO . O) / den (zero where the denominator is clamped), so that dA_ti = g_t . v_i + e_t:
-`_queries` mirrors `_outputs` for dq, `_reverse_states` scans R = sum phi_q g^T and r = sum phi_q e from the end, `_keys` mirrors
-`_outputs` for dk and dv. phi is recomputed wherever it is needed and never stored; x W is always formed as rows times matrix and no
-accumulator is ever the transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
+A program walks a segment of a head's sequence in blocks, from a state S (float32, transposed) that it keeps in registers, so no state
+of a chunk is ever in memory. With few heads the sequences are cut into several segments: `_sums` adds up each segment alone, `_scan`
+carries the states over. "Rows" are what a block computes, "columns" what it has seen:
+
+    o    rows q, columns k: o_t  = sum_{i<=t} A_ti v_i / den_t        dphi_q  rows q, columns k: sum_{i<=t} (g_t . v_i + e_t) phi(k_i)
+    dv   rows k, columns q: dv_i = sum_{t>=i} A_ti g_t                dphi_k  rows k, columns q: sum_{t>=i} (g_t . v_i + e_t) phi(q_t)
+
+with g = dO / den and e = -(dO . O) / den (zero where the denominator is clamped); the right-hand ones run from the end. The features
+come as what phi is applied to (`projection_triton`), and are recomputed wherever they are needed. No accumulator is ever the
+transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
+
+Exponential features are held relative to a maximum: a query's to its own, which cancels on normalisation, a key's to the largest so
+far, one number a head (`ranges`). A key's features come relative to its own maximum; what that lies below the largest so far is the
+key's weight, and by what the largest grows the state decays.
 """
 
 from typing import NamedTuple
@@ -14,596 +22,750 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relinear_kernels.features import check_feature
+from relinear_kernels.features import EXPONENTIAL, check_feature
 from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
+    FEATURES,
+    Pieces,
     block_of,
     cdiv,
-    check_packed,
-    check_triton,
-    features,
-    features_backward,
-    first_chunk,
     kept,
-    matrix,
-    one_sided,
+    phi,
+    phi_backward,
     pieces,
-    preactivation,
+    prepared,
     put,
     sequence,
     tile,
-    tile_again,
-    widest,
 )
+
+PROGRAMS = 264  # two for each multiprocessor of an H200
+SEGMENT = 512  # the shortest segment worth its state and the two launches that find it
 
 
 class Config(NamedTuple):
     """Tile sizes of one shape class. Fixed, so that the first call compiles each kernel once and tunes nothing."""
 
-    block: int  # queries or keys of one program
-    chunk: int  # positions between stored states
-    scan: int  # rows one step of a state scan takes
-    split: int  # columns of v one state program holds
-    warps: tuple[int, int, int, int, int]  # states, outputs, queries, reverse states, keys
-    stages: tuple[int, int, int, int, int]
+    block: int  # rows of a step
+    part: int  # columns of v in one tile of the state
+    parts: int  # tiles of the state along v that `_outputs` holds
+    stages: int
 
 
-def config(dim: int, value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Config:
+def config(value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Config:
     """The configuration shipped for this shape class."""
+    part = min(value_dim, 64)
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
-        return Config(16, 64, 16, min(value_dim, 64), (4, 4, 4, 4, 4), (1, 1, 1, 1, 1))
-    if features * halves > 128:
-        return Config(64, 64, 64, min(value_dim, 64), (8, 8, 8, 8, 8), (1, 1, 1, 1, 1))
-    # below 64 features an unpipelined loop over queries is miscompiled by Triton 3.6 (wrong dk, or an illegal address): two stages
-    stages = (3, 1, 1, 2, 1) if features >= 64 else (2, 2, 2, 2, 2)
-    return Config(64, 64, 64, value_dim, (4, 4, 4, 4, 4), stages)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _states(
-    k, v, w, b, mask, g, s0, z0, s, z, s_end, z_end, cu, chunk_start, T, delay,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, BT: tl.constexpr, CS: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """The state at every chunk's start, `[chunks, H, P, V, F]`, and at the end (`delay` keys before it), `[N, H, P F, V]`.
-
-    A program holds one sign of phi and BV columns of v.
-    """
-    pid = tl.program_id(0)
-    part = pid % (V // BV)
-    half = (pid // (V // BV)) % P
-    h = (pid // (V // BV * P)) % H
-    n = pid // (V // BV * P * H)
-    start, T = sequence(n, T, cu)
-    chunk = first_chunk(n, T, chunk_start, CS)
-    DT = k.dtype.element_ty
-    f = tl.arange(0, F)
-    c = part * BV + tl.arange(0, BV)
-    k += (start * N + h // (H // N)) * D
-    v += (start * N + h // (H // N)) * V + part * BV
-    if w is not None:
-        w = matrix(w + h * (D * F), D, F)
-    if b is not None:
-        b += h * F
-    if g is not None:
-        g += start * H + h
-    at = ((n * H + h).to(tl.int64) * P + half) * F
-    if s0 is not None:
-        state = tl.load(s0 + (at + f[None, :]) * V + c[:, None])
-        total = tl.load(z0 + at + f)
-    else:
-        state = tl.zeros([BV, F], tl.float32)
-        total = tl.zeros([F], tl.float32)
-    end = tl.maximum(T - delay, 0)
-    for i in range(0, tl.cdiv(T, CS)):
-        to = (((chunk + i) * H + h) * P + half) * F
-        tl.store(s + to * V + c[:, None] * F + f[None, :], state.to(s.dtype.element_ty))
-        tl.store(z + to + f, total)
-        if g is not None:
-            last = tl.load(g + (tl.minimum(i * CS + CS, T) - 1) * H)
-            state *= tl.exp(last)
-            total *= tl.exp(last)
-        for j in tl.static_range(CS // BT):
-            rows = i * CS + j * BT + tl.arange(0, BT)
-            keep = kept(mask, start, rows, end)
-            p = one_sided(preactivation(tile(k, rows, T, N, D), w, b, F), half, FEATURE)
-            scale = keep.to(tl.float32)
-            if g is not None:
-                scale = tl.where(keep, tl.exp(last - tl.load(g + rows * H, mask=keep, other=0.0)), 0.0)
-            p *= scale[:, None]
-            x = tl.trans(tl.load(v + rows[:, None] * (N * V) + tl.arange(0, BV)[None, :], mask=keep[:, None], other=0.0))
-            state = tl.dot(x, p.to(DT), state, input_precision="ieee")
-            total += tl.sum(p, 0)
-    if s_end is not None:
-        tl.store(s_end + (at + f[None, :]) * V + c[:, None], state)
-        tl.store(z_end + at + f, total)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _outputs(
-    q, k, v, wq, wk, bq, bk, mask, g, s, z, o, den, cu, blocks, chunk_start, T, eps,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, CS: tl.constexpr,
-):  # fmt: skip
-    """A block of outputs and their (unclamped) denominators `[B, T, H]`."""
-    h = tl.program_id(0) % H
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
-    start, T = sequence(n, T, cu)
-    DT = q.dtype.element_ty
-    f = tl.arange(0, F)
-    rows = block * BT + tl.arange(0, BT)
-    q += (start * H + h) * D
-    o += (start * H + h) * V
-    k += (start * N + h // (H // N)) * D
-    v += (start * N + h // (H // N)) * V
-    if wq is not None:
-        wq = matrix(wq + h * (D * F), D, F)
-    if wk is not None:
-        wk = matrix(wk + h * (D * F), D, F)
-    if bq is not None:
-        bq += h * F
-    if bk is not None:
-        bk += h * F
-    qp, qm = features(preactivation(tile(q, rows, T, H, D), wq, bq, F), FEATURE)
-    chunk = block * BT // CS
-    at = ((first_chunk(n, T, chunk_start, CS) + chunk) * H + h) * (P * F)
-    d = tl.sum(qp * tl.load(z + at + f)[None, :], 1)
-    acc = tl.dot(qp.to(DT), tl.trans(matrix(s + at * V, V, F)), input_precision="ieee")
-    qp = qp.to(DT)
-    if P == 2:
-        d += tl.sum(qm * tl.load(z + at + F + f)[None, :], 1)
-        qm = qm.to(DT)
-        acc = tl.dot(qm, tl.trans(matrix(s + (at + F) * V, V, F)), acc, input_precision="ieee")
-    if g is not None:
-        g += start * H + h
-        gr = tl.load(g + rows * H, mask=rows < T, other=0.0)
-        acc *= tl.exp(gr)[:, None]
-        d *= tl.exp(gr)
-    for j in range(chunk * (CS // BT), block + 1):
-        cols = j * BT + tl.arange(0, BT)
-        kp, km = features(preactivation(tile(k, cols, T, N, D), wk, bk, F), FEATURE)
-        a = tl.dot(qp, tl.trans(kp.to(DT)), input_precision="ieee")
-        if P == 2:
-            a = tl.dot(qm, tl.trans(km.to(DT)), a, input_precision="ieee")
-        seen = (rows[:, None] >= cols[None, :]) & kept(mask, start, cols, T)[None, :]
-        if g is not None:
-            gc = tl.load(g + cols * H, mask=cols < T, other=0.0)
-            a *= tl.exp(tl.where(seen, gr[:, None] - gc[None, :], 0.0))
-        a = tl.where(seen, a, 0.0)
-        d += tl.sum(a, 1)
-        acc = tl.dot(a.to(DT), tile(v, cols, T, N, V), acc, input_precision="ieee")
-    if NORMALIZE:
-        acc *= (1 / tl.maximum(d, eps))[:, None]
-    put(o, acc, rows, T, H, V)
-    if den is not None:
-        tl.store(den + (start + rows) * H + h, d, mask=rows < T)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _queries(
-    q, k, v, wq, wk, bq, bk, mask, g, s, z, o, den, do, dq, dx, dg, delta, cu, blocks, chunk_start, T, eps,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, CS: tl.constexpr,
-):  # fmt: skip
-    """delta, and of a block of queries dq (if wanted), dx = the gradient of q W + b (if wanted) and the gate's row term."""
-    h = tl.program_id(0) % H
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
-    start, T = sequence(n, T, cu)
-    DT = q.dtype.element_ty
-    f = tl.arange(0, F)
-    rows = block * BT + tl.arange(0, BT)
-    scalar = (start + rows) * H + h
-    do = tile(do + (start * H + h) * V, rows, T, H, V)
-    if NORMALIZE:
-        d = tl.load(den + scalar, mask=rows < T, other=1.0)
-        e = tl.sum(do.to(tl.float32) * tile(o + (start * H + h) * V, rows, T, H, V).to(tl.float32), 1)
-        e = tl.where(d >= eps, e, 0.0)
-        tl.store(delta + scalar, e, mask=rows < T)
-        r = 1 / tl.maximum(d, eps)
-    k += (start * N + h // (H // N)) * D
-    v += (start * N + h // (H // N)) * V
-    if wq is not None:
-        tile_q = matrix(wq + h * (D * F), D, F)
-    else:
-        tile_q = None
-    if wk is not None:
-        wk = matrix(wk + h * (D * F), D, F)
-    if bq is not None:
-        bq += h * F
-    if bk is not None:
-        bk += h * F
-    q += (start * H + h) * D
-    chunk = block * BT // CS
-    at = ((first_chunk(n, T, chunk_start, CS) + chunk) * H + h) * (P * F)
-    dp = tl.dot(do, matrix(s + at * V, V, F), input_precision="ieee")
-    if NORMALIZE:
-        dp = (dp - e[:, None] * tl.load(z + at + f)[None, :]) * r[:, None]
-    dm = dp
-    if P == 2:
-        dm = tl.dot(do, matrix(s + (at + F) * V, V, F), input_precision="ieee")
-        if NORMALIZE:
-            dm = (dm - e[:, None] * tl.load(z + at + F + f)[None, :]) * r[:, None]
-    if g is not None:
-        g += start * H + h
-        gr = tl.load(g + rows * H, mask=rows < T, other=0.0)
-        dp *= tl.exp(gr)[:, None]
-        if P == 2:
-            dm *= tl.exp(gr)[:, None]
-    for j in range(chunk * (CS // BT), block + 1):
-        cols = j * BT + tl.arange(0, BT)
-        kp, km = features(preactivation(tile(k, cols, T, N, D), wk, bk, F), FEATURE)
-        a = tl.dot(do, tl.trans(tile(v, cols, T, N, V)), input_precision="ieee")
-        if NORMALIZE:
-            a = (a - e[:, None]) * r[:, None]
-        seen = (rows[:, None] >= cols[None, :]) & kept(mask, start, cols, T)[None, :]
-        if g is not None:
-            gc = tl.load(g + cols * H, mask=cols < T, other=0.0)
-            a *= tl.exp(tl.where(seen, gr[:, None] - gc[None, :], 0.0))
-        a = tl.where(seen, a, 0.0).to(DT)
-        dp = tl.dot(a, kp.to(DT), dp, input_precision="ieee")
-        if P == 2:
-            dm = tl.dot(a, km.to(DT), dm, input_precision="ieee")
-    y = preactivation(tile_again(q, rows, T, H, D), tile_q, bq, F)
-    qp, qm = features(y, FEATURE)
-    if dg is not None:  # from the rounded features, as in `_keys`: what is behind a gate then cancels to the last bit
-        row = tl.sum(qp.to(DT).to(tl.float32) * dp, 1)
-        if P == 2:
-            row += tl.sum(qm.to(DT).to(tl.float32) * dm, 1)
-        tl.store(dg + scalar, row, mask=rows < T)
-    dy = features_backward(y, qp, qm, dp, dm, FEATURE).to(DT)
-    if dx is not None:
-        put(dx + (start * H + h) * F, dy, rows, T, H, F)
-    if dq is not None:
-        if wq is not None:
-            put(dq + (start * H + h) * D, tl.dot(dy, tl.trans(tile_q), input_precision="ieee"), rows, T, H, D)
-        else:
-            put(dq + (start * H + h) * D, dy, rows, T, H, D)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _reverse_states(
-    q, w, b, g, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, cu, chunk_start, T, eps,
-    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, CS: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the state after every chunk, `[chunks, H, P, V, F]`, and of the initial state. Programs as in `_states`."""
-    pid = tl.program_id(0)
-    part = pid % (V // BV)
-    half = (pid // (V // BV)) % P
-    h = (pid // (V // BV * P)) % H
-    n = pid // (V // BV * P * H)
-    start, T = sequence(n, T, cu)
-    chunk = first_chunk(n, T, chunk_start, CS)
-    DT = q.dtype.element_ty
-    f = tl.arange(0, F)
-    c = part * BV + tl.arange(0, BV)
-    q += (start * H + h) * D
-    do += (start * H + h) * V + part * BV
-    if w is not None:
-        w = matrix(w + h * (D * F), D, F)
-    if b is not None:
-        b += h * F
-    if g is not None:
-        g += start * H + h
-    at = ((n * H + h).to(tl.int64) * P + half) * F
-    if ds_end is not None:
-        state = tl.load(ds_end + (at + f[None, :]) * V + c[:, None])
-        total = tl.load(dz_end + at + f)
-    else:
-        state = tl.zeros([BV, F], tl.float32)
-        total = tl.zeros([F], tl.float32)
-    count = tl.cdiv(T, CS)
-    for back in range(0, count):
-        i = count - 1 - back
-        to = (((chunk + i) * H + h) * P + half) * F
-        tl.store(rs + to * V + c[:, None] * F + f[None, :], state.to(rs.dtype.element_ty))
-        tl.store(rz + to + f, total)
-        if g is not None:
-            carry = tl.exp(tl.load(g + (tl.minimum(i * CS + CS, T) - 1) * H))
-            state *= carry
-            total *= carry
-        for j in tl.static_range(CS // BT):
-            rows = i * CS + j * BT + tl.arange(0, BT)
-            live = rows < T
-            p = one_sided(preactivation(tile(q, rows, T, H, D), w, b, F), half, FEATURE)
-            scale = live.to(tl.float32)
-            if g is not None:
-                scale = tl.where(live, tl.exp(tl.load(g + rows * H, mask=live, other=0.0)), 0.0)
-            if NORMALIZE:
-                scalar = (start + rows) * H + h
-                scale *= 1 / tl.maximum(tl.load(den + scalar, mask=live, other=1.0), eps)
-            p *= scale[:, None]
-            x = tl.trans(tl.load(do + rows[:, None] * (H * V) + tl.arange(0, BV)[None, :], mask=live[:, None], other=0.0))
-            state = tl.dot(x, p.to(DT), state, input_precision="ieee")
-            if NORMALIZE:
-                total -= tl.sum(p * tl.load(delta + scalar, mask=live, other=0.0)[:, None], 0)
-    if ds0 is not None:
-        tl.store(ds0 + (at + f[None, :]) * V + c[:, None], state)
-        tl.store(dz0 + at + f, total)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _keys(
-    q, k, v, wq, wk, bq, bk, mask, g, rs, rz, den, delta, do, dk, dv, dx, dg, cu, blocks, chunk_start, T, eps,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, CS: tl.constexpr, MAPS: tl.constexpr,
-):  # fmt: skip
-    """Of a block of keys, per query head: dv (if wanted) and, if MAPS, dk, dx = the gradient of k W + b and the gate's column term."""
-    h = tl.program_id(0) % H
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
-    start, T = sequence(n, T, cu)
-    DT = q.dtype.element_ty
-    f = tl.arange(0, F)
-    rows = block * BT + tl.arange(0, BT)
-    keep = kept(mask, start, rows, T)
-    q += (start * H + h) * D
-    do += (start * H + h) * V
-    den_h = start * H + h
-    if wq is not None:
-        wq = matrix(wq + h * (D * F), D, F)
-    if wk is not None:
-        tile_k = matrix(wk + h * (D * F), D, F)
-    else:
-        tile_k = None
-    if bq is not None:
-        bq += h * F
-    if bk is not None:
-        bk += h * F
-    k += (start * N + h // (H // N)) * D
-    fp, fm = features(preactivation(tile(k, rows, T, N, D), tile_k, bk, F), FEATURE)
-    kp = tl.where(keep[:, None], fp, 0.0).to(DT)
-    km = tl.where(keep[:, None], fm, 0.0).to(DT)
-    x = tile(v + (start * N + h // (H // N)) * V, rows, T, N, V)
-    chunk = block * BT // CS
-    at = ((first_chunk(n, T, chunk_start, CS) + chunk) * H + h) * (P * F)
-    state = matrix(rs + at * V, V, F)
-    dp = tl.dot(x, state, input_precision="ieee") + tl.load(rz + at + f)[None, :]
-    if dv is not None:
-        acc = tl.dot(kp, tl.trans(state), input_precision="ieee")
-    dm = dp
-    if P == 2:
-        state = matrix(rs + (at + F) * V, V, F)
-        dm = tl.dot(x, state, input_precision="ieee") + tl.load(rz + at + F + f)[None, :]
-        if dv is not None:
-            acc = tl.dot(km, tl.trans(state), acc, input_precision="ieee")
-    if g is not None:
-        g += start * H + h
-        gr = tl.load(g + rows * H, mask=rows < T, other=0.0)
-        last = tl.load(g + (tl.minimum(chunk * CS + CS, T) - 1) * H)
-        to_end = tl.exp(tl.where(rows < T, last - gr, 0.0))
-        dp *= to_end[:, None]
-        if dv is not None:
-            acc *= to_end[:, None]
-        if P == 2:
-            dm *= to_end[:, None]
-    for j in range(block, tl.minimum((chunk + 1) * (CS // BT), tl.cdiv(T, BT))):
-        cols = j * BT + tl.arange(0, BT)
-        qp, qm = features(preactivation(tile(q, cols, T, H, D), wq, bq, F), FEATURE)
-        qp = qp.to(DT)
-        if P == 2:
-            qm = qm.to(DT)
-        t = tile(do, cols, T, H, V)
-        seen = (rows[:, None] <= cols[None, :]) & (cols < T)[None, :] & keep[:, None]
-        if NORMALIZE:
-            r = 1 / tl.maximum(tl.load(den + den_h + cols * H, mask=cols < T, other=1.0), eps)
-        if g is not None:
-            gc = tl.load(g + cols * H, mask=cols < T, other=0.0)
-            fade = tl.exp(tl.where(seen, gc[None, :] - gr[:, None], 0.0))
-        if dv is not None:
-            a = tl.dot(kp, tl.trans(qp), input_precision="ieee")
-            if P == 2:
-                a = tl.dot(km, tl.trans(qm), a, input_precision="ieee")
-            if NORMALIZE:
-                a *= r[None, :]
-            if g is not None:
-                a *= fade
-            acc = tl.dot(tl.where(seen, a, 0.0).to(DT), t, acc, input_precision="ieee")
-        if MAPS:
-            da = tl.dot(x, tl.trans(t), input_precision="ieee")
-            if NORMALIZE:
-                da = (da - tl.load(delta + den_h + cols * H, mask=cols < T, other=0.0)[None, :]) * r[None, :]
-            if g is not None:
-                da *= fade
-            da = tl.where(seen, da, 0.0).to(DT)
-            dp = tl.dot(da, qp, dp, input_precision="ieee")
-            if P == 2:
-                dm = tl.dot(da, qm, dm, input_precision="ieee")
-    if dv is not None:
-        put(dv + (start * H + h) * V, acc, rows, T, H, V)
-    if MAPS:
-        dp = tl.where(keep[:, None], dp, 0.0)
-        if P == 2:
-            dm = tl.where(keep[:, None], dm, 0.0)
-        else:
-            dm = dp
-        y = preactivation(tile_again(k, rows, T, N, D), tile_k, bk, F)
-        fp, fm = features(y, FEATURE)
-        if dg is not None:
-            col = tl.sum(fp.to(DT).to(tl.float32) * dp, 1)
-            if P == 2:
-                col += tl.sum(fm.to(DT).to(tl.float32) * dm, 1)
-            tl.store(dg + den_h + rows * H, col, mask=rows < T)
-        dy = features_backward(y, fp, fm, dp, dm, FEATURE).to(DT)
-        if dx is not None:
-            put(dx + (start * H + h) * F, dy, rows, T, H, F)
-        if dk is not None:
-            if wk is not None:
-                put(dk + (start * H + h) * D, tl.dot(dy, tl.trans(tile_k), input_precision="ieee"), rows, T, H, D)
-            else:
-                put(dk + (start * H + h) * D, dy, rows, T, H, D)
+        return Config(16, part, 1, 1)
+    parts = value_dim // part if features * halves <= 128 else 1
+    # two stages: one leaves the loads' latency bare (and below 64 features is miscompiled by Triton 3.6), three do not fit twice
+    return Config(64, part, parts, 2)
 
 
 @triton.jit
-def _matrices(
-    x, dy, dw, rows_total, per, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr
+def _get(x, n, row, i, BT: tl.constexpr, W: tl.constexpr):
+    """Rows of head i through a descriptor of `[B, T, heads W]`; zero beyond the tensor, the next sequence's beyond a packed one."""
+    return x.load([n, row, i * W]).reshape(BT, W)
+
+
+@triton.jit
+def _put(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
+    """Store what `_get` reads. A descriptor CLIPS at the end of a tensor; packed sequences and keys that lie apart end elsewhere."""
+    if CLIPS:
+        x.store([n, j, i * W], value.to(x.dtype).reshape(1, BT, W))
+    else:
+        put(x + (start * N + i) * W, value, rows, T, N, W)
+
+
+@triton.jit
+def _beside(x, rows, T, stride, W: tl.constexpr):
+    """Rows of a part of a head, in float32."""
+    at = x + rows[:, None] * stride + tl.arange(0, W)[None, :]
+    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _place(i, T, L, cu, blocks, offset):
+    """Sequence and segment of program i: its batch row, the tensor row it starts from, its first query and first key counted over all,
+    and its first and last step."""
+    n, segment = block_of(i, T, blocks, L)
+    start, T = sequence(n, T, cu)
+    keys = start
+    if offset is not None:
+        keys += n * offset
+    if cu is not None:
+        row = start.to(tl.int32)
+        n = 0
+    else:
+        row = 0
+    return n, row, start, keys, segment * L, tl.minimum(segment * L + L, T)
+
+
+@triton.jit
+def _state(s, at, c, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr):
+    """A tile of the state a segment starts from, transposed: zero without states."""
+    if s is not None:
+        state = tl.load(s + (at + tl.arange(0, F))[None, :] * V + c + tl.arange(0, BV)[:, None])
+    else:
+        state = tl.zeros([BV, F], tl.float32)
+    return state
+
+
+@triton.jit
+def _begin(step, first, last, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """The first row of a step."""
+    if REVERSE:
+        return first + (tl.cdiv(last - first, BT) - 1 - step) * BT
+    else:
+        return first + step * BT
+
+
+@triton.jit
+def _placed(start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
+    """Where the rows of step j lie: what they are counted from, their places, the end of these and the first, through a descriptor."""
+    if REVERSE and shift is not None:  # the rows are keys
+        return keys, rows + shift, last + shift, j + shift
+    else:
+        return start, rows, last, j
+
+
+@triton.jit
+def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
+    """Which columns of step j count (1 or 0), and where they lie. Keys lie `shift` from the query they first serve."""
+    if REVERSE or shift is None:
+        use = kept(mask, start, rows, last)
+    else:
+        use = kept(mask, keys, rows + shift, last + shift)
+        j += shift
+    return use.to(tl.float32), j
+
+
+@triton.jit
+def _fades(g, rows, j, last, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """Decays of a block (g runs over the block, in powers of two): a row's from the state, a column's into it, the whole block's."""
+    end = tl.load(g + tl.minimum(j + BT, last) - 1)
+    gr = tl.load(g + tl.minimum(rows, last - 1))  # beyond the end as at it: no difference of two rows is ever positive
+    to_end = tl.exp2(end - gr)
+    if REVERSE:
+        return gr, to_end, tl.exp2(gr), tl.exp2(end)
+    else:
+        return gr, tl.exp2(gr), to_end, tl.exp2(end)
+
+
+@triton.jit
+def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """The block's own scores, decayed, where a row has seen the column."""
+    i = tl.arange(0, BT)
+    lag = i[:, None] - i[None, :]
+    if REVERSE:
+        lag = -lag
+    if gr is not None:
+        fade = gr[:, None] - gr[None, :]
+        if REVERSE:
+            fade = -fade
+        a *= tl.exp2(tl.where(lag >= 0, fade, 0.0))
+    return tl.where(lag >= 0, a, 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift"])
+def _sums(
+    y, v, mask, g, weight, scalar, s, z, decay, cu, blocks, T, L, total, offset, shift,
+    H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """One program's share of dW = sum over rows of x^T dy: `[splits, H, D, F]` in float32."""
+    """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]`."""
+    part = tl.program_id(0) % (V // BV)
+    half = tl.program_id(0) // (V // BV) % P
+    h = tl.program_id(0) // (V // BV * P) % H
+    i = tl.program_id(0) // (V // BV * P * H)
+    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    DT = v.dtype
+    at = ((i.to(tl.int64) * H + h) * P + half) * F
+    state = tl.zeros([BV, F], tl.float32)
+    sums = tl.zeros([F], tl.float32)
+    whole = 1.0
+    for step in range(0, tl.cdiv(last - first, BT)):
+        j = _begin(step, first, last, REVERSE, BT)
+        rows = j + tl.arange(0, BT)
+        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        if weight is not None:
+            use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
+        if g is not None:
+            _, _, into, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+            use *= into
+            state *= fade
+            sums *= fade
+            whole *= fade
+        p = phi(_get(y, n, base + jc, h // (H // C), BT, F).to(tl.float32), 1.0 - 2.0 * half, use, FEATURE)
+        x = _get(v, n, base + jc, h // (H // N) * (V // BV) + part, BT, BV)
+        state = tl.dot(tl.trans(x), p.to(DT), state, input_precision="ieee")
+        if scalar is not None:
+            p *= tl.load(scalar + h * total + start + rows, mask=rows < last, other=0.0)[:, None]
+        sums += tl.sum(p, 0)
+    tl.store(s + (at + tl.arange(0, F))[None, :] * V + part * BV + tl.arange(0, BV)[:, None], state)
+    if part == 0:
+        tl.store(z + at + tl.arange(0, F), sums)
+        if decay is not None:
+            if half == 0:
+                tl.store(decay + i * H + h, whole)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _scan(
+    s, z, decay, s_begin, z_begin, s_end, z_end, starts, count, H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
+):  # fmt: skip
+    """From what segments add to what they start from, in place; the ends take what the last leaves. A program: SIZE numbers of S, or z."""
+    part = tl.program_id(0) % (V + 1)
+    h = tl.program_id(0) // (V + 1) % H
+    n = tl.program_id(0) // ((V + 1) * H)
+    if starts is not None:
+        first = tl.load(starts + n)
+        count = tl.load(starts + n + 1) - first
+    else:
+        first = n * count
+    own = (n * H + h).to(tl.int64)
+    if part < V:
+        at = own * (V * SIZE) + part * SIZE
+        _carry(s + h * (V * SIZE) + part * SIZE, decay, s_begin, s_end, at, first, count, h, H, V * SIZE, SIZE, REVERSE)
+    else:
+        _carry(z + h * SIZE, decay, z_begin, z_end, own * SIZE, first, count, h, H, SIZE, SIZE, REVERSE)
+
+
+@triton.jit
+def _carry(
+    x, decay, begin, end, at, first, count, h, H: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
+):  # fmt: skip
+    if begin is not None:
+        state = tl.load(begin + at + tl.arange(0, SIZE))
+    else:
+        state = tl.zeros([SIZE], tl.float32)
+    for step in range(0, count):
+        if REVERSE:
+            i = first + count - 1 - step
+        else:
+            i = first + step
+        to = x + i.to(tl.int64) * (H * STRIDE) + tl.arange(0, SIZE)
+        added = tl.load(to)
+        tl.store(to, state)
+        if decay is not None:
+            state *= tl.load(decay + i * H + h)
+        state += added
+    if end is not None:
+        tl.store(end + at + tl.arange(0, SIZE), state)
+
+
+@triton.jit
+def _two(z, DT: tl.constexpr):
+    """Of 16 equal rows of float32, the first rounded and the second what the rounding left; zeros below."""
+    row = tl.arange(0, 16)[:, None]
+    return tl.where(row == 0, z, tl.where(row == 1, z - z.to(DT).to(tl.float32), 0.0)).to(DT)
+
+
+@triton.jit
+def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr):
+    """A block's values for the columns x, and the state after it."""
+    acc = tl.dot(qp, tl.trans(sp.to(x.dtype)), input_precision="ieee")
+    if P == 2:
+        acc = tl.dot(qm, tl.trans(sm.to(x.dtype)), acc, input_precision="ieee")
+    if row_fade is not None:
+        acc *= row_fade[:, None]
+        sp *= fade
+        if P == 2:
+            sm *= fade
+    acc = tl.dot(a, x, acc, input_precision="ieee")
+    sp = tl.dot(tl.trans(x), kp, sp, input_precision="ieee")
+    if P == 2:
+        sm = tl.dot(tl.trans(x), km, sm, input_precision="ieee")
+    return acc, sp, sm
+
+
+@triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift"])
+def _outputs(
+    yr, yc, v, o, row_mask, mask, g, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """o of a segment and its (unclamped) denominators `[H, rows]`, or dv. A program holds PARTS tiles of BV columns of v."""
+    part = tl.program_id(0) % (V // (BV * PARTS)) * PARTS
+    h = tl.program_id(0) // (V // (BV * PARTS)) % H
+    i = tl.program_id(0) // (V // (BV * PARTS) * H)
+    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    DT = v.dtype
+    CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
+    at = (i.to(tl.int64) * H + h) * (P * F)
+    sp = _state(s, at, part * BV, V, F, BV)
+    sm = sp
+    if P == 2:
+        sm = _state(s, at + F, part * BV, V, F, BV)
+    if PARTS == 2:
+        tp = _state(s, at, part * BV + BV, V, F, BV)
+        tm = tp
+        if P == 2:
+            tm = _state(s, at + F, part * BV + BV, V, F, BV)
+    if NORMALIZE:  # z as 16 equal rows, so that a small product adds to it and another, of its two halves, takes q . z
+        zp = tl.zeros([16, F], tl.float32)
+        zm = zp
+        if s is not None:
+            zp += tl.load(z + at + tl.arange(0, F))[None, :]
+            if P == 2:
+                zm += tl.load(z + at + F + tl.arange(0, F))[None, :]
+        ones = tl.full([16, BT], 1.0, DT)
+        unit = tl.where(tl.arange(0, 16)[None, :] + tl.zeros([BT, 16], tl.int32) < 1, 1.0, 0.0).to(DT)
+    for step in range(0, tl.cdiv(last - first, BT)):
+        j = _begin(step, first, last, REVERSE, BT)
+        rows = j + tl.arange(0, BT)
+        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
+        if weight is not None:
+            use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
+        y = _get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32)
+        if g is not None:
+            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+        else:
+            gr, row_fade, col_fade, fade = None, None, None, None
+        if NORMALIZE:
+            high_p = _two(zp, DT)
+            high_m = high_p
+            if P == 2:
+                high_m = _two(zm, DT)
+            if g is not None:
+                zp *= fade
+                zm *= fade
+        k = phi(y, 1.0, use, FEATURE)
+        kp = k.to(DT)
+        cp = kp
+        if g is not None:
+            cp = (k * col_fade[:, None]).to(DT)
+        if NORMALIZE:  # this early so that phi(k) leaves the registers
+            zp = tl.dot(ones, cp, zp, input_precision="ieee")
+        km = kp
+        cm = cp
+        if P == 2:
+            k = phi(y, -1.0, use, FEATURE)
+            km = k.to(DT)
+            cm = km
+            if g is not None:
+                cm = (k * col_fade[:, None]).to(DT)
+            if NORMALIZE:
+                zm = tl.dot(ones, cm, zm, input_precision="ieee")
+        y = _get(yr, n, base + jr, h // (H // R), BT, F).to(tl.float32)
+        qp = phi(y, 1.0, None, FEATURE).to(DT)
+        qm = qp
+        if P == 2:
+            qm = phi(y, -1.0, None, FEATURE).to(DT)
+        a = tl.dot(qp, tl.trans(kp), input_precision="ieee")
+        if P == 2:
+            a = tl.dot(qm, tl.trans(km), a, input_precision="ieee")
+        a = _seen(a, gr, REVERSE, BT).to(DT)
+        if NORMALIZE:
+            d = tl.dot(qp, tl.trans(high_p), input_precision="ieee")
+            if P == 2:
+                d = tl.dot(qm, tl.trans(high_m), d, input_precision="ieee")
+            if g is not None:
+                d *= row_fade[:, None]
+            d = tl.sum(tl.dot(a, unit, d, input_precision="ieee"), 1)
+            if near_den is not None:
+                near_d = tl.load(near_den + h * total + start + rows, mask=rows < last, other=0.0)
+                d += near_d
+            if den is not None:
+                if part == 0:
+                    tl.store(den + h * total + start + rows, d, mask=rows < last)
+            over = 1 / tl.maximum(d, eps)
+        elif row_mask is not None or shift is not None:
+            over = kept(row_mask, lead, place, end).to(tl.float32)
+        at_v = h // (H // N) * (V // BV) + part
+        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P)
+        if near_den is not None:
+            acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+        if NORMALIZE or row_mask is not None or shift is not None:
+            acc *= over[:, None]
+        if near is not None and near_den is None:
+            acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+        _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
+        if PARTS == 2:
+            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P)
+            if near_den is not None:
+                acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+            if NORMALIZE or row_mask is not None or shift is not None:
+                acc *= over[:, None]
+            if near is not None and near_den is None:
+                acc += _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+            _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
+
+
+@triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift", "size"])
+def _maps(
+    yr, yc, x, v, dy, row_mask, mask, g, row_weight, weight, row_scalar, scalar, dg, s, z, cu, blocks, T, L, total, offset, shift, size,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`.
+
+    dphi_row = row_weight sum over columns of weight (x_row . v_column + scalar) phi_column; the scalar is the row's, the column's or none.
+    """
+    half = tl.program_id(0) % P
+    h = tl.program_id(0) // P % H
+    i = tl.program_id(0) // (P * H)
+    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    DT = v.dtype
+    sign = 1.0 - 2.0 * half
+    TILES: tl.constexpr = V // BV
+    CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
+    written = total
+    if REVERSE and offset is not None:
+        written += size * offset
+    at = ((i.to(tl.int64) * H + h) * P + half) * F
+    s0 = _state(s, at, 0, V, F, BV)
+    if TILES == 2:
+        s1 = _state(s, at, BV, V, F, BV)
+    if s is not None:
+        sums = tl.load(z + at + tl.arange(0, F))
+    else:
+        sums = tl.zeros([F], tl.float32)
+    for step in range(0, tl.cdiv(last - first, BT)):
+        j = _begin(step, first, last, REVERSE, BT)
+        rows = j + tl.arange(0, BT)
+        lane = h * total + start + rows
+        inside = rows < last
+        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
+        # what no product reads is not pipelined: asked for here, used at the end
+        y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
+        if row_scalar is not None:
+            e = tl.load(row_scalar + lane, mask=inside, other=0.0)
+        if scalar is not None:
+            e = tl.load(scalar + lane, mask=inside, other=0.0)
+        if weight is not None:
+            w = tl.load(weight + lane, mask=inside, other=0.0)
+        if row_weight is not None:
+            r = tl.load(row_weight + lane, mask=inside, other=0.0)
+        if g is not None:
+            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+        else:
+            gr, row_fade, col_fade, fade = None, None, None, None
+        x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
+        v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
+        a = tl.dot(x0, tl.trans(v0), input_precision="ieee")
+        d = tl.dot(x0, s0.to(DT), input_precision="ieee")
+        if TILES == 2:
+            x1 = _get(x, n, base + jr, h // (H // X) * TILES + 1, BT, BV)
+            v1 = _get(v, n, base + jc, h // (H // N) * TILES + 1, BT, BV)
+            a = tl.dot(x1, tl.trans(v1), a, input_precision="ieee")
+            d = tl.dot(x1, s1.to(DT), d, input_precision="ieee")
+        if row_scalar is not None:
+            a += e[:, None]
+            d += e[:, None] * sums[None, :]
+        if scalar is not None:
+            a += e[None, :]
+            d += sums[None, :]
+        if weight is not None:
+            a *= w[None, :]
+        if row_weight is not None:
+            a *= r[:, None]
+            d *= r[:, None]
+        a = _seen(a, gr, REVERSE, BT).to(DT)
+        if g is not None:
+            d *= row_fade[:, None]
+        c = phi(_get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32), sign, use, FEATURE)
+        d = tl.dot(a, c.to(DT), d, input_precision="ieee")
+        if row_mask is not None or shift is not None:
+            d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
+        if weight is not None:
+            c *= w[:, None]
+        if g is not None:
+            c *= col_fade[:, None]
+            s0 *= fade
+            sums *= fade
+            if TILES == 2:
+                s1 *= fade
+        b = c.to(DT)
+        s0 = tl.dot(tl.trans(v0), b, s0, input_precision="ieee")
+        if TILES == 2:
+            s1 = tl.dot(tl.trans(v1), b, s1, input_precision="ieee")
+        if row_scalar is not None:
+            sums += tl.sum(c, 0)
+        if scalar is not None:
+            sums += tl.sum(c * e[:, None], 0)
+        y = y.to(tl.float32)
+        p = phi(y, sign, None, FEATURE)
+        if dg is not None:  # from the rounded features, as on the other side: what is behind a gate then cancels to the last bit
+            tl.store(dg + half * (H * total) + lane, tl.sum(p.to(DT).to(tl.float32) * d, 1), mask=inside)
+        d = phi_backward(y, p, d, sign, FEATURE)
+        if CLIPS:
+            _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
+        else:
+            _put(dy, d, CLIPS, n, half * written + lead, jr, place, end, h, H, BT, F)
+
+
+@triton.jit(do_not_specialize=["total"])
+def _weights(
+    do, o, den, near, near_den, over, delta, share, total, eps, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    """1 / den and -(dO . O), zero where the denominator is clamped, `[H, rows]`; share = the near part's weight times its gradient."""
     h = tl.program_id(0) % H
-    part = tl.program_id(0) // H
-    begin = part * per
-    end = tl.minimum(begin + per, rows_total)
-    x += h // (H // N) * D + begin.to(tl.int64) * (N * D)
-    dy += h * F + begin.to(tl.int64) * (H * F)
-    acc = tl.zeros([D, F], tl.float32)
-    for i in range(0, end - begin, BT):
-        rows = i + tl.arange(0, BT)
-        a = tile(x, rows, end - begin, N, D)
-        acc = tl.dot(tl.trans(a), tile(dy, rows, end - begin, H, F), acc, input_precision="ieee")
-    to = (part * H + h).to(tl.int64) * (D * F)
-    tl.store(dw + to + tl.arange(0, D)[:, None] * F + tl.arange(0, F)[None, :], acc)
+    rows = tl.program_id(0) // H * BT + tl.arange(0, BT)
+    inside = rows < total
+    at = (rows.to(tl.int64)[:, None] * H + h) * V + tl.arange(0, V)[None, :]
+    lane = h * total + rows
+    x = tl.load(do + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    e = tl.sum(x * tl.load(o + at, mask=inside[:, None], other=0.0).to(tl.float32), 1)
+    d = tl.load(den + lane, mask=inside, other=1.0)
+    e = tl.where(d >= eps, e, 0.0)
+    r = 1 / tl.maximum(d, eps)
+    tl.store(over + lane, r, mask=inside)
+    tl.store(delta + lane, -e, mask=inside)
+    if near is not None:
+        c = tl.sum(x * tl.load(near + at, mask=inside[:, None], other=0.0).to(tl.float32), 1) - e
+        tl.store(share + lane, c * r * tl.load(near_den + lane, mask=inside, other=0.0), mask=inside)
 
 
-def matrix_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """sum_bt x_bt^T dy_bt for every query head: `[B, T, N, D]`, `[B, T, H, F]` -> `[H, D, F]` float32, in one fixed order."""
-    batch, length, groups, dim = x.shape
-    heads, width = dy.shape[2:]
-    total = batch * length
-    splits = max(1, min(cdiv(528, heads), total // 256))
-    per = cdiv(total, splits)
-    parts = torch.empty(cdiv(total, per), heads, dim, width, device=x.device, dtype=torch.float32)
-    _matrices[(len(parts) * heads,)](
-        x, dy, parts, total, per, H=heads, N=groups, D=dim, F=width, BT=64 if x.dtype != torch.float32 else 16,
-        num_warps=4, num_stages=3 if x.dtype != torch.float32 else 1,
-    )  # fmt: skip
-    return parts.sum(0)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _running_sums(x, out, T, H, CS: tl.constexpr, BH: tl.constexpr):
-    """The running sum over each chunk's rows of `[B, T, H]`; a program per chunk."""
-    n = tl.program_id(0) // tl.cdiv(T, CS)
-    rows = tl.program_id(0) % tl.cdiv(T, CS) * CS + tl.arange(0, CS)
+@triton.jit(do_not_specialize=["T", "total"])
+def _running_sums(x, out, cu, blocks, T, total, H, CS: tl.constexpr, BH: tl.constexpr):
+    """The running sum over each chunk's rows of `[B, T, H]`, as powers of two: `[H, rows]`. A program per chunk."""
+    n, chunk = block_of(tl.program_id(0), T, blocks, CS)
+    start, T = sequence(n, T, cu)
+    rows = chunk * CS + tl.arange(0, CS)
     cols = tl.arange(0, BH)
-    at = (n.to(tl.int64) * T + rows[:, None]) * H + cols[None, :]
     inside = (rows < T)[:, None] & (cols < H)[None, :]
-    tl.store(out + at, tl.cumsum(tl.load(x + at, mask=inside, other=0.0), 0), mask=inside)
+    value = tl.load(x + (start + rows)[:, None] * H + cols[None, :], mask=inside, other=0.0)
+    tl.store(out + cols[None, :] * total + (start + rows)[:, None], tl.cumsum(value, 0) * 1.4426950408889634, mask=inside)
 
 
 def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
-    """The running sum of the log decay within each chunk, `[B, T, H]` float32."""
+    """The running sum of the log decay within each chunk, to base two: `[H, B T]` float32."""
     if log_decay.shape not in ((heads,), (batch, length, heads)):
         raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T={length}, H={heads}]; got {list(log_decay.shape)}")
-    g = log_decay.float().expand(batch, length, heads)
-    if cu_seqlens is not None:
-        rows = [chunk_decay(x[None], 1, len(x), heads, chunk, None) for x in g[0].split(cu_seqlens.diff().tolist())]
-        return torch.cat(rows, 1)
-    g = g.contiguous()
-    out = torch.empty_like(g)
-    _running_sums[(batch * cdiv(length, chunk),)](g, out, length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
+    g = log_decay.float().expand(batch, length, heads).contiguous()
+    out = torch.empty(heads, batch * length, device=g.device, dtype=torch.float32)
+    cut = pieces(batch, length, cu_seqlens, chunk)
+    _running_sums[(cut.programs,)](g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
     return out
 
 
-def decay_gradient(term: Tensor, log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """From dG `[B, T, H]`, the gradient of the running sum, to the gradient of the log decay."""
+def decay_gradient(term: Tensor, log_decay: Tensor, batch: int, cu_seqlens: Tensor | None) -> Tensor:
+    """From the gradient `[H, B T]` of the running sum to the gradient of the log decay."""
     if cu_seqlens is None:
-        dg = term.flip(1).cumsum(1).flip(1)
+        dg = term.view(len(term), batch, -1).flip(2).cumsum(2).flip(2).permute(1, 2, 0)
     else:
-        dg = torch.cat([x.flip(0).cumsum(0).flip(0) for x in term[0].split(cu_seqlens.diff().tolist())])[None]
+        dg = torch.cat([x.flip(1).cumsum(1).flip(1) for x in term.split(cu_seqlens.diff().tolist(), 1)], 1).T[None]
     return (dg.sum((0, 1)) if log_decay.ndim == 1 else dg).to(log_decay.dtype)
+
+
+def ranges(y: Tensor, heads: int, feature: str, mask: Tensor | None, shift: Tensor | None, cu_seqlens: Tensor | None):
+    """Of exponential keys: weight `[B, T, H]`, log decay `[B, T, H]` and the last maximum `[N, H]`; `shift` is that before the first."""
+    top = (y.abs() if feature == "exp_pm" else y).amax(3).float().repeat_interleave(heads // y.shape[2], 2)
+    if mask is not None:
+        top = top.masked_fill(~mask[:, :, None], -torch.inf)
+    if cu_seqlens is None:
+        sequences, shifts = [top], [shift]
+    else:
+        sequences = top.split(cu_seqlens.diff().tolist(), 1)
+        shifts = [None] * len(sequences) if shift is None else shift.split(1)
+    largest, before, last = zip(*(_largest(x, first) for x, first in zip(sequences, shifts, strict=True)), strict=True)
+    largest, before = torch.cat(largest, 1), torch.cat(before, 1)
+    decay = torch.where(before.isinf(), 0.0, before - largest)
+    return torch.where(top.isinf(), 0.0, (top - largest).exp()), decay, torch.cat(last)
+
+
+def _largest(top: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The running maximum `[B, T, H]`, the same a position earlier, and the last."""
+    shift = torch.full_like(top[:, 0] if top.shape[1] else top.sum(1), -torch.inf) if shift is None else shift
+    all_ = torch.cat([shift[:, None], top], 1).cummax(1).values
+    return all_[:, 1:], all_[:, :-1], all_[:, -1]
+
+
+def segment_length(batch: int, length: int, heads: int, block: int, packed: bool) -> int:
+    """Rows of a segment: as long as leaves enough programs. With heads enough, the sequence itself: states then cost no launch."""
+    if packed:
+        return max(SEGMENT, cdiv(length * heads, PROGRAMS * block) * block)
+    segments = max(1, min(length // SEGMENT, PROGRAMS // (batch * heads)))
+    return cdiv(cdiv(length, segments), block) * block
+
+
+class Walk(NamedTuple):
+    """How the kernels walk a batch, and the arguments every launch shares. `y` are the preactivations, `[B, T, heads, F]`."""
+
+    cut: Pieces
+    cfg: Config
+    length: int  # queries of a sequence (all of a packed batch)
+    segment: int
+    offset: int | None  # keys before the first query
+    shift: int | None  # from a query to the newest key it sees; None where that is itself
+    shape: dict
+
+    @classmethod
+    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
+        (batch, length, heads, _), value_dim = q.shape, v.shape[3]
+        halves = 2 if feature.endswith("_pm") else 1
+        cfg = config(value_dim, width, halves, q.dtype)
+        segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
+        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "BT": cfg.block, "BV": cfg.part, "num_warps": 4}
+        return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
+
+    def scalars(self, batch: int, device, *parts: int) -> Tensor:
+        """An empty number per query and head, `[..., H, B T]` float32."""
+        return torch.empty(*parts, self.shape["H"], batch * self.length, device=device, dtype=torch.float32)
+
+    def final(self, device) -> tuple[Tensor, Tensor]:
+        """An empty state of every sequence."""
+        size = (self.cut.sequences, self.shape["H"], self.shape["P"] * self.shape["F"])
+        new = lambda *n: torch.empty(*n, device=device, dtype=torch.float32)  # noqa: E731
+        return new(*size, self.shape["V"]), new(*size)
+
+    def _tile(self, x: Tensor, width: int) -> TensorDescriptor:
+        batch, length, heads, size = x.shape
+        return TensorDescriptor(x, [batch, length, heads * size], [length * heads * size, heads * size, 1], [1, self.cfg.block, width])
+
+    def _written(self, x: Tensor, width: int, reverse: bool) -> Tensor | TensorDescriptor:
+        return x if self.cut.cu is not None or reverse and self.shift is not None else self._tile(x, width)
+
+    def _where(self, batch: int) -> tuple:
+        return self.cut.cu, self.cut.blocks, self.length, self.segment, batch * self.length, self.offset, self.shift
+
+    def states(self, y, v, *, begin=None, end=None, reverse=False, mask=None, g=None, weight=None, scalar=None):
+        """The state every segment starts from (S, z); (None, None) where that is nothing.
+
+        `begin` and `end` are the states before and, to be written, after the whole walk.
+        """
+        cut, shape, part = self.cut, self.shape, self.cfg.part
+        if end is None and cut.cu is None and cut.programs == cut.sequences:  # a sequence is one segment
+            return begin or (None, None)
+        heads, size = shape["H"], shape["P"] * shape["F"]
+        new = lambda *n: torch.empty(cut.programs, heads, *n, device=v.device, dtype=torch.float32)  # noqa: E731
+        s, z, decay = new(size, shape["V"]), new(size), None if g is None else new()
+        _sums[(cut.programs * heads * shape["P"] * (shape["V"] // part),)](
+            self._tile(y, shape["F"]), self._tile(v, part), mask, g, weight, scalar, s, z, decay, *self._where(v.shape[0]),
+            **shape, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
+        )  # fmt: skip
+        _scan[(cut.sequences * heads * (shape["V"] + 1),)](
+            s, z, decay, *(begin or (None, None)), *(end or (None, None)), cut.chunk_start, cut.programs // max(1, cut.sequences),
+            H=heads, V=shape["V"], SIZE=size, REVERSE=reverse, num_warps=1,
+        )  # fmt: skip
+        return s, z
+
+    def outputs(
+        self, rows, columns, v, out, states, *, eps, reverse=False, normalize=False, row_mask=None, mask=None, g=None, weight=None,
+        den=None, near=None, near_den=None,
+    ):  # fmt: skip
+        """Writes o, or dv if `reverse`."""
+        width, part = self.shape["F"], self.cfg.part
+        parts = self.cfg.parts if self.shift is None or not reverse else 1  # two are an illegal instruction there with Triton 3.6
+        _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
+            self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask, g, weight,
+            *states, den, near, near_den, *self._where(v.shape[0]), eps,
+            **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, REVERSE=reverse, PARTS=parts,
+            num_stages=self.cfg.stages,
+        )  # fmt: skip
+        return out
+
+    def maps(
+        self, rows, columns, x, v, states, *, reverse=False, row_mask=None, mask=None, g=None, row_weight=None, weight=None,
+        row_scalar=None, scalar=None, term=None,
+    ):  # fmt: skip
+        """The gradient of the rows' preactivations, per query head and half of phi: `[P, B, T, H, F]`."""
+        (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
+        new = torch.empty if self.shift is None else torch.zeros  # some keys are no query's: nothing is written there
+        dy = new(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
+        _maps[(self.cut.programs * heads * halves,)](
+            rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
+            self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
+            *self._where(batch), batch,
+            **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=self.cfg.stages,
+        )  # fmt: skip
+        return dy
+
+    def weights(self, do, o, den, eps, near=None, near_den=None):
+        """1 / den, -(dO . O) and, beside a near part, the share its maximum takes away: `[H, B T]` each."""
+        over, delta, share = (torch.empty_like(den) if want else None for want in (True, True, near is not None))
+        heads, total = den.shape
+        _weights[(cdiv(total, 64) * heads,)](
+            do, o, den, near, near_den, over, delta, share, total, eps, H=heads, V=self.shape["V"], BT=64, num_warps=4
+        )
+        return over, delta, share
+
+
+def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The gradient of a state of which a half, or nothing, was used."""
+    if ds is None and dz is None:
+        return None
+    return tuple(torch.zeros_like(x) if d is None else d.contiguous() for d, x in ((ds, s), (dz, z)))
 
 
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, feature, normalize, cu_seqlens, keep_state, eps):
+    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
         batch, length, heads, dim = q.shape
-        groups, value_dim = v.shape[2:]
-        width = dim if w_q is None else w_q.shape[-1]
-        halves = 2 if feature == "softmax_pm" else 1
-        cfg = config(dim, value_dim, width, halves, q.dtype)
-        cut = pieces(batch, length, cu_seqlens, cfg.block, cfg.chunk)
-        g = None if log_decay is None else chunk_decay(log_decay, batch, length, heads, cfg.chunk, cu_seqlens)
-        wq, wk = (None if w is None else w.to(q.dtype).contiguous() for w in (w_q, w_k))
-        b_q, b_k = (None if b is None else b.contiguous() for b in (b_q, b_k))
-        s = torch.empty(cut.chunks, heads, halves, value_dim, width, device=q.device, dtype=q.dtype)
-        z = torch.empty(cut.chunks, heads, halves, width, device=q.device, dtype=torch.float32)
-        s_end = z_end = None
-        if keep_state:
-            s_end = torch.empty(cut.sequences, heads, halves * width, value_dim, device=q.device, dtype=torch.float32)
-            z_end = torch.empty(cut.sequences, heads, halves * width, device=q.device, dtype=torch.float32)
-        shape = {"H": heads, "N": groups, "D": dim, "V": value_dim, "F": width, "P": halves, "FEATURE": feature}
-        _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
-            k, v, wk, b_k, mask, g, s0, z0, s, z, s_end, z_end, cut.cu, cut.chunk_start, length, 0,
-            **shape, BT=cfg.scan, CS=cfg.chunk, BV=cfg.split, num_warps=cfg.warps[0], num_stages=cfg.stages[0],
-        )  # fmt: skip
-        o = torch.empty(batch, length, heads, value_dim, device=q.device, dtype=v.dtype)
-        training = any(ctx.needs_input_grad)
-        den = torch.empty(batch, length, heads, device=q.device, dtype=torch.float32) if training and normalize else None
-        _outputs[(cut.programs * heads,)](
-            q, k, v, wq, wk, b_q, b_k, mask, g, s, z, o, den, cut.cu, cut.blocks, cut.chunk_start, length, eps,
-            **shape, NORMALIZE=normalize, BT=cfg.block, CS=cfg.chunk, num_warps=cfg.warps[1], num_stages=cfg.stages[1],
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, w_q, w_k, wq, wk, b_q, b_k, log_decay, mask, g, s, z, o, den, s_end, z_end,
-                              s0, cu_seqlens, cut.cu, cut.blocks, cut.chunk_start)  # fmt: skip
-        ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, (cut.sequences, cut.programs)
+        walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, cu_seqlens)
+        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k)
+        decay, weight, last = log_decay, None, None
+        if feature in EXPONENTIAL:
+            weight, decay, last = ranges(y_k, heads, feature, mask, shift, cu_seqlens)
+            decay = decay if log_decay is None else decay + log_decay
+            weight = weight.permute(2, 0, 1).reshape(heads, -1).contiguous()
+        g = None if decay is None else chunk_decay(decay, batch, length, heads, walk.cfg.block, cu_seqlens)
+        end = walk.final(q.device) if keep_state else None
+        states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g, weight=weight)
+        o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)
+        den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) and normalize else None
+        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, weight=weight, den=den, eps=eps)
+        s_end, z_end = end or (None, None)
+        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, weight, *states, o, den, s_end,
+                              z_end, s0, cu_seqlens)  # fmt: skip
+        ctx.walk, ctx.normalize, ctx.eps = walk, normalize, eps
         ctx.set_materialize_grads(False)
-        return o, s_end, z_end
+        if last is not None:
+            ctx.mark_non_differentiable(last)
+        return o, s_end, z_end, last
 
     @staticmethod
-    def backward(ctx, do, ds_end, dz_end):
-        (q, k, v, w_q, w_k, wq, wk, b_q, b_k, log_decay, mask, g, s, z, o, den, s_end, z_end,
-         s0, cu_seqlens, cu, blocks, chunk_start) = ctx.saved_tensors  # fmt: skip
-        shape, cfg, (sequences, programs), normalize = ctx.shape, ctx.cfg, ctx.cut, ctx.normalize
+    def backward(ctx, do, ds_end, dz_end, _):
+        (q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, weight, s, z, o, den, s_end, z_end,
+         s0, cu_seqlens) = ctx.saved_tensors  # fmt: skip
+        walk, normalize = ctx.walk, ctx.normalize
         need_q, need_k, need_v, need_wq, need_wk, need_bq, need_bk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:11]
-        batch, length, heads, dim = q.shape
-        value_dim, width = v.shape[3], shape["F"]
+        (batch, length, heads, _), halves = q.shape, walk.shape["P"]
         do = torch.zeros_like(o) if do is None else do.contiguous()
-        like = lambda n, want: torch.empty(batch, length, heads, n, device=q.device, dtype=q.dtype) if want else None  # noqa: E731
-        scalars = lambda want: torch.empty(batch, length, heads, device=q.device, dtype=torch.float32) if want else None  # noqa: E731
-        delta, row, col = scalars(normalize), scalars(need_g), scalars(need_g)
-        dq, dx = like(dim, need_q), like(width, need_wq or need_bq)
-        flags = {**shape, "NORMALIZE": normalize, "CS": cfg.chunk}
-        _queries[(programs * heads,)](
-            q, k, v, wq, wk, b_q, b_k, mask, g, s, z, o, den, do, dq, dx, row, delta, cu, blocks, chunk_start, length, ctx.eps,
-            **flags, BT=cfg.block, num_warps=cfg.warps[2], num_stages=cfg.stages[2],
-        )  # fmt: skip
-        dw_q = matrix_gradient(q, dx).to(w_q.dtype) if need_wq else None
-        db_q = dx.sum((0, 1), dtype=torch.float32).to(b_q.dtype) if need_bq else None
-        dk = dv = dx = ds0 = dz0 = None
+        over = delta = None
+        if normalize:
+            over, delta, _ = walk.weights(do, o, den, ctx.eps)
+            if weight is not None:
+                over.masked_fill_(den == 0, 0.0)  # a query that sees no key
+        row, col = (walk.scalars(batch, q.device, halves) if need_g else None for _ in range(2))
+        side_q = side_k = dv = ds0 = dz0 = d_decay = None
+        if need_q or need_wq or need_bq or need_g:
+            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, g=g, row_weight=over, weight=weight, row_scalar=delta, term=row)
+            side_q = Side(dy, q, w_q, b_q, (need_q, need_wq, need_bq))
         if need_k or need_v or need_wk or need_bk or need_g or need_s0 or need_z0:
-            if (ds_end is None) != (dz_end is None):  # one half of the state was used: the other's gradient is zero
-                ds_end = torch.zeros_like(s_end) if ds_end is None else ds_end
-                dz_end = torch.zeros_like(z_end) if dz_end is None else dz_end
-            rs, rz = torch.empty_like(s), torch.empty_like(z)
-            if s0 is not None and (need_s0 or need_z0):
-                ds0 = torch.empty_like(s0)
-                dz0 = ds0.new_empty(ds0.shape[:-1])
-            contiguous = lambda x: None if x is None else x.contiguous()  # noqa: E731
-            forward_only = ("N",)
-            _reverse_states[(sequences * heads * shape["P"] * (value_dim // cfg.split),)](
-                q, wq, b_q, g, den, delta, do, contiguous(ds_end), contiguous(dz_end), rs, rz, ds0, dz0, cu, chunk_start,
-                length, ctx.eps, **{n: x for n, x in flags.items() if n not in forward_only},
-                BT=cfg.scan, BV=cfg.split, num_warps=cfg.warps[3], num_stages=cfg.stages[3],
-            )  # fmt: skip
-            dk, dv, dx = like(dim, need_k), like(value_dim, need_v), like(width, need_wk or need_bk)
-            maps = dk is not None or dx is not None or col is not None
-            # Two launches, values then maps: together their accumulators do not fit the registers.
-            for out, to, with_maps in ([(dv, (None, None, None), False)] if need_v else []) + ([(None, (dk, dx, col), True)] if maps else []):
-                _keys[(programs * heads,)](
-                    q, k, v, wq, wk, b_q, b_k, mask, g, rs, rz, den, delta, do, to[0], out, *to[1:], cu, blocks, chunk_start,
-                    length, ctx.eps, **flags, MAPS=with_maps, BT=cfg.block, num_warps=cfg.warps[4], num_stages=cfg.stages[4],
-                )  # fmt: skip
-        dw_k = matrix_gradient(k, dx).to(w_k.dtype) if need_wk else None
-        db_k = dx.sum((0, 1), dtype=torch.float32).to(b_k.dtype) if need_bk else None
-        d_decay = None
+            begin = both(ds_end, dz_end, s_end, z_end)
+            end = ds0, dz0 = (torch.empty_like(s0), s0.new_empty(s0.shape[:-1])) if need_s0 or need_z0 else (None, None)
+            if delta is None:
+                delta = walk.scalars(batch, q.device).zero_()
+            columns = {"g": g, "weight": over, "reverse": True}
+            states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
+            if need_v:
+                dv = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=q.dtype)
+                walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, eps=ctx.eps, **columns)
+                if weight is not None:
+                    dv *= weight.view(heads, batch, length).permute(1, 2, 0)[..., None]
+                dv = group_sum(dv, v)
+            if need_k or need_wk or need_bk or need_g:
+                dy = walk.maps(y_k, y_q, v, do, states, row_mask=mask, row_weight=weight, scalar=delta, term=col, **columns)
+                side_k = Side(dy, k, w_k, b_k, (need_k, need_wk, need_bk))
         if need_g:
-            term = row - col
-            if ds_end is not None:  # the whole sequence decays into the final state: every gate scales it
-                last = (ds_end * s_end).sum((2, 3)) + (dz_end * z_end).sum(2)  # [sequences, H]
-                if cu is None:
-                    term[:, -1] += last
+            term = row.sum(0) - col.sum(0)
+            if begin is not None:  # the whole sequence decays into the final state: every gate scales it
+                last = (begin[0] * s_end).sum((2, 3)) + (begin[1] * z_end).sum(2)  # [sequences, H]
+                if walk.cut.cu is None:
+                    term.view(heads, batch, length)[:, :, -1] += last.T
                 else:
                     full = cu_seqlens.diff() > 0
-                    term[0].index_add_(0, cu_seqlens[1:][full].long() - 1, last[full])
-            d_decay = decay_gradient(term, log_decay, cu_seqlens)
-        return (dq, group_sum(dk, k), group_sum(dv, v), dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 5)
-
-
-def group_sum(x: Tensor | None, like: Tensor) -> Tensor | None:
-    """Sum the query heads that share a key head: `[B, T, H, D] -> [B, T, N, D]`."""
-    if x is None or x.shape == like.shape:
-        return x
-    return x.view(*like.shape[:3], -1, like.shape[3]).sum(3)
+                    term.index_add_(1, cu_seqlens[1:][full].long() - 1, last[full].T)
+            d_decay = decay_gradient(term, log_decay, batch, cu_seqlens)
+        (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
+        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 6)
 
 
 def linear_attention(
@@ -611,24 +773,25 @@ def linear_attention(
     initial_state=None, return_state=False, cu_seqlens=None, eps=EPS,
 ):  # fmt: skip
     """`relinear_kernels.linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
-    check_feature(feature)
-    (batch, length, heads, dim), dtype = q.shape, v.dtype
-    if heads % k.shape[2]:
-        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
-    if (w_q is None) != (w_k is None):
-        raise ValueError("linear_attention on the Triton path takes both feature matrices or neither")
-    q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))  # exact; the output has v's dtype
-    check_triton("linear_attention", feature, dim if w_q is None else w_q.shape[-1], q=q, k=k, v=v)
-    if cu_seqlens is not None:
-        check_packed(cu_seqlens, batch, length)
-        if key_mask is not None:
-            raise ValueError("cu_seqlens packs sequences without padding; got a key_mask as well")
-    s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
-    o, s, z = _LinearAttention.apply(
-        q.contiguous(), k.contiguous(), v.contiguous(), w_q, w_k, b_q, b_k, log_decay,
-        None if key_mask is None else key_mask.contiguous(), s0, z0, feature, normalize, cu_seqlens, return_state, eps,
-    )  # fmt: skip
+    dtype, exponential = v.dtype, check_feature(feature) in EXPONENTIAL
+    if exponential and not normalize:
+        raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
+    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(
+        "linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens, (*FEATURES, *EXPONENTIAL)
+    )
+    s0 = z0 = shift = None
+    if initial_state is not None:
+        s0, z0 = initial_state.kv, initial_state.z
+        if exponential:  # from a reference per feature to one a head
+            shift = initial_state.shift.float().amax(2)
+            scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
+            s0, z0 = s0 * scale[..., None], z0 * scale
+        s0, z0 = s0.contiguous(), z0.contiguous()
+    eps = 1e-30 if exponential else eps  # those carry their own scale: only what is lost below the reference is kept away
+    o, s, z, last = _LinearAttention.apply(
+        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state, eps
+    )
     o = o.to(dtype)
     if not return_state:
         return o
-    return o, LinearState(s, z, torch.full_like(z, -torch.inf))
+    return o, LinearState(s, z, torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous())

@@ -20,9 +20,9 @@ SMALL = [
 ]
 LARGE = [
     (length, dim, heads, groups, window, meta, (length + window) % 2 == 0)
-    for length in (1, 15, 63, 64, 65, 128, 300)
     for dim in (64, 128)
     for heads, groups, window, meta in [(4, 1, 64, 4), (3, 3, 16, 0), (4, 2, 128, 4), (3, 1, 64, 0)]
+    for length in (1, 15, 63, 64, 65, 128, 300)
 ]
 CASES = LARGE if DEVICE == "cuda" else SMALL
 

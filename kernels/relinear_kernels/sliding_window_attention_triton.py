@@ -4,12 +4,15 @@ Queries t of a piece sit at position t + offset of the keys (offset = keys befor
 with their position relative to the piece's first query, and are seen where the window does not reach them.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from relinear_kernels.sliding_window_attention_reference import WindowState, extend
-from relinear_kernels.triton_common import block_of, cdiv, check_packed, check_triton, kept, pieces, put, sequence, tile, widest
+from relinear_kernels.triton_common import Pieces, block_of, cdiv, check_packed, check_triton, kept, pieces, put, sequence, tile, widest
 
 ABSENT = 2**30  # the position of a meta key that is not there: no query is that far behind it
 META = 16  # meta keys of one tile
@@ -30,11 +33,12 @@ def _meta_scores(pos, n, rows, M: tl.constexpr, W):
     return rows[:, None] - at[None, :] >= W
 
 
-@triton.jit(do_not_specialize=["T", "offset"])
+@triton.jit(do_not_specialize=["T", "total", "offset"])
 def _forward(
-    q, k, v, mask, mk, mv, pos, o, lse, cu, blocks, T, offset, W, scale,
+    q, k, v, mask, mk, mv, pos, o, lse, gamma, arg_at, weight, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
+    """o and its log denominator `[H, rows]`; with gamma instead the maximum, the key that attains it and gamma times the sum it is over."""
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     begin, Tk = sequence(n, T + offset, cu)
@@ -46,6 +50,7 @@ def _forward(
     v += (begin * N + g) * D
     top = tl.full([BT], float("-inf"), tl.float32)
     den = tl.zeros([BT], tl.float32)
+    arg = tl.full([BT], -1, tl.int32)
     acc = tl.zeros([BT, D], tl.float32)
     if M > 0:
         i = tl.arange(0, 16)
@@ -62,7 +67,10 @@ def _forward(
         s = tl.dot(qt, tl.trans(tile(k, cols, Tk, N, D)), input_precision="ieee") * scale
         far = where[:, None] - cols[None, :]
         s = tl.where((far >= 0) & (far < W) & kept(mask, begin, cols, Tk)[None, :], s, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 1))
+        new = tl.max(s, 1)
+        if arg_at is not None:
+            arg = tl.where(new > top, tl.min(tl.where(s == new[:, None], cols[None, :], 2147483647), 1), arg)
+        new = tl.maximum(top, new)
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp(s - safe[:, None])
         fade = tl.exp(top - safe)
@@ -72,16 +80,24 @@ def _forward(
     seen = den > 0
     put(o + (start * H + h) * D, acc * tl.where(seen, 1 / tl.where(seen, den, 1.0), 0.0)[:, None], rows, T, H, D)
     if lse is not None:
-        total = tl.where(seen, top + tl.log(tl.where(seen, den, 1.0)), 0.0)
-        tl.store(lse + (start + rows) * H + h, total, mask=rows < T)
+        to = h * total + start + rows
+        if gamma is not None:
+            tl.store(lse + to, tl.where(seen, top, 0.0), mask=rows < T)
+            tl.store(arg_at + to, arg, mask=rows < T)
+            tl.store(weight + to, den * tl.load(gamma + h), mask=rows < T)
+        else:
+            tl.store(lse + to, tl.where(seen, top + tl.log(tl.where(seen, den, 1.0)), 0.0), mask=rows < T)
 
 
-@triton.jit(do_not_specialize=["T", "offset"])
+@triton.jit(do_not_specialize=["T", "total", "offset"])
 def _queries(
-    q, k, v, mask, mk, mv, pos, o, lse, do, delta, dq, dmk, dmv, cu, blocks, T, offset, W, scale,
+    q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, over, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """delta and dq of a block of queries, and the block's share of the meta keys' gradients, `[blocks, H, M, D]` float32."""
+    """delta (given with gamma) and dq of a block of queries, and its part of the meta keys' gradients, `[blocks, H, M, D]` float32.
+
+    With gamma a key weighs gamma e^(s - maximum) `over`, and the maximum takes `share` back from the key that attains it.
+    """
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     begin, Tk = sequence(n, T + offset, cu)
@@ -91,10 +107,16 @@ def _queries(
     here = (start * H + h) * D
     qt = tile(q + here, rows, T, H, D)
     dot = tile(do + here, rows, T, H, D)
-    e = tl.sum(dot.to(tl.float32) * tile(o + here, rows, T, H, D).to(tl.float32), 1)
-    scalar = (start + rows) * H + h
-    tl.store(delta + scalar, e, mask=rows < T)
-    total = tl.load(lse + scalar, mask=rows < T, other=0.0)
+    scalar = h * total + start + rows
+    if gamma is not None:
+        e = -tl.load(delta + scalar, mask=rows < T, other=0.0)
+        r = tl.load(gamma + h) * tl.load(over + scalar, mask=rows < T, other=0.0)
+        c = tl.load(share + scalar, mask=rows < T, other=0.0)
+        arg = tl.load(arg_at + scalar, mask=rows < T, other=-1)
+    else:
+        e = tl.sum(dot.to(tl.float32) * tile(o + here, rows, T, H, D).to(tl.float32), 1)
+        tl.store(delta + scalar, -e, mask=rows < T)
+    top = tl.load(lse + scalar, mask=rows < T, other=0.0)
     k += (begin * N + g) * D
     v += (begin * N + g) * D
     acc = tl.zeros([BT, D], tl.float32)
@@ -105,12 +127,12 @@ def _queries(
         mvt = tile(mv + at, i, M, N, D)
         far_off = _meta_scores(pos, n, rows, M, W) & (rows < T)[:, None]
         ms = tl.dot(qt, tl.trans(mkt), input_precision="ieee") * scale
-        mp = tl.where(far_off, tl.exp(ms - total[:, None]), 0.0)
+        mp = tl.where(far_off, tl.exp(ms - top[:, None]), 0.0)
         mds = mp * (tl.dot(dot, tl.trans(mvt), input_precision="ieee") - e[:, None]) * scale
         acc = tl.dot(mds.to(qt.dtype), mkt, acc, input_precision="ieee")
         if dmk is not None:  # the same transposed, formed anew: an accumulator is never a transposed left operand
             ts = tl.dot(mkt, tl.trans(qt), input_precision="ieee") * scale
-            tp = tl.where(tl.trans(far_off), tl.exp(ts - total[None, :]), 0.0)
+            tp = tl.where(tl.trans(far_off), tl.exp(ts - top[None, :]), 0.0)
             tds = tp * (tl.dot(mvt, tl.trans(dot), input_precision="ieee") - e[None, :]) * scale
             to = tl.program_id(0).to(tl.int64) * (M * D)
             put(dmk + to, tl.dot(tds.to(qt.dtype), qt, input_precision="ieee"), i, M, 1, D)
@@ -123,15 +145,18 @@ def _queries(
             s = tl.dot(qt, tl.trans(kt), input_precision="ieee") * scale
             far = where[:, None] - cols[None, :]
             seen = (far >= 0) & (far < W) & kept(mask, begin, cols, Tk)[None, :]
-            p = tl.where(seen, tl.exp(tl.where(seen, s - total[:, None], 0.0)), 0.0)
-            ds = p * (tl.dot(dot, tl.trans(tile(v, cols, Tk, N, D)), input_precision="ieee") - e[:, None]) * scale
+            p = tl.where(seen, tl.exp(tl.where(seen, s - top[:, None], 0.0)), 0.0)
+            ds = p * (tl.dot(dot, tl.trans(tile(v, cols, Tk, N, D)), input_precision="ieee") - e[:, None])
+            if gamma is not None:
+                ds = ds * r[:, None] - tl.where(arg[:, None] == cols[None, :], c[:, None], 0.0)
+            ds *= scale
             acc = tl.dot(ds.to(qt.dtype), kt, acc, input_precision="ieee")
         put(dq + here, acc, rows, T, H, D)
 
 
-@triton.jit(do_not_specialize=["T", "offset"])
+@triton.jit(do_not_specialize=["T", "total", "offset"])
 def _keys(
-    q, k, v, mask, lse, delta, do, dk, dv, cu, blocks, T, offset, W, scale,
+    q, k, v, mask, lse, delta, gamma, arg_at, over, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, summed over the query heads that share it. `blocks` cuts the keys."""
@@ -154,64 +179,105 @@ def _keys(
         cols = (low + i % span) * BT + tl.arange(0, BT)
         qt = tile(q + (start * H + h) * D, cols, T, H, D)
         dot = tile(do + (start * H + h) * D, cols, T, H, D)
-        scalar = (start + cols) * H + h
-        total = tl.load(lse + scalar, mask=cols < T, other=0.0)
+        scalar = h * total + start + cols
+        top = tl.load(lse + scalar, mask=cols < T, other=0.0)
         e = tl.load(delta + scalar, mask=cols < T, other=0.0)
         far = cols[None, :] + offset - rows[:, None]
         seen = (far >= 0) & (far < W) & keep[:, None] & (cols < T)[None, :]
         s = tl.dot(kt, tl.trans(qt), input_precision="ieee") * scale
-        p = tl.where(seen, tl.exp(tl.where(seen, s - total[None, :], 0.0)), 0.0)
+        p = tl.where(seen, tl.exp(tl.where(seen, s - top[None, :], 0.0)), 0.0)
+        if gamma is not None:
+            p *= (tl.load(gamma + h) * tl.load(over + scalar, mask=cols < T, other=0.0))[None, :]
         av = tl.dot(p.to(kt.dtype), dot, av, input_precision="ieee")
-        ds = p * (tl.dot(vt, tl.trans(dot), input_precision="ieee") - e[None, :]) * scale
+        ds = p * (tl.dot(vt, tl.trans(dot), input_precision="ieee") + e[None, :])
+        if gamma is not None:
+            c = tl.load(share + scalar, mask=cols < T, other=0.0)
+            arg = tl.load(arg_at + scalar, mask=cols < T, other=-1)
+            ds -= tl.where(rows[:, None] == arg[None, :], c[None, :], 0.0)
+        ds *= scale
         ak = tl.dot(ds.to(kt.dtype), qt, ak, input_precision="ieee")
     put(dk + here, ak, rows, Tk, N, D)
     put(dv + here, av, rows, Tk, N, D)
 
 
+class Near(NamedTuple):
+    """A window's launches: how it is cut, its shape and the arguments they share."""
+
+    cut: Pieces
+    shape: dict
+    window: int
+    scale: float
+    gamma: Tensor | None = None  # [H]: the window beside a linear part, whose maximum is part of the function
+
+    @classmethod
+    def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None) -> "Near":
+        block, warps, stages = config(q.shape[3], q.dtype)
+        cut = pieces(q.shape[0], q.shape[1], cu_seqlens, block)
+        shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], "BT": block, "num_warps": warps, "num_stages": stages}
+        return cls(cut, shape, window, scale, gamma)
+
+    def _where(self, q: Tensor, k: Tensor) -> tuple:
+        length = q.shape[1]
+        return self.cut.cu, self.cut.blocks, length, q.shape[0] * length, k.shape[1] - length, self.window, self.scale
+
+    def forward(self, q, k, v, mask, meta=(None, None, None), training=True):
+        """o, and for a backward pass lse, arg, weight (see `_forward`), `[H, B T]` each."""
+        o, lse, arg, weight = torch.empty_like(q), None, None, None
+        new = lambda dtype: torch.empty(q.shape[2], q.shape[0] * q.shape[1], device=q.device, dtype=dtype)  # noqa: E731
+        if training or self.gamma is not None:
+            lse = new(torch.float32)
+        if self.gamma is not None:
+            arg, weight = new(torch.int32), new(torch.float32)
+        _forward[(self.cut.programs * q.shape[2],)](
+            q, k, v, mask, *meta, o, lse, self.gamma, arg, weight, *self._where(q, k), M=_count(meta), **self.shape
+        )  # fmt: skip
+        return o, lse, arg, weight
+
+    def queries(self, q, k, v, mask, o, lse, do, delta, arg, over, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
+        """Writes dq and the meta keys' gradients, and without gamma delta."""
+        _queries[(self.cut.programs * q.shape[2],)](
+            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, over, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape
+        )  # fmt: skip
+
+    def keys(self, q, k, v, mask, lse, do, delta, arg, over, share) -> tuple[Tensor, Tensor]:
+        """dk and dv."""
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        programs = self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
+        _keys[(programs * k.shape[2],)](
+            q, k, v, mask, lse, delta, self.gamma, arg, over, share, do, dk, dv, *self._where(q, k), **self.shape
+        )  # fmt: skip
+        return dk, dv
+
+
+def _count(meta) -> int:
+    return 0 if meta[0] is None else meta[0].shape[1]
+
+
 class _Window(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, meta_k, meta_v, mask, pos, window, scale, cu_seqlens):
-        batch, length, heads, dim = q.shape
-        groups, offset = k.shape[2], k.shape[1] - length
-        block, warps, stages = config(dim, q.dtype)
-        cut = pieces(batch, length, cu_seqlens, block, block)
-        o = torch.empty_like(q)
-        lse = torch.empty(batch, length, heads, device=q.device, dtype=torch.float32) if any(ctx.needs_input_grad) else None
-        meta = 0 if meta_k is None else meta_k.shape[1]
-        shape = {"H": heads, "N": groups, "D": dim, "BT": block, "num_warps": warps, "num_stages": stages}
-        _forward[(cut.programs * heads,)](
-            q, k, v, mask, meta_k, meta_v, pos, o, lse, cut.cu, cut.blocks, length, offset, window, scale, M=meta, **shape
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, meta_k, meta_v, mask, pos, o, lse, cut.cu, cut.blocks)
-        ctx.shape, ctx.window, ctx.scale, ctx.programs, ctx.sequences = shape, window, scale, cut.programs, cut.sequences
+        near, meta = Near.over(q, k, window, scale, cu_seqlens), (meta_k, meta_v, pos)
+        o, lse, *_ = near.forward(q, k, v, mask, meta, any(ctx.needs_input_grad))
+        ctx.save_for_backward(q, k, v, *meta, mask, o, lse)
+        ctx.near = near
         return o
 
     @staticmethod
     def backward(ctx, do):
-        q, k, v, meta_k, meta_v, mask, pos, o, lse, cu, blocks = ctx.saved_tensors
-        shape, (batch, length, heads, dim), groups = ctx.shape, q.shape, k.shape[2]
-        offset, do, delta = k.shape[1] - length, do.contiguous(), torch.empty_like(lse)
+        q, k, v, *meta, mask, o, lse = ctx.saved_tensors
+        near, cut = ctx.near, ctx.near.cut
+        do, delta = do.contiguous(), torch.empty_like(lse)
         need_q, need_k, need_v, need_mk, need_mv = ctx.needs_input_grad[:5]
-        dq = torch.empty_like(q) if need_q else None
-        dmk = dmv = None
-        meta = 0 if meta_k is None else meta_k.shape[1]
+        dq, dmeta, dk, dv = torch.empty_like(q) if need_q else None, (None, None), None, None
         if need_mk or need_mv:
-            dmk = torch.empty(ctx.programs, heads, meta, dim, device=q.device, dtype=torch.float32)
-            dmv = torch.empty_like(dmk)
-        _queries[(ctx.programs * heads,)](
-            q, k, v, mask, meta_k, meta_v, pos, o, lse, do, delta, dq, dmk, dmv, cu, blocks, length, offset, ctx.window, ctx.scale,
-            M=meta, **shape,
-        )  # fmt: skip
-        if dmk is not None:
-            dmk, dmv = (_per_sequence(x, ctx.sequences, blocks, groups).to(q.dtype) for x in (dmk, dmv))
-        dk = dv = None
+            size = (cut.programs, q.shape[2], _count(meta), q.shape[3])
+            dmeta = tuple(torch.empty(size, device=q.device, dtype=torch.float32) for _ in range(2))
+        near.queries(q, k, v, mask, o, lse, do, delta, None, None, None, dq, meta, dmeta)
+        if dmeta[0] is not None:
+            dmeta = tuple(_per_sequence(x, cut.sequences, cut.blocks, k.shape[2]).to(q.dtype) for x in dmeta)
         if need_k or need_v:
-            dk, dv = torch.empty_like(k), torch.empty_like(v)
-            programs = ctx.programs if cu is not None else batch * cdiv(k.shape[1], shape["BT"])
-            _keys[(programs * groups,)](
-                q, k, v, mask, lse, delta, do, dk, dv, cu, blocks, length, offset, ctx.window, ctx.scale, **shape
-            )  # fmt: skip
-        return dq, dk, dv, dmk, dmv, None, None, None, None, None
+            dk, dv = near.keys(q, k, v, mask, lse, do, delta, None, None, None)
+        return dq, dk, dv, *dmeta, None, None, None, None, None
 
 
 def _per_sequence(x, sequences: int, blocks, groups: int):

@@ -20,10 +20,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def check_triton(op: str, feature: str | None = None, features: int | None = None, **tensors: Tensor) -> None:
+def check_triton(
+    op: str, feature: str | None = None, features: int | None = None, fused: tuple[str, ...] = FEATURES, **tensors: Tensor
+) -> None:  # fmt: skip
     """Raises ValueError, naming what is supported, unless the fused kernels of `op` take this feature map and these tensors."""
-    if feature is not None and feature not in FEATURES:
-        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(FEATURES)}; got {feature!r}"
+    if feature is not None and feature not in fused:
+        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(fused)}; got {feature!r}"
                          " (RELINEAR_KERNELS=torch runs it)")  # fmt: skip
     if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
         raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
@@ -52,8 +54,9 @@ class Pieces(NamedTuple):
     chunks: int
 
 
-def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int) -> Pieces:
+def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int | None = None) -> Pieces:
     """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks and chunks."""
+    chunk = block if chunk is None else chunk
     if cu_seqlens is None:
         return Pieces(batch, None, None, batch * cdiv(length, block), None, batch * cdiv(length, chunk))
     lengths = cu_seqlens.diff().tolist()
@@ -72,6 +75,24 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
         raise ValueError(f"cu_seqlens packs the sequences into one row; got a batch of {batch}")
     if cu_seqlens.ndim != 1 or cu_seqlens[0] != 0 or cu_seqlens[-1] != length or (cu_seqlens.diff() < 0).any():
         raise ValueError(f"cu_seqlens must rise from 0 to {length}; got {cu_seqlens.tolist()}")
+
+
+def prepared(
+    op: str, feature: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
+    b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, fused: tuple[str, ...] = FEATURES,
+) -> list[Tensor | None]:  # fmt: skip
+    """q, k, v (in the dtype that holds all three exactly) to key_mask, contiguous. Raises ValueError naming what the kernels of `op` take."""
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key heads")
+    if (w_q is None) != (w_k is None):
+        raise ValueError(f"{op} on the Triton path takes both feature matrices or neither")
+    q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))
+    check_triton(op, feature, q.shape[-1] if w_q is None else w_q.shape[-1], fused, q=q, k=k, v=v)
+    if cu_seqlens is not None:
+        check_packed(cu_seqlens, *q.shape[:2])
+        if key_mask is not None:
+            raise ValueError("cu_seqlens packs sequences without padding; got a key_mask as well")
+    return [None if x is None else x.contiguous() for x in (q, k, v, w_q, w_k, b_q, b_k, key_mask)]
 
 
 @triton.jit
@@ -97,7 +118,7 @@ def first_chunk(n, T, chunk_start, CS: tl.constexpr):
 
 
 @triton.jit
-def block_of(i, T, blocks, BT: tl.constexpr):
+def block_of(i, T, blocks, BT):
     """Program i's sequence and block within it."""
     if blocks is not None:
         n = tl.load(blocks + 2 * i)
@@ -113,14 +134,6 @@ def tile(x, rows, T, N, W: tl.constexpr):
     """Rows of one head of `[T, N, W]`, whose first element `x` points at; zero outside 0 <= row < T."""
     cols = tl.arange(0, W)
     return tl.load(x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0)
-
-
-@triton.jit
-def tile_again(x, rows, T, N, W: tl.constexpr):
-    """`tile`, read a second time: the cache modifier keeps the compiler from holding the first in registers through a loop."""
-    cols = tl.arange(0, W)
-    at = x + rows[:, None] * (N * W) + cols[None, :]
-    return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -203,4 +216,44 @@ def features_backward(y, p, m, dp, dm, FEATURE: tl.constexpr):
         dy = tl.where(y > 0, dp, dp * p)
     else:
         dy = dp
+    return dy
+
+
+@triton.jit
+def phi(y, sign, weight, FEATURE: tl.constexpr):
+    """phi of the tile sign * y, in float32, each row times its weight (None: 1)."""
+    if FEATURE == "softmax_pm":
+        y *= sign * 1.4426950408889634
+        p = tl.exp2(y - tl.max(y, 1)[:, None])
+        over = 1 / tl.sum(p, 1)
+        if weight is not None:
+            p = tl.maximum(p * (over * weight)[:, None], 1e-12 * weight[:, None])
+        else:
+            p = tl.maximum(p * over[:, None], 1e-12)
+    elif FEATURE == "exp_pm" or FEATURE == "exp":  # relative to the row's own maximum
+        y *= 1.4426950408889634
+        if FEATURE == "exp_pm":
+            top = tl.max(tl.abs(y), 1)
+        else:
+            top = tl.max(y, 1)
+        p = tl.exp2(y * sign - top[:, None])
+        if weight is not None:
+            p *= weight[:, None]
+    else:
+        p, _ = features(y, FEATURE)
+        if weight is not None:
+            p *= weight[:, None]
+    return p
+
+
+@triton.jit
+def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
+    """The gradient of y from that of phi(sign * y) = p."""
+    if FEATURE == "softmax_pm":
+        dp = tl.where(p > 1e-12, dp, 0.0) * p
+        dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
+    elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
+        dy = dp * p * sign
+    else:
+        dy = features_backward(y, p, p, dp, dp, FEATURE)
     return dy

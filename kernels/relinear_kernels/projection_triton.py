@@ -1,0 +1,185 @@
+"""A head's matrix in Triton: y = x W + b for every head, and its gradients.
+
+Kept apart from the attention kernels: y is as small as its features are few, and without W and x in their shared memory those keep
+two programs a multiprocessor with their loads in flight. y of bfloat16 inputs is kept as float16, four times as fine.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from relinear_kernels.triton_common import cdiv, matrix, put, tile
+
+
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "splits", "per"])
+def _project(
+    xq, xk, wq, wk, bq, bk, yq, yk, rows_q, rows_k, splits, per,
+    H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """y of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others those of k."""
+    h = tl.program_id(0) % H
+    part = tl.program_id(0) // H
+    x, w, b, y, total, heads = xq, wq, bq, yq, rows_q, NQ + 0 * part
+    if part >= splits:  # one loop for both: a branch each would take the shared memory of both
+        x, w, b, y, total, heads = xk, wk, bk, yk, rows_k, NK + 0 * part
+        part -= splits
+    begin = part.to(tl.int64) * per
+    end = tl.minimum(begin + per, total)
+    f = tl.arange(0, F)
+    w = matrix(w + h * (D * F), D, F).to(x.dtype.element_ty)
+    x += begin * (heads * D) + h // (H // heads) * D
+    y += begin * (H * F) + h * F
+    for i in range(0, (end - begin).to(tl.int32), BT):
+        rows = i + tl.arange(0, BT)
+        value = tl.dot(tile(x, rows, end - begin, heads, D), w, input_precision="ieee")
+        if b is not None:
+            value += tl.load(b + h * F + f).to(tl.float32)[None, :]
+        if y.dtype.element_ty == tl.float16:
+            value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
+        put(y, value, rows, end - begin, H, F)
+
+
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "programs"])
+def _inputs(
+    dyq, dyk, wq, wk, dxq, dxk, rows_q, rows_k, programs,
+    H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """dx = (ADD: itself plus) the sum over the query heads that share a head of x, and over the P parts of dy, of dy W^T.
+
+    The first `programs` programs are those of q, the others those of k.
+    """
+    i = tl.program_id(0)
+    dy, w, dx, total, heads = dyq, wq, dxq, rows_q, NQ + 0 * i
+    if i >= programs:
+        dy, w, dx, total, heads = dyk, wk, dxk, rows_k, NK + 0 * i
+        i -= programs
+    n = i % heads
+    begin = (i // heads).to(tl.int64) * BT
+    rows = tl.arange(0, BT)
+    dx += begin * (heads * D) + n * D
+    acc = tl.zeros([BT, D], tl.float32)
+    if ADD:
+        acc += tile(dx, rows, total - begin, heads, D).to(tl.float32)
+    for h in range(n * (H // heads), (n + 1) * (H // heads)):
+        m = matrix(w + h * (D * F), D, F).to(dy.dtype.element_ty)
+        for part in tl.static_range(P):
+            at = dy + (part * total + begin) * (H * F) + h * F
+            acc = tl.dot(tile(at, rows, total - begin, H, F), tl.trans(m), acc, input_precision="ieee")
+    put(dx, acc, rows, total - begin, heads, D)
+
+
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "splits"])
+def _matrices(
+    xq, xk, dyq, dyk, dw, rows_q, rows_k, splits,
+    H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """One program's share of dW = sum over rows of x^T dy: `[sides, splits, H, D, F]` in float32, the side of q first."""
+    h = tl.program_id(0) % H
+    part = tl.program_id(0) // H
+    dw += tl.program_id(0).to(tl.int64) * (D * F)
+    x, dy, total, heads = xq, dyq, rows_q, NQ + 0 * part
+    if part >= splits:
+        x, dy, total, heads = xk, dyk, rows_k, NK + 0 * part
+        part -= splits
+    per = tl.cdiv(total, splits)
+    begin = part.to(tl.int64) * per
+    end = tl.minimum(begin + per, total)
+    x += begin * (heads * D) + h // (H // heads) * D
+    dy += begin * (H * F) + h * F
+    acc = tl.zeros([D, F], tl.float32)
+    for i in range(0, (end - begin).to(tl.int32), BT):
+        rows = i + tl.arange(0, BT)
+        a = tl.trans(tile(x, rows, end - begin, heads, D))
+        for p in tl.static_range(P):
+            acc = tl.dot(a, tile(dy + total.to(tl.int64) * (p * H * F), rows, end - begin, H, F), acc, input_precision="ieee")
+    tl.store(dw + tl.arange(0, D)[:, None] * F + tl.arange(0, F)[None, :], acc)
+
+
+def _block(dtype: torch.dtype, rows: int) -> int:
+    return 16 if dtype == torch.float32 else rows
+
+
+def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16."""
+    (heads, dim, width), dtype = w_q.shape, torch.float16 if q.dtype == torch.bfloat16 else q.dtype
+    y_q, y_k = (torch.empty(*x.shape[:2], heads, width, device=q.device, dtype=dtype) for x in (q, k))
+    rows_q, rows_k = (x.shape[0] * x.shape[1] for x in (q, k))
+    per = max(256, cdiv(rows_q * heads, 1056 * 64) * 64)
+    splits = cdiv(rows_q, per)
+    _project[((splits + cdiv(rows_k, per)) * heads,)](
+        q, k, w_q, w_k, b_q, b_k, y_q, y_k, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width,
+        BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
+    )  # fmt: skip
+    return y_q, y_k
+
+
+class Side(NamedTuple):
+    """q or k, and which of its gradients are wanted. `dy` is that of y = x W + b, in parts to be summed: `[..., B, T, H, F]`."""
+
+    dy: Tensor
+    x: Tensor
+    w: Tensor | None
+    b: Tensor | None
+    wanted: tuple[bool, bool, bool]  # x, W, b
+    onto: Tensor | None = None  # what the gradient of x is added to, in place
+
+
+def gradients(*sides: Side | None) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """The gradients of x, W and b of every side, None where not wanted. One launch serves both sides."""
+    sides = [s or Side(None, None, None, None, (False, False, False)) for s in sides]
+    dx = [_input_gradient(s) if s.wanted[0] else None for s in sides]
+    if through := [(s, x) for s, x in zip(sides, dx, strict=True) if x is not None and s.w is not None]:
+        input_gradients(through)
+    by_matrix = [(s.x, s.dy) for s in sides if s.wanted[1]]
+    dw = iter(matrix_gradients(by_matrix) if by_matrix else ())
+    return [
+        (x, next(dw).to(s.w.dtype) if s.wanted[1] else None, s.dy.flatten(0, -3).sum(0, dtype=torch.float32).to(s.b.dtype) if s.wanted[2] else None)
+        for s, x in zip(sides, dx, strict=True)
+    ]
+
+
+def _input_gradient(side: Side) -> Tensor:
+    """The gradient of x without W, or the tensor that `input_gradients` writes with W."""
+    if side.w is not None:
+        return torch.empty_like(side.x) if side.onto is None else side.onto
+    dx = group_sum(side.dy.sum(0) if len(side.dy) > 1 else side.dy[0], side.x)
+    return dx if side.onto is None else side.onto.add_(dx)
+
+
+def group_sum(x: Tensor | None, like: Tensor) -> Tensor | None:
+    """Sum the query heads that share a key head: `[B, T, H, D] -> [B, T, N, D]`."""
+    if x is None or x.shape == like.shape:
+        return x
+    return x.view(*like.shape[:3], -1, like.shape[3]).sum(3)
+
+
+def input_gradients(sides: list[tuple[Side, Tensor]]) -> None:
+    """Writes the gradient of x of each side to, or adds it onto, the tensor given with it."""
+    (q, dx_q), (k, dx_k) = sides[0], sides[-1]
+    (parts, *_, heads, width), (*_, dim) = q.dy.shape, dx_q.shape
+    block = _block(dx_q.dtype, 128)
+    rows = [dx.shape[0] * dx.shape[1] for _, dx in sides]
+    programs = [cdiv(n, block) * dx.shape[2] for n, (_, dx) in zip(rows, sides, strict=True)]
+    single = dx_q.dtype == torch.float32 or all(dx.shape[2] == heads for _, dx in sides)
+    _inputs[(sum(programs),)](
+        q.dy, k.dy, q.w, k.w, dx_q, dx_k, rows[0], rows[-1], programs[0], H=heads, NQ=dx_q.shape[2], NK=dx_k.shape[2], D=dim, F=width, P=parts,
+        BT=block, ADD=q.onto is not None, num_warps=4 if dim < 128 else 8, num_stages=1 if single else 2,
+    )  # fmt: skip
+
+
+def matrix_gradients(sides: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The gradient of W of every (x `[B, T, N, D]`, dy `[..., B, T, H, F]`): `[sides, H, D, F]` float32, in one fixed order."""
+    (xq, dyq), (xk, dyk) = sides[0], sides[-1]
+    parts, heads, width, dim = dyq.shape[:-4].numel(), *dyq.shape[-2:], xq.shape[-1]
+    rows = [x.shape[0] * x.shape[1] for x, _ in sides]
+    splits = max(1, min(cdiv(264, heads), max(rows) // 256))
+    dw = torch.empty(len(sides), splits, heads, dim, width, device=xq.device, dtype=torch.float32)
+    _matrices[(len(sides) * splits * heads,)](
+        xq, xk, dyq, dyk, dw, rows[0], rows[-1], splits, H=heads, NQ=xq.shape[2], NK=xk.shape[2], D=dim, F=width, P=parts,
+        BT=_block(xq.dtype, 64), num_warps=4, num_stages=1 if xq.dtype == torch.float32 else 3,
+    )  # fmt: skip
+    return dw.sum(1) if splits > 1 else dw[:, 0]
