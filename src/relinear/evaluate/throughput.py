@@ -266,7 +266,7 @@ def session(given: argparse.Namespace) -> None:
 
 
 def report(record: dict) -> str:
-    """The rows as two Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
+    """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
     rows = record["rows"]
     header = ["shape", "run", "stage", "scaling", "engine", "GPUs", "tokens/s", "tokens/s/GPU", "against 1 GPU", "peak GiB/GPU"]
     cells = []
@@ -283,7 +283,7 @@ def report(record: dict) -> str:
         for row, apart in distances(rows)
     ]  # fmt: skip
     titles = ["run", "stage", "engine", "GPUs", "piece", "first loss", "last loss", "loss apart", "gradient norm apart"]
-    return "\n\n".join([markdown(header, cells), markdown(titles, curves)])
+    return "\n\n".join(markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines)
 
 
 def _ratio(row: dict, rows: list[dict]) -> str:
