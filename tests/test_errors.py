@@ -112,7 +112,7 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["teacher", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
         (["assets", "--scale", "paper", "--teacher", "gpt", "--device", "cpu"], ["'gpt'", "llama-3-8b, mistral-7b"]),
         (["corpus", "--scale", "smoke"], ["`teacher` is not there", "relinear teacher"]),
-        (["render", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "headline, lolcats"]),
+        (["render", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "headline, lizard, lolcats"]),
         (["render", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
     ],
     ids=lambda x: " ".join(x[:2]),

@@ -1,6 +1,7 @@
 """The harness's own tasks over local data: prompts unchanged, samples fair, scores those of plain lm-eval."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from relinear.assets import catalogue
 from relinear.evaluate import harness
 from relinear.evaluate.harness import LocalLM, available, check_tasks, draw, load, score
+from relinear.plan import ITEMS
 from relinear.teacher import byte_tokenizer
 
 SIX = ["piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "mmlu"]
@@ -49,6 +52,12 @@ def test_a_task_is_the_harness_task_but_for_its_data(name):
         bundled = {key: value for key, value in bundled.items() if key not in ours | {"tag", "fewshot_config"}}
         assert {key: getattr(task.config, key) for key in bundled} == bundled
         assert task.config.num_fewshot == (5 if name == "mmlu" else 0)
+
+
+@pytest.mark.parametrize("name", available())
+def test_the_asset_holds_the_files_that_a_task_names(name):
+    for path in yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())["data"].values():
+        assert any(fnmatch(path.format(subject="virology"), member) for member in catalogue()[ITEMS].members), path
 
 
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "boolq", "lambada_openai"])

@@ -128,6 +128,20 @@ def test_parallel_equals_pieces_equals_one_token_at_a_time(case, family, cuts):
 
 
 @over_pairs
+def test_a_long_prompt_is_read_in_pieces_with_the_same_outcome(case, family, monkeypatch):
+    model, ids = of(case, family=family), tokens(67)
+    whole, rest = model.make_cache(), model.make_cache()
+    mask = torch.ones_like(ids)
+    mask[0, :30] = 0
+    expected = model(ids, attention_mask=mask, past_key_values=whole).logits, model(ids[:, :1], past_key_values=whole).logits
+    monkeypatch.setattr("relinear.model.PIECE", 20)  # the first holds nothing but padding
+    with torch.inference_mode():
+        got = model(ids, attention_mask=mask, past_key_values=rest).logits, model(ids[:, :1], past_key_values=rest).logits
+    close(got[0][mask.bool()], expected[0][mask.bool()])
+    close(got[1], expected[1])
+
+
+@over_pairs
 def test_a_prefix_does_not_depend_on_what_follows(case, family):
     """Lengths around the window and the chunk (64), odd primes, and four times a length of 64."""
     model = of(case, family=family)

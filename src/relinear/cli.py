@@ -108,6 +108,17 @@ def render(
         print(path)
 
 
+@app.command("benchmark")
+def run_benchmark(results: Results = Path("results")) -> None:
+    """Measure the cost of generating at 7-8B shapes on one GPU, into <results>/efficiency; interrupted, it goes on where it was."""
+    from relinear.evaluate.efficiency import benchmark
+
+    out = results / "efficiency"
+    benchmark(out / ".work")
+    for path in (out / ".work").iterdir():
+        print(path.replace(out / path.name))
+
+
 @app.command("export")
 def export_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],

@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from relinear import assets
 from relinear.assets import sha256_of
+from relinear.errors import UserError
 
 if TYPE_CHECKING:
     from relinear.stage import Context
@@ -59,16 +60,16 @@ class Document(NamedTuple):
 def documents(name: str, folder: Path | None = None) -> Iterator[Document]:
     """The documents of a source, read from its asset's folder (`smoke` needs none), in a fixed order.
 
-    Raises `ValueError` for an unknown source or one whose folder holds no documents.
+    Raises `UserError` for an unknown source or one whose folder holds no documents.
     """
     if name not in READERS:
-        raise ValueError(f"no text source {name!r}; have {', '.join(READERS)}")
+        raise UserError(f"no text source {name!r}; have {', '.join(READERS)}")
     count = 0
     for document in READERS[name](folder):
         count += 1
         yield document
     if count == 0:
-        raise ValueError(f"no documents of {name!r} in {folder}")
+        raise UserError(f"no documents of {name!r} in {folder}")
 
 
 def document_separator(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -84,7 +85,7 @@ def document_separator(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if "<|endoftext|>" in tokenizer.get_vocab():
         return [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no BOS, no <|endoftext|> and no EOS to separate documents with")
+        raise UserError("the tokenizer has no BOS, no <|endoftext|> and no EOS to separate documents with")
     return [tokenizer.eos_token_id]
 
 
@@ -106,11 +107,11 @@ def build_corpus(
     so every seed is scored on the same text. A stream is a prefix of the one that a larger budget gives.
     Labels equal tokens, except `IGNORED` on separators and on prompts; an instruction's response ends in EOS.
 
-    Raises `ValueError` for an unknown source, and for fewer tokens than asked for.
+    Raises `UserError` for an unknown source, and for fewer tokens than asked for.
     """
     train_sources = tuple(sources) if train_sources is None else tuple(train_sources)
     if unknown := {heldout_source, *train_sources} - set(sources):
-        raise ValueError(f"no folder was given for {sorted(unknown)}; have {', '.join(sources)}")
+        raise UserError(f"no folder was given for {sorted(unknown)}; have {', '.join(sources)}")
     train: dict[bytes, Document] = {}
     heldout: dict[bytes, Document] = {}
     facts: dict = {"sources": {}}
@@ -146,16 +147,16 @@ def build_corpus(
 class Packed:
     """A split of a corpus as sequences of `seq_len` tokens; a remainder shorter than that is left out.
 
-    Raises `ValueError` for an unknown split and for a `seq_len` below 1 or beyond the stream.
+    Raises `UserError` for an unknown split and for a `seq_len` below 1 or beyond the stream.
     """
 
     def __init__(self, folder: Path, split: str, seq_len: int):
         if split not in SPLITS:
-            raise ValueError(f"no split {split!r}; have {', '.join(SPLITS)}")
+            raise UserError(f"no split {split!r}; have {', '.join(SPLITS)}")
         self.tokens = np.load(Path(folder) / f"{split}_tokens.npy", mmap_mode="r")
         self.labels = np.load(Path(folder) / f"{split}_labels.npy", mmap_mode="r")
         if not 1 <= seq_len <= len(self.tokens):
-            raise ValueError(f"sequences of {seq_len} tokens asked for; {split} holds 1 to {len(self.tokens)}")
+            raise UserError(f"sequences of {seq_len} tokens asked for; {split} holds 1 to {len(self.tokens)}")
         self.seq_len = seq_len
 
     def __len__(self) -> int:
@@ -236,7 +237,7 @@ def _is_heldout(digest: bytes) -> bool:
 def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokenizerBase, budget: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The first `budget` tokens of the documents, their labels, and how many documents that took."""
     if budget < 1:
-        raise ValueError(f"{split}: {budget} tokens asked for; at least 1 is needed")
+        raise UserError(f"{split}: {budget} tokens asked for; at least 1 is needed")
     separator = document_separator(tokenizer)
     tokens: list[int] = []
     labels: list[int] = []
@@ -257,7 +258,7 @@ def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokeniz
                     bar.update(budget - bar.n)
                     return np.array(tokens[:budget], np.int32), np.array(labels[:budget], np.int32), used
             bar.update(len(tokens) - bar.n)
-    raise ValueError(
+    raise UserError(
         f"{split}: {budget} tokens asked for, {len(tokens)} got from all {len(chosen)} documents "
         f"(held out: {HELDOUT_SHARE:.0%} of every source's); lower the budget or add a source"
     )
@@ -294,7 +295,7 @@ def _instructions(folder: Path) -> Iterator[Document]:
         for number, record in enumerate(records):
             if not {"instruction", "input", "output"} <= record.keys():
                 keys = ", ".join(record)
-                raise ValueError(f"{path}, record {number}: got {keys}; expected instruction, input, output")
+                raise UserError(f"{path}, record {number}: got {keys}; expected instruction, input, output")
             template = PROMPT_WITH_INPUT if record["input"] else PROMPT
             yield Document(record["output"], template.format_map(record))
 

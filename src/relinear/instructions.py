@@ -69,6 +69,7 @@ def run(context: "Context") -> dict:
     if settings is None:
         raise UserError(f"scale {context.plan.scale!r} trains on no instructions of the teacher's own: 'written' is not among its corpus.sources")
     model, tokenizer = load_teacher(context.parents["teacher"], dtype, device), AutoTokenizer.from_pretrained(context.parents["teacher"])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # a tokenizer out of a GGUF file has none
     records, tokens = [], 0
     with tqdm(total=settings["tokens"], desc=str(context.step), unit="tok", unit_scale=True, mininterval=5) as bar:
         for number in count():

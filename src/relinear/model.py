@@ -8,6 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ from relinear.checks import check_padding, check_piece, check_positions, check_p
 from relinear.errors import UserError
 from relinear.loading import StrictLoading
 from relinear.state import RecurrentCache, nbytes
+
+PIECE = 2048  # tokens: what the chunked forms hold of that many fits a core's caches, so a long prompt takes time linear in its length
 
 
 class LinearizedAttention(nn.Module):
@@ -59,6 +62,16 @@ class LinearizedAttention(nn.Module):
         """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
         return Inputs(x, *self.project(x), *(position_embeddings or (None, None)), key_mask)
 
+    def attend(self, inputs: Inputs, state) -> tuple[Tensor, Any]:
+        """The method over a piece of any length: on a CPU, where no gradient is kept, `PIECE` tokens at a time."""
+        if inputs.x.is_cuda or torch.is_grad_enabled() or inputs.x.shape[1] <= PIECE:
+            return self.method(inputs, state)
+        outputs = []
+        for piece in zip(*(repeat(None) if x is None else x.split(PIECE, 1) for x in inputs), strict=False):
+            y, state = self.method(Inputs(*piece), state)
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
         # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; None means that every token is real.
         key_mask = None if attention_mask is None else attention_mask[:, 0, 0]
@@ -67,7 +80,7 @@ class LinearizedAttention(nn.Module):
             self.recording.append(hidden_states)
             return self.output(softmax_output(inputs._replace(key_mask=None), self.method.heads).flatten(2)), None
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        y, state = self.method(inputs, None if layer is None else layer.state)
+        y, state = self.attend(inputs, None if layer is None else layer.state)
         if layer is not None:
             layer.advance(state, hidden_states.shape[1])
         return self.output(y.to(hidden_states.dtype).flatten(2)), None

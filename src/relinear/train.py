@@ -85,11 +85,12 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * factor
             optimiser.zero_grad(set_to_none=True)
-            terms: dict[str, float] = {}
+            values: dict[str, Tensor] = {}
             for term, value in loss(step):
                 (value * loss_scale).backward()
-                terms[term] = terms.get(term, 0.0) + value.item()
-            terms = summed(terms)
+                values[term] = values.get(term, 0.0) + value.detach().double()
+            # Read once: each reading of a number waits for the GPU.
+            terms = summed(dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True)))
             total = sum(terms.values())
             sum_gradients(parameters)
             norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"])).item()

@@ -28,6 +28,24 @@ rule lolcats_table1:
         "{RELINEAR} render lolcats table1 {OPTIONS} 2>&1 | ({TEE} {log})"
 
 
+rule lolcats_figure2:
+    """LoLCATs Figure 2: throughput and memory of generation against batch and length."""
+    input:
+        EFFICIENCY,
+        "workflow/papers/lolcats.yaml",
+    output:
+        "results/lolcats/figure2.pdf",
+        "results/lolcats/figure2.png",
+        "results/lolcats/figure2.claims.csv",
+        "results/lolcats/figure2.provenance.json",
+    log:
+        "results/logs/lolcats.figure2.log",
+    params:
+        code=LOLCATS_CODE,
+    shell:
+        "{RELINEAR} render lolcats figure2 {OPTIONS} 2>&1 | ({TEE} {log})"
+
+
 rule lolcats_figure3:
     """LoLCATs Figure 3: attention weights of the exp feature map, with transfer."""
     input:

@@ -183,3 +183,27 @@ rule evaluate:
         key=key("evaluate"),
     shell:
         "{RELINEAR} evaluate {wildcards.run} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+
+
+# Scale-free: it is of random weights at the papers' own shapes. An interrupted measurement goes on with the rows it has.
+rule benchmark:
+    """The cost of generating at 7-8B shapes: throughput and memory, on one GPU of 40 GB or more."""
+    output:
+        "results/efficiency/efficiency.csv",
+        "results/efficiency/efficiency.provenance.json",
+    log:
+        "results/logs/benchmark.log",
+    resources:
+        gpu=1,
+        mem_mb=32000,
+        runtime=60,
+    params:
+        code=code_hash(
+            ["relinear.evaluate.efficiency"]
+            + [
+                f"relinear.attention.{name}"
+                for name in ("hedgehog", "lizard", "lolcats", "supra")
+            ]
+        ),
+    shell:
+        "{RELINEAR} benchmark 2>&1 | ({TEE} {log})"

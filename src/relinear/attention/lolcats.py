@@ -1,7 +1,8 @@
 """LoLCATs: learned feature maps transferred from softmax attention, alone or beside a short sliding window of softmax (Zhang et al. 2024).
 
-variant `code` (the released code, and the later paper's numbers): phi(x) = [softmax(x W), softmax(-x W)], untied per head, no skip; the
-  window and everything older share one denominator, the window weighted by g = sigmoid(factor), g = 0.1 at the start; w = 64.
+variant `code` (the released code, and the later paper's numbers): phi(x) = [softmax(x W), softmax(-x W)], untied per head, no skip, W with
+  64 columns even where heads have 128 dimensions, which makes the state half of Hedgehog's there; the window and everything older share
+  one denominator, the window weighted by g = sigmoid(factor), g = 0.1 at the start; w = 64.
 variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, ReLU, exp} (its Eq. 6); the window mixes two separately
   normalised parts, y = sigma window + (1 - sigma) rest (its Eq. 8); w = 16.
 `window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change earlier outputs with the
@@ -30,6 +31,7 @@ from relinear_kernels import (
 
 FEATURES = {"code": ("softmax_pm", "exp_pm"), "paper": ("exp", "relu", "elu")}
 CODE_WINDOW_FACTOR = 0.1
+CODE_COLUMNS = 64
 
 
 class Options(_base.Options):
@@ -60,16 +62,20 @@ class Method(Attention):
         super().__init__(heads, options)
         h, d = heads.heads, heads.dim
         # The skip connection of the paper's map makes W start at 0 what starts as the identity without it.
-        start = identity(h, d, d) if options.variant == "code" else torch.zeros(h, d, d)
+        columns = min(CODE_COLUMNS, d) if options.variant == "code" else d
+        start = identity(h, d, columns) if options.variant == "code" else torch.zeros(h, d, d)
         self.w_q, self.w_k = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-        self.features = d * (2 if options.map.endswith("_pm") else 1)
+        self.features = columns * (2 if options.map.endswith("_pm") else 1)
         if options.window:
             factor = CODE_WINDOW_FACTOR if options.variant == "code" else 0.5
             self.window_factor = nn.Parameter(torch.full((h,), factor).logit())
 
     def _maps(self) -> dict:
-        skip = 0 if self.options.variant == "code" else torch.eye(self.heads.dim, device=self.w_q.device, dtype=self.w_q.dtype)
-        return {"w_q": self.w_q + skip, "w_k": self.w_k + skip, "feature": self.options.map}
+        w_q, w_k = self.w_q, self.w_k
+        if self.options.variant == "paper":
+            skip = torch.eye(self.heads.dim, device=w_q.device, dtype=w_q.dtype)
+            w_q, w_k = w_q + skip, w_k + skip
+        return {"w_q": w_q, "w_k": w_k, "feature": self.options.map}
 
     def _hybrid(self) -> dict:
         return {"window": self.options.window, "window_factor": wide(self.window_factor).sigmoid(), "scale": self.heads.scale}

@@ -13,6 +13,7 @@ from pydantic import model_validator
 from safetensors.numpy import load_file
 
 from relinear.papers._claims import Claim, Judgement, tally, write_claims
+from relinear.papers._efficiency import Cost, CostFigure, curves, measured, render
 from relinear.papers._inputs import (
     Evaluation,
     Fidelity,
@@ -99,6 +100,7 @@ class Lolcats(PaperFile):
     arxiv: str
     note: str
     table1: Table
+    figure2: CostFigure
     figures: dict[Literal["figure3", "figure4", "figure5", "figure6"], Weights]
 
 
@@ -237,6 +239,26 @@ def _markdown_row(row: Mapping[str, Any]) -> list[str]:
     return [row["feature_map"], transfer, *(shown.get(value, NOT_RUN) for value in VALUES), *published]
 
 
+def figure2(costs: Path, paper: Lolcats, out: Path) -> list[Path]:
+    """LoLCATs Figure 2: throughput and memory against batch (a) and against the number of generated tokens (b, c).
+
+    costs: efficiency.csv. Writes figure2.pdf, .png, .claims.csv and .provenance.json into the folder `out`. Raises FileNotFoundError and
+    ValueError for rows that are missing or malformed.
+    """
+
+    def draw(figure: Figure, rows: list[Cost]) -> None:
+        axes = figure.subplots(2, 3)
+        a, b, c = "(a) prompt 2048, 128 generated", "(b) batch 1, prompt 128", "(c) batch 1, prompt 128"
+        curves(axes[0, 0], rows, "batch", "decode_tokens_per_second", f"{a}: decoding", "tokens / s", log=True)
+        curves(axes[0, 1], rows, "batch", "prefill_tokens_per_second", f"{a}: the prompt", "tokens / s")
+        curves(axes[0, 2], rows, "batch", "peak_gib", f"{a}: memory (cross: it ends)", "peak, GiB")
+        curves(axes[1, 0], rows, "length", "decode_tokens_per_second", f"{b}: mean over the generation", "tokens / s")
+        curves(axes[1, 1], rows, "length", "ms_per_token", f"{b}: the last token alone", "ms")
+        curves(axes[1, 2], rows, "length", "peak_gib", f"{c}: memory", "peak, GiB")
+
+    return render("figure2", "lolcats", paper.figure2, Path(costs), Path(out), draw, (13, 8))
+
+
 def figure3(fidelity: Path, paper: Lolcats, out: Path, scale: str) -> list[Path]:
     """LoLCATs Figure 3: softmax and linear attention weights, exp feature map, with transfer.
 
@@ -361,4 +383,8 @@ def _figure(name: str, draw: Callable[..., list[Path]]) -> Callable[["Plan"], li
     return make
 
 
-ARTEFACTS = {"table1": _table1, **{f.__name__: _figure(f.__name__, f) for f in (figure3, figure4, figure5, figure6)}}
+def _figure2(plan: "Plan") -> list[Path]:
+    return figure2(measured(plan), read(plan.workflow / "papers" / "lolcats.yaml"), plan.results / "lolcats")
+
+
+ARTEFACTS = {"table1": _table1, "figure2": _figure2, **{f.__name__: _figure(f.__name__, f) for f in (figure3, figure4, figure5, figure6)}}
