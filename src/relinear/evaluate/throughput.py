@@ -13,6 +13,7 @@ is missing. NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the en
 """
 
 import argparse
+import copy
 import datetime
 import gc
 import json
@@ -30,32 +31,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from relinear import distill, finetune
 from relinear.config import check_run
 from relinear.distributed import agreed, gathered, joined, rank, size
 from relinear.errors import UserError
+from relinear.evaluate.efficiency import SHAPES as PAPERS
 from relinear.hardware import DTYPES, device_of, memory_bytes, place, set_threads
 from relinear.model import linearize
 from relinear.papers._render import markdown, write_text
 from relinear.plan import Plan
 from relinear.stage import Follower, git_state, versions
 
-# Shapes of the models' own config.json; a file of that name is another one.
-SHAPES = {
-    "smollm2-135m": {
-        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192, "rope_theta": 1e5, "tie_word_embeddings": True,
-    },
-    "llama-3-8b": {
-        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192, "rope_theta": 5e5,
-    },
-    "llama-3-70b": {
-        "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192, "rope_theta": 5e5,
-    },
+SHAPES: dict[str, PreTrainedConfig] = {
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+    **PAPERS,
+    "llama-3-70b": LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        head_dim=128, max_position_embeddings=8192,
+    ),
 }  # fmt: skip
 PIECE = {"smollm2-135m": 16}  # sequences that a GPU takes at a time, where it may choose
 LARGE = 4  # the same, at any other shape
@@ -122,7 +120,7 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
 class Measured(Follower):
     """What a stage's `fit` is given: the run's own recipe, random tokens, and a clock for a log."""
 
-    def __init__(self, plan: Plan, cell: Cell, config: PretrainedConfig, folder: Path, length: int, dtype: str):
+    def __init__(self, plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str):
         super().__init__(plan, plan.step(cell.stage, cell.run), folder, folder)
         batch, accumulate = cell.step(size())
         self.steps = CURVE if cell.scaling == "curve" else WARM + TIMED
@@ -147,7 +145,7 @@ class Measured(Follower):
         self.logged.append(metrics)
 
 
-def random_model(config: PretrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
     """A run's model at a shape, with random weights, the same in every process."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -157,7 +155,7 @@ def random_model(config: PretrainedConfig, settings: dict[str, Any], device: str
     return model.eval()
 
 
-def measure(plan: Plan, cell: Cell, config: PretrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
+def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
     """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
     with tempfile.TemporaryDirectory() as folder:
         context = Measured(plan, cell, config, Path(folder), length, dtype_name)
@@ -181,10 +179,10 @@ def measure(plan: Plan, cell: Cell, config: PretrainedConfig, length: int, dtype
     }  # fmt: skip
 
 
-def shape_of(name: str) -> PretrainedConfig:
+def shape_of(name: str) -> PreTrainedConfig:
     """The configuration of a named shape, or of a transformers config.json. Raises UserError where it is neither."""
     if name in SHAPES:
-        return LlamaConfig(**SHAPES[name])
+        return copy.deepcopy(SHAPES[name])  # a model changes its own
     if not Path(name).is_file():
         raise UserError(f"no shape {name!r}; have {', '.join(SHAPES)}, or give a model's config.json")
     return AutoConfig.from_pretrained(name)
@@ -266,7 +264,7 @@ def session(given: argparse.Namespace) -> None:
 
 
 def report(record: dict) -> str:
-    """The rows as two Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
+    """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
     rows = record["rows"]
     header = ["shape", "run", "stage", "scaling", "engine", "GPUs", "tokens/s", "tokens/s/GPU", "against 1 GPU", "peak GiB/GPU"]
     cells = []
@@ -283,7 +281,7 @@ def report(record: dict) -> str:
         for row, apart in distances(rows)
     ]  # fmt: skip
     titles = ["run", "stage", "engine", "GPUs", "piece", "first loss", "last loss", "loss apart", "gradient norm apart"]
-    return "\n\n".join([markdown(header, cells), markdown(titles, curves)])
+    return "\n\n".join(markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines)
 
 
 def _ratio(row: dict, rows: list[dict]) -> str:
