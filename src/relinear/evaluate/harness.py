@@ -4,6 +4,7 @@ A task is a YAML file in workflow/tasks. It includes the task that lm-eval ships
 harness's own, unchanged) and says where its documents lie: `data` in the folder of evaluation items, `smoke` in workflow/smoke.
 """
 
+import functools
 import gzip
 import json
 import logging
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import datasets
 import lm_eval.tasks
+import lm_eval.utils
 import torch
 import torch.nn.functional as F
 import yaml
@@ -26,6 +28,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -92,15 +95,17 @@ def score(
 
     loaded = {name: load(name, limit, None if smoke else data, seed) for name, limit in tasks.items()}
     lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype="float32")
-    with patch("lm_eval.api.task.tqdm", lambda docs, **_: docs):  # spares a bar for each task, 57 of them MMLU's
+    # The first spares a bar for each task, 57 of them MMLU's; the second, minutes: the harness compiles a template at every use of it.
+    templates = patch.object(lm_eval.utils.env, "from_string", functools.cache(lm_eval.utils.env.from_string))
+    with patch("lm_eval.api.task.tqdm", lambda docs, **_: docs), templates:
         parts = {part.task_name: part for parts in loaded.values() for part in parts}
         # bootstrap_iters=0: the means and errors below come from the samples, so that MMLU's subjects count as one task
         samples = evaluate(lm, {"tasks": parts}, bootstrap_iters=0)["samples"]
+        scored = {name: [_row(name, part, sample) for part in parts for sample in samples[part.task_name]] for name, parts in loaded.items()}
 
     metrics, items = {}, []
     for name, parts in loaded.items():
-        rows = [_row(name, part, sample) for part in parts for sample in samples[part.task_name]]
-        metrics[name] = {}
+        rows, metrics[name] = scored[name], {}
         for metric in (metric for metric in METRICS if metric in rows[0]):
             values = [row[metric] for row in rows]
             metrics[name] |= {metric: mean(values), f"{metric}_stderr": mean_stderr(values)}
@@ -218,6 +223,14 @@ class LocalLM(HFLM):
     which share the batches that one would make, and all get all answers.
     """
 
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **kwargs) -> list[int]:
+        """As in HFLM, but a context is not cut into tokens again for each of its choices."""
+        return list(self._encoded(string, add_special_tokens, left_truncate_len, **kwargs))
+
+    @functools.cached_property
+    def _encoded(self):
+        return functools.lru_cache(maxsize=8)(super().tok_encode)
+
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """As in HFLM, less its bar for the tokenizer."""
         return super().loglikelihood(requests, disable_tqdm=True)
@@ -242,15 +255,24 @@ class LocalLM(HFLM):
                 padded = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True).to(self.device)
                 keep = padded.shape[1] - first
                 logits = self.model(padded, logits_to_keep=keep, use_cache=False).logits  # [row, first.., vocabulary]
-                for tokens, row in zip(batch, logits, strict=True):
-                    for number in groups[tokens]:
-                        choice = torch.tensor(requests[number][2], device=row.device)
-                        end = len(tokens) - first
-                        logp = F.log_softmax(row[end - len(choice) : end], dim=-1, dtype=self.softmax_dtype)
-                        total = logp.gather(1, choice[:, None]).sum()
-                        answers.append((number, total.item(), bool((logp.argmax(-1) == choice).all())))
-                        bar.update()
+                asked = [(number, row, len(tokens) - first) for row, tokens in enumerate(batch) for number in groups[tokens]]
+                answers += self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
+                bar.update(len(asked))
         return [(total, greedy) for _, total, greedy in sorted(gathered(answers))]
+
+    def _scored(self, logits: Tensor, choices: list[list[int]], asked: list[tuple[int, int, int]]) -> list[tuple[int, float, bool]]:
+        """(number, log-likelihood, greedy) of each choice; `asked`: its number, its row of `logits`, and where in the row it ends.
+
+        Of the whole batch at once: a number read from a GPU waits for all that it does.
+        """
+        lengths = [len(choice) for choice in choices]
+        rows = torch.tensor([row for (_, row, _), n in zip(asked, lengths, strict=True) for _ in range(n)])
+        places = torch.tensor([at for (_, _, end), n in zip(asked, lengths, strict=True) for at in range(end - n, end)])
+        tokens = torch.tensor([token for choice in choices for token in choice], device=logits.device)
+        logp = F.log_softmax(logits[rows.to(logits.device), places.to(logits.device)], dim=-1, dtype=self.softmax_dtype)
+        chosen, greedy = logp.gather(1, tokens[:, None])[:, 0].cpu(), (logp.argmax(-1) == tokens).cpu()
+        parts = zip(asked, chosen.split(lengths), greedy.split(lengths), strict=True)
+        return [(number, values.sum().item(), bool(best.all())) for (number, _, _), values, best in parts]
 
 
 def _row(name: str, part: LocalTask, sample: dict) -> dict:
