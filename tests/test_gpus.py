@@ -82,6 +82,12 @@ def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
     assert len(rivals[0].stdout.readline().split()) == 4
 
 
+def test_a_job_that_waits_for_its_only_device_keeps_nobody_from_another(machine):
+    assert machine.claimed(CUDA_VISIBLE_DEVICES="3") == ["GPU-3"]
+    assert waits(machine.job(CUDA_VISIBLE_DEVICES="3"))
+    assert machine.claimed() == ["GPU-0"]
+
+
 def test_devices_are_chosen_among_the_visible_ones(machine):
     assert machine.claimed(CUDA_VISIBLE_DEVICES="2,GPU-3") == ["GPU-2"]
     assert machine.claimed(CUDA_VISIBLE_DEVICES="2,GPU-3") == ["GPU-3"]

@@ -91,7 +91,20 @@ def test_the_measurement_of_long_decoding_sees_what_grows(run, capsys):
     assert all(r["ms_per_token"] > 0 for r in rows[1:])
 
 
-def test_what_a_measurement_reached_is_held_against_its_targets():
-    decode = [{"phase": "decode", "run": "T2R", "tokens": 1 + 100 * i, "ms_per_token": 2.0 + i, "process_mib": 100.0 + i} for i in range(11)]
-    prefill = [{"phase": "prefill", "run": "T2R", "seconds": s} for s in (1.0, 2.2)]
-    assert decoding.reached(decode + prefill) == {"T2R": dict(zip(decoding.TARGETS, (12 / 4, pytest.approx(0.10), 2.2), strict=True))}
+@pytest.mark.parametrize("run", ["softmax teacher", "Hedgehog"])
+def test_early_and_late_tokens_are_timed_in_turns(run, capsys):
+    decoding.turns(run, 1024)
+    early, late = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (early["tokens"], late["tokens"]) == (102 + 96, 922 + 96)
+    assert early["ms_per_token"] > 0 and late["ms_per_token"] > 0
+    assert (early["state_bytes"] == late["state_bytes"]) == (run == "Hedgehog")
+
+
+def test_what_a_measurement_reached_is_held_against_its_targets(tmp_path):
+    decode = [{"phase": "decode", "run": "T2R", "tokens": 1 + 100 * i, "process_mib": 100.0 + i} for i in range(11)]
+    prefill = [{"phase": "prefill", "run": "T2R", "tokens": 50, "seconds": s} for s in (1.0, 2.2)]
+    turns = [{"phase": "turns", "run": "T2R", "tokens": 50, "ms_per_token": ms} for ms in (2.0, 2.1)]
+    rows = [dict.fromkeys(decoding.COLUMNS) | row for row in decode + prefill + turns]
+    assert decoding.reached(rows) == {"T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))}
+    decoding.write_csv(tmp_path / "decoding.csv", decoding.COLUMNS, rows)
+    assert decoding.earlier(tmp_path / "decoding.csv") == rows and decoding.earlier(tmp_path / "none.csv") == []

@@ -39,12 +39,13 @@ def claim(count: int = 1) -> list[str]:
     folder = Path(tempfile.gettempdir()) / f"relinear-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     slots = range(_jobs_per_gpu())
-    # One process gathers devices at a time: two that hold half each would wait for ever.
-    turn = _lock(folder / "turn")
+    # One process gathers several devices at a time: two that hold half each would wait for ever.
+    alone = count == 1
+    turn = None if alone else _lock(folder / "turn")
     held: dict[str, int] = {}
     said = False
     while len(held) < count:
-        if turn is None:
+        if turn is None and not alone:
             turn = _lock(folder / "turn")
         else:
             for slot in slots:  # an idle device before a second job on a busy one
@@ -56,7 +57,8 @@ def claim(count: int = 1) -> list[str]:
                 print(f"waiting for {count} of {len(devices)} GPUs: other jobs hold them ({folder})", file=sys.stderr, flush=True)
                 said = True
             time.sleep(0.2)
-    os.close(turn)
+    if turn is not None:
+        os.close(turn)
     os.environ[VISIBLE] = ",".join(held)
     return list(held)
 

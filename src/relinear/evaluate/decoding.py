@@ -2,10 +2,12 @@
 
 A small model with random weights (they do not matter for speed) generates with each method, and with the softmax attention it had, through
 `generate()`; each run is a process of its own, so that its memory is its own. Writes decoding.csv, decoding.png and decoding.provenance.json,
-and prints what each run reached. Meant for a machine that does nothing else: another process on the core is in the times.
+and prints what each run reached. Meant for a machine that does nothing else: another process on the core is in the times. Called again, it
+measures what is missing.
 """
 
 import argparse
+import csv
 import datetime
 import json
 import os
@@ -44,7 +46,8 @@ RUNS: dict[str, tuple[str, dict] | None] = {
     "Lizard": ("lizard", {}),
 }
 COLUMNS = ("phase", "run", "tokens", "ms_per_token", "cpu_ms_per_token", "seconds", "process_mib", "state_bytes")
-PROMPT, WARM_UP, PARTS, REPEATS = 16, 256, 10, 5
+PROMPT, WARM_UP, PARTS, REPEATS, TURN = 16, 256, 10, 5, 16
+PHASES = {"decode": PARTS + 1, "prefill": 2, "turns": 2}  # and how many rows each has
 TARGETS = {"last tenth / second tenth": 1.10, "process growth": 0.01, "prefill: long / half": 2.3}
 MIB = 2**20
 
@@ -127,6 +130,26 @@ def prefill(run: str, tokens: int) -> None:
         report(phase="prefill", run=run, tokens=length, seconds=statistics.median(times), process_mib=peak() - before, state_bytes=state_bytes(cache))
 
 
+@torch.inference_mode()
+def turns(run: str, tokens: int) -> None:
+    """Tokens of the second and of the last tenth in turns, `TURN` of each: a processor whose speed drifts does so for both."""
+    model, _ = build(run)
+    tenth = tokens // PARTS
+    caches = {start: build(run)[1] for start in (tenth, tokens - tenth)}
+    for start, cache in caches.items():
+        model(torch.randint(0, MODEL["vocab_size"], (1, start)), past_key_values=cache, logits_to_keep=1)
+    times: dict[int, list] = {start: [] for start in caches}
+    for _ in range(tenth // TURN):
+        for start, cache in caches.items():
+            for _ in range(TURN):
+                began = time.perf_counter(), time.thread_time()
+                model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
+                times[start].append((time.perf_counter() - began[0], time.thread_time() - began[1]))
+    for start, seen in times.items():
+        ms, cpu_ms = 1e3 * np.median(np.array(seen), axis=0)
+        report(phase="turns", run=run, tokens=start + len(seen), ms_per_token=ms, cpu_ms_per_token=cpu_ms, state_bytes=state_bytes(caches[start]))
+
+
 def measured(phase: str, run: str, tokens: int) -> Iterator[dict]:
     """The rows of one run, as its process prints them."""
     command = [sys.executable, "-m", "relinear.evaluate.decoding", "--phase", phase, "--run", run, "--tokens", str(tokens)]
@@ -142,10 +165,19 @@ def reached(rows: list[dict]) -> dict[str, dict[str, float]]:
     for run in dict.fromkeys(row["run"] for row in rows):
         first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
         half, whole = (r for r in rows if r["run"] == run and r["phase"] == "prefill")
+        early, late = (r for r in rows if r["run"] == run and r["phase"] == "turns")
         growth = max(r["process_mib"] for r in tenths) / first["process_mib"] - 1
-        times = tenths[-1]["ms_per_token"] / tenths[1]["ms_per_token"], whole["seconds"] / half["seconds"]
+        times = late["ms_per_token"] / early["ms_per_token"], whole["seconds"] / half["seconds"]
         found[run] = dict(zip(TARGETS, (times[0], growth, times[1]), strict=True))
     return found
+
+
+def earlier(path: Path) -> list[dict]:
+    """The rows that an interrupted call wrote."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
 
 
 def draw(rows: list[dict]) -> Figure:
@@ -179,26 +211,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/reference/decoding"))
     parser.add_argument("--tokens", type=int, default=32768, help="tokens to decode; prompts have a half and a quarter of it")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on a core of its own; fewer than there are cores")
-    parser.add_argument("--phase", choices=("decode", "prefill"), help=argparse.SUPPRESS)  # with --run: what the processes of the runs do
+    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)  # with --run: what the processes of the runs do
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.tokens < 1024:
         parser.error(f"--tokens must be at least 1024, for tenths to mean something; got {given.tokens}")
     if given.phase:
         torch.set_num_threads(1)
-        return {"decode": decode, "prefill": prefill}[given.phase](given.run, given.tokens)
-    began, rows = datetime.datetime.now(datetime.UTC), []
-    with tqdm(total=len(RUNS) * (PARTS + 1 + 2), unit="part") as bar, ThreadPoolExecutor(given.jobs) as pool:
+        return {"decode": decode, "prefill": prefill, "turns": turns}[given.phase](given.run, given.tokens)
+    began, rows, kept = datetime.datetime.now(datetime.UTC), [], earlier(given.out / "decoding.csv")
+    with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(given.jobs) as pool:
 
-        def both(run: str) -> list[dict]:
+        def every(run: str) -> list[dict]:
             own = []
-            for phase, tokens in (("decode", given.tokens), ("prefill", given.tokens // 2)):
-                for row in measured(phase, run, tokens):
+            for phase, parts in PHASES.items():
+                tokens = given.tokens // 2 if phase == "prefill" else given.tokens
+                have = [row for row in kept if (row["run"], row["phase"]) == (run, phase)]
+                for row in have if len(have) == parts and abs(have[-1]["tokens"] - tokens) < PARTS + TURN else measured(phase, run, tokens):
                     own.append(row)
                     bar.update()
             return own
 
-        for own in pool.map(both, RUNS):
+        for own in pool.map(every, RUNS):
             rows += own
             write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
     figures = reached(rows)
@@ -209,7 +243,8 @@ def main() -> None:
         "seconds": round((datetime.datetime.now(datetime.UTC) - began).total_seconds()), "cpu": processor(), "cores": os.cpu_count(),
         "threads": 1, "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), "versions": versions(),
         "dtype": "float32", "model": MODEL, "runs": RUNS, "targets": TARGETS, "reached": figures,
-        "timing": f"decoding: median of each tenth, through generate(); prefill: median of {REPEATS} passes",
+        "timing": f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
+        "rows_of_earlier_calls": len(kept),
     }  # fmt: skip
     write_text(given.out / "decoding.provenance.json", json.dumps(provenance, indent=1) + "\n")
     cells = lambda values: [f"{v:.3f}{'' if v <= TARGETS[k] else ' (missed)'}" for k, v in values.items()]  # noqa: E731
