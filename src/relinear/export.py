@@ -5,7 +5,6 @@ gets half a model. `merge` adds the adapter to the weights instead.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.files import folder_aside
 from relinear.model import Linearized, load_run
 from relinear.selfcontained import write_code
 from relinear.stage import read_record, sha256, write_json
@@ -49,8 +49,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
     _round(model, getattr(torch, dtype))
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
+    with folder_aside(out) as scratch:
         if self_contained and isinstance(model, Linearized):
             write_code(model, scratch)
         model.save_pretrained(scratch)
@@ -61,11 +60,6 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
             _forget_base(scratch / ADAPTER[0])
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
         write_json(scratch / RECORD, {**record, "merged": merge, "dtype": dtype, "files": files})
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(scratch, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return out
 
 

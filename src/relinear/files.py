@@ -1,6 +1,7 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,3 +13,16 @@ def aside(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     yield unfinished
     os.replace(unfinished, path)
+
+
+@contextmanager
+def folder_aside(path: Path) -> Iterator[Path]:
+    """As `aside`, for a folder: the block makes and fills the one it is given. What a block that fails wrote goes; the old folder stays."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -7,12 +7,12 @@ stay those of the clone that made them.
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from relinear.errors import UserError
+from relinear.files import folder_aside
 from relinear.stage import read_record, sha256, write_json
 from relinear.tracking import MANIFEST
 
@@ -37,8 +37,7 @@ def export(results: Path | str, out: Path | str) -> dict[str, int]:
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
     kept = dict(sorted(_kept(results)))
-    scratch = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
+    with folder_aside(out) as scratch:
         for name, source in kept.items():
             _copy(source, scratch / name)
         files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
@@ -51,11 +50,6 @@ def export(results: Path | str, out: Path | str) -> dict[str, int]:
             raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
         left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
         write_json(scratch / MANIFEST, {"scale": results.name, "files": {n: sha256(scratch / n) for n in files}, "left_out_bytes": left})
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(scratch, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return sizes
 
 
