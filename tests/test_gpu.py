@@ -6,6 +6,7 @@ from test_laws import CASES, name
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.train import train
 from relinear.transfer import layer_inputs, record
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -42,3 +43,35 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
     assert distance(logits["auto"], logits["torch"]) < 2e-2
     if gradients:
         assert distance(gradients["auto"], gradients["torch"]) < 1e-1
+
+
+@pytest.mark.parametrize("method", ["hedgehog", "lolcats", "lizard", "t2r", "supra"])
+def test_replayed_training_steps_equal_plain_ones(method, tmp_path):
+    """Loss and gradients of all methods, by stage 1's terms and by stage 2's, with the graph and without."""
+    recipe = {"betas": (0.9, 0.99), "weight_decay": 0.0, "warmup_ratio": 0.0, "min_lr_ratio": 1.0, "clip": 1.0}
+    tokens = torch.randint(0, 512, (8, 2, 300), generator=torch.Generator().manual_seed(1)).cuda()
+    curves = {}
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda(), method)
+        transferred = method not in ("t2r", "supra")
+        model.requires_grad_(not transferred)
+        trained = list(model.method_parameters().values()) if transferred else list(model.parameters())
+        for p in trained:
+            p.requires_grad_(True)
+
+        def loss(ids, model=model, transferred=transferred):
+            if not transferred:
+                yield "lm", model(ids, labels=ids, use_cache=False).loss
+                return
+            for i, (layer, inputs) in enumerate(layer_inputs(model, record(model, ids))):
+                yield f"layer_{i}", layer.distill_loss(inputs, "cross_entropy" if method == "hedgehog" else "mse")
+
+        curve = curves[recorded] = []
+        train(
+            loss, [(trained, 1e-3)], batches=lambda step: [(tokens[step],), (tokens[step].flip(1),)], steps=8, tokens_per_step=1200, recipe=recipe,
+            checkpoint=tmp_path / "none", checkpoint_seconds=3600, log=lambda m, s, c=curve: c.append((m["loss"], m["grad_norm"])),
+            resumed=lambda step: None, memory=lambda: 0, name=method, recorded=recorded,
+        )  # fmt: skip
+    for (a, b), (c, d) in zip(curves[False], curves[True], strict=True):
+        assert c == pytest.approx(a, rel=1e-3) and d == pytest.approx(b, rel=2e-2)

@@ -40,7 +40,7 @@ def fit(problem, loss, folder, *, steps=STEPS, recipe=None, log=None, resumed=la
     groups = [(list(problem.layers[0].parameters()), 1e-2), (list(problem.layers[2].parameters()), 1e-3)]
     settings = {"checkpoint": folder / "checkpoint.pt", "checkpoint_seconds": 0, "tokens_per_step": 16, "name": "distill toy"}
     settings |= {"log": log or (lambda metrics, step: None), "resumed": resumed, "memory": lambda: 1}
-    train(loss, groups, steps=steps, recipe={**RECIPE, **(recipe or {})}, **{**settings, **more})
+    train(loss, groups, batches=lambda step: [(step,)], steps=steps, recipe={**RECIPE, **(recipe or {})}, **{**settings, **more})
     return problem.weights()
 
 

@@ -47,25 +47,26 @@ def fit(context: "Context", model: PreTrainedModel, device: str) -> dict:
     trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
     stored = _Stored(context.parents["activations"], device) if "activations" in context.parents else None
 
-    def loss(step: int) -> Iterator[tuple[str, Tensor]]:
+    def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
         for chosen, _ in micro_batches(
             step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
         ):  # fmt: skip
-            parts = sum(trained) * (batch * accumulate // len(chosen))
-            if stored:
-                recorded = stored(chosen)
-            else:
-                recorded = record(model, torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device))
-            for i, (method, inputs) in enumerate(layer_inputs(model, recorded)):
-                if trained[i]:
-                    yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
+            yield tuple(stored(chosen)) if stored else (torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device),)
+
+    def loss(*given: Tensor) -> Iterator[tuple[str, Tensor]]:
+        inputs_of_all = list(given) if stored else record(model, given[0])
+        parts = sum(trained) * (batch * accumulate // len(given[0]))
+        for i, (method, inputs) in enumerate(layer_inputs(model, inputs_of_all)):
+            if trained[i]:
+                yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(
-        loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], steps=steps, tokens_per_step=tokens_per_step,
+        loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
         recipe=recipe, loss_scale=recipe["loss_scale"],
         checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
+        recorded=device == "cuda" and context.hardware["engine"] == "ddp",
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
     return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": sum(p.numel() for p in parameters)}

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from relinear.corpus import IGNORED, Packed, chance_loss, micro_batches
 from relinear.distributed import rank, size, spread, whole
 from relinear.hardware import memory_bytes, place
-from relinear.model import assemble, save_method
+from relinear.model import Linearized, assemble, save_method
 from relinear.train import train
 
 if TYPE_CHECKING:
@@ -70,24 +70,29 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
 
-    def loss(step: int) -> Iterator[tuple[str, Tensor]]:
+    def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for chosen, micro in micro_batches(
             step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
         ):  # fmt: skip
             tokens, labels = (torch.stack(x).to(device) for x in zip(*(corpus.sequence(i) for i in chosen), strict=True))
-            with torch.autocast(device, dtype, enabled=full and dtype != torch.float32):
-                logits = model(tokens, use_cache=False).logits
             # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
             labelled = sum(int((corpus.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
-            total = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
-            yield "lm", total / labelled / accumulate
+            yield tokens, labels, torch.tensor(float(labelled), device=device)
+
+    def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
+        with torch.autocast(device, dtype, enabled=full and dtype != torch.float32):
+            logits = model(tokens, use_cache=False).logits
+        total = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
+        yield "lm", total / labelled / accumulate
 
     tokens_per_step = batch * accumulate * corpus.seq_len
     train(
-        loss, groups, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
+        loss, groups, batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
         checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
         chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
+        # Not the teacher's own class: transformers looks at its positions in main memory.
+        recorded=device == "cuda" and context.hardware["engine"] == "ddp" and isinstance(base, Linearized),
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
     trained = sum(p.numel() for ps, _ in groups for p in ps)

@@ -1,4 +1,4 @@
-"""A decode step as one CUDA graph: recorded once, then launched whole, with no Python between its kernels."""
+"""A decode step, or a training step's gradients, as one CUDA graph: recorded once, then launched whole, with no Python between its kernels."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,9 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
     """What launches again all that `step` launches, on the same memory. Recording runs nothing on the device; the CPU has the step itself."""
     if device.type != "cuda":
         return step
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    # On the stream that the plain steps ran on, if it can be recorded: gradients are added up where their parameters were first used.
+    with torch.cuda.graph(graph, stream=None if current == torch.cuda.default_stream() else current):
         step()
     return graph.replay
 
@@ -30,6 +31,36 @@ def overwrite(old, new) -> None:
         raise ValueError(f"a recorded step needs a state of fixed size; got {list(new.shape)} after {list(old.shape)}: a layer kept as softmax")
     elif old.data_ptr() != new.data_ptr():
         old.copy_(new)
+
+
+class Recorded:
+    """A function of tensors that only launches kernels. On a GPU the calls after the first `WARM_UP` replay one graph of it.
+
+    What it writes beside its result (gradients) must lie in memory that stays, from the last plain call on. The result's memory is
+    written over by the next call. Tensors of another shape than the recorded ones have the function itself.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.function, self.calls, self.replay = function, 0, None
+        self.inputs: list[Tensor] = []
+        self.result: Tensor | None = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls <= WARM_UP or not tensors[0].is_cuda:
+            return self.function(*tensors)
+        if self.replay is None:
+            self.inputs = [x.clone() for x in tensors]
+            self.replay = capture(self._run, tensors[0].device)
+        if [x.shape for x in tensors] != [x.shape for x in self.inputs]:
+            return self.function(*tensors)
+        for mine, given in zip(self.inputs, tensors, strict=True):
+            mine.copy_(given)
+        self.replay()
+        return self.result
+
+    def _run(self) -> None:
+        self.result = self.function(*self.inputs)
 
 
 class Decoder:

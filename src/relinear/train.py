@@ -4,7 +4,8 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from relinear.distributed import agreed, rank, sharded, sum_gradients, summed, whole
 from relinear.files import aside
+from relinear.graph import Recorded
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
 BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
@@ -35,9 +37,10 @@ def rate(step: int, steps: int, warmup_ratio: float, min_ratio: float) -> float:
 
 
 def train(
-    loss: Callable[[int], Iterable[tuple[str, Tensor]]],
+    loss: Callable[..., Iterable[tuple[str, Tensor]]],
     groups: Sequence[tuple[list[nn.Parameter], float]],
     *,
+    batches: Callable[[int], Iterable[tuple]],
     steps: int,
     tokens_per_step: int,
     recipe: dict[str, Any],
@@ -49,12 +52,17 @@ def train(
     name: str,
     loss_scale: float = 1.0,
     chance: float | None = None,
+    recorded: bool = False,
 ) -> None:
     """Minimise `loss` over the parameters, in place.
 
-    `loss(step)` yields named terms whose sum is the step's loss; each is back-propagated (times `loss_scale`) as it comes, so that one
-    term's graph lives at a time: one layer in a transfer, one micro-batch in finetuning. `groups` are parameters with their peak
-    learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio and clip.
+    `batches(step)` yields a step's micro-batches, and `loss(*batch)` named terms; the sum of them all is the step's loss. Each is
+    back-propagated (times `loss_scale`) as it comes, so that one term's graph lives at a time: one layer in a transfer, one micro-batch
+    in finetuning. `groups` are parameters with their peak learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio
+    and clip.
+
+    `recorded`: after a few steps, replay loss and gradients of a micro-batch (tensors on a GPU, all of one shape) as one CUDA graph. A
+    small model is then bound by its kernels and not by Python, which launches thousands of them a step.
 
     Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
 
@@ -75,8 +83,20 @@ def train(
         if rank() == 0:
             print(f"{name}: goes on at step {first} of {steps}", flush=True)
     resumed(first)
+    names: list[str] = []
+
+    def gradients(*batch) -> Tensor:
+        terms: dict[str, Tensor] = {}
+        for term, value in loss(*batch):
+            (value * loss_scale).backward()
+            terms[term] = terms.get(term, 0.0) + value.detach().double()
+        names[:] = terms
+        return torch.stack(list(terms.values()))
+
+    if recorded:
+        gradients = Recorded(gradients)
     saved = time.monotonic()
-    with tqdm(
+    with _stream(recorded), tqdm(
         total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5, disable=rank() > 0
     ) as bar:  # fmt: skip
         for step in range(first, steps):
@@ -84,16 +104,16 @@ def train(
             factor = rate(step, steps, recipe["warmup_ratio"], recipe["min_lr_ratio"])
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * factor
-            optimiser.zero_grad(set_to_none=True)
-            values: dict[str, Tensor] = {}
-            for term, value in loss(step):
-                (value * loss_scale).backward()
-                values[term] = values.get(term, 0.0) + value.detach().double()
-            # Read once: each reading of a number waits for the GPU.
-            terms = summed(dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True)))
-            total = sum(terms.values())
+            optimiser.zero_grad(set_to_none=not recorded)  # a graph adds to the same memory each time
+            values = 0.0
+            for batch in batches(step):
+                values = values + gradients(*batch)
             sum_gradients(parameters)
-            norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"])).item()
+            norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
+            # Read once: each reading of a number waits for the GPU.
+            *values, norm = torch.cat([values, norm.to(values).reshape(1)]).tolist()
+            terms = summed(dict(zip(names, values, strict=True)))
+            total = sum(terms.values())
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
             optimiser.step()
@@ -114,6 +134,19 @@ def train(
             if step + 1 < steps and agreed(time.monotonic() - saved >= checkpoint_seconds):
                 _save(checkpoint, step + 1, recent, parameters, optimiser)
                 saved = time.monotonic()
+
+
+@contextmanager
+def _stream(own: bool) -> Iterator[None]:
+    """A stream of its own for all steps, plain and replayed: the default one cannot be recorded."""
+    if not own:
+        yield
+        return
+    outside, inside = torch.cuda.current_stream(), torch.cuda.Stream()
+    inside.wait_stream(outside)
+    with torch.cuda.stream(inside):
+        yield
+    outside.wait_stream(inside)
 
 
 def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import datasets
 import lm_eval.tasks
 import lm_eval.utils
+import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
@@ -27,6 +28,7 @@ from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import has_bos_prefix
 from lm_eval.tasks._yaml_loader import load_yaml
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -39,6 +41,7 @@ TASKS = Path(__file__).parents[3] / "workflow" / "tasks"
 SMOKE = TASKS.parent / "smoke" / "tasks"
 BUNDLED = Path(lm_eval.tasks.__file__).parent
 METRICS = ("acc", "acc_norm")
+CHUNK = 4096  # texts cut into tokens in one call
 
 
 def available() -> list[str]:
@@ -223,17 +226,33 @@ class LocalLM(HFLM):
     which share the batches that one would make, and all get all answers.
     """
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **kwargs) -> list[int]:
-        """As in HFLM, but a context is not cut into tokens again for each of its choices."""
-        return list(self._encoded(string, add_special_tokens, left_truncate_len, **kwargs))
+    def tok_encode(self, string: str, *args, **kwargs) -> list[int]:
+        """As in HFLM, where the string is not one that `_encode` was given."""
+        known = None if args or kwargs else self._tokens.get(string)
+        return super().tok_encode(string, *args, **kwargs) if known is None else known.tolist()
 
     @functools.cached_property
-    def _encoded(self):
-        return functools.lru_cache(maxsize=8)(super().tok_encode)
+    def _tokens(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _encode(self, strings: list[str]) -> None:
+        """Cut strings into tokens many at a time, on all cores: one by one, MMLU's prompts take longer than the model. As arrays: lists
+        of as many numbers would fill gigabytes."""
+        special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+        prefix = self.tokenizer.decode(self.prefix_token_id)
+        plain = [string for string in dict.fromkeys(strings) if string and not has_bos_prefix(string, prefix)]  # HFLM cuts others differently
+        for at in range(0, len(plain), CHUNK):
+            chunk = plain[at : at + CHUNK]
+            encoded = self.tokenizer(chunk, **special, return_attention_mask=False, verbose=False)["input_ids"]
+            self._tokens.update(zip(chunk, (np.array(tokens, np.int32) for tokens in encoded), strict=True))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """As in HFLM, less its bar for the tokenizer."""
-        return super().loglikelihood(requests, disable_tqdm=True)
+        self._encode([text for context, choice in (request.args for request in requests) for text in (context.rstrip(), context + choice)])
+        try:
+            return super().loglikelihood(requests, disable_tqdm=True)
+        finally:
+            self._tokens.clear()
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, override_bs: int = 0
