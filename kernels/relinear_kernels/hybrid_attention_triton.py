@@ -12,7 +12,7 @@ from relinear_kernels.hybrid_attention_reference import EPS, HybridState, _check
 from relinear_kernels.linear_attention_reference import LinearState
 from relinear_kernels.linear_attention_triton import Walk, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
-from relinear_kernels.sliding_window_attention_reference import extend
+from relinear_kernels.sliding_window_attention_reference import begin, extend
 from relinear_kernels.sliding_window_attention_triton import Near
 from relinear_kernels.triton_common import prepared
 
@@ -89,6 +89,8 @@ def hybrid_attention(
     if cu_seqlens is not None:
         if initial_state is not None or return_state or key_mask is not None:
             raise ValueError("hybrid_attention takes cu_seqlens without key_mask, initial_state or return_state")
+    elif initial_state is None and key_mask is None:
+        ring = begin(empty_ring(), k, v) if return_state else None
     elif initial_state is not None or return_state:
         keys, values, mask, ring = extend(empty_ring() if initial_state is None else initial_state.ring, k, v, key_mask)
         if initial_state is not None:

@@ -56,6 +56,16 @@ def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) ->
     return keys, values, mask, after
 
 
+def begin(state: WindowState, k: Tensor, v: Tensor) -> WindowState:
+    """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a copy of all keys."""
+    length, held, meta = k.shape[1], state.k.shape[1], min(state.meta_age.shape[1], k.shape[1])
+    tail = slice(max(length - held, 0), length)
+    *_, after = extend(state._replace(meta_age=state.meta_age[:, :0]), k[:, tail], v[:, tail], None)
+    put = lambda old, x: torch.cat([x[:, :meta].to(old.dtype), old[:, meta:]], 1)  # noqa: E731
+    age = torch.arange(length - 1, length - 1 - meta, -1, device=k.device).expand(k.shape[0], -1)
+    return after._replace(meta_k=put(state.meta_k, k), meta_v=put(state.meta_v, v), meta_age=put(state.meta_age, age))
+
+
 def _blocks(length: int, window: int) -> tuple[int, int, int]:
     """Queries in a block, blocks, and the padding that fills the last one."""
     c = min(length, max(window, 16))

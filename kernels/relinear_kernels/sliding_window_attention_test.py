@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from relinear_kernels import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import begin, extend, window_state
 from relinear_kernels.sliding_window_attention_reference import sliding_window_attention as blocked
 from relinear_kernels.testing import DEVICE, DTYPES, check, relative
 
@@ -76,3 +77,11 @@ def test_what_the_kernels_do_not_support_is_named():
         sliding_window_attention(**args, window=4)
     with pytest.raises(ValueError, match="at most 16 meta tokens; got 17"):
         sliding_window_attention(**args, window=4, meta=17)
+
+
+@pytest.mark.parametrize("length", [1, 3, 9, 40])
+@pytest.mark.parametrize("meta", [0, 4])
+def test_the_state_after_a_first_piece_is_that_of_a_prefix(length, meta):
+    k, v = torch.randn(2, 2, length, 3, 8).unbind()
+    empty = window_state(2, 7, 3, 8, meta=meta)
+    torch.testing.assert_close(begin(empty, k, v), extend(empty, k, v, None)[3])

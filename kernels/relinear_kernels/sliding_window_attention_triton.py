@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.sliding_window_attention_reference import WindowState, extend
+from relinear_kernels.sliding_window_attention_reference import WindowState, begin, extend
 from relinear_kernels.triton_common import Pieces, block_of, cdiv, check_packed, check_triton, kept, pieces, put, sequence, tile, widest
 
 ABSENT = 2**30  # the position of a meta key that is not there: no query is that far behind it
@@ -327,7 +327,9 @@ def sliding_window_attention(
             bounds = cu_seqlens.tolist()
             meta_k, meta_v = _first(k, bounds, meta), _first(v, bounds, meta)
             pos = torch.arange(meta, device=q.device, dtype=torch.int32).expand(len(bounds) - 1, -1)
-    elif initial_state is None and not return_state and (not meta or key_mask is None):
+    elif initial_state is None and (key_mask is None or not (return_state or meta)):
+        if return_state:
+            after = begin(empty_state(), k, v)
         if meta:
             meta_k, meta_v = k[:, :meta], v[:, :meta]
             meta = meta_k.shape[1]

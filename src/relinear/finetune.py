@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from relinear.corpus import IGNORED, Packed, chance_loss, micro_batches
 from relinear.distributed import rank, size, spread, whole
 from relinear.hardware import memory_bytes, place
-from relinear.model import Linearized, assemble, save_method
+from relinear.model import assemble, maskless, save_method
 from relinear.train import train
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
         for p in added:
             p.requires_grad_(True)
     context.hardware["engine"] = spread(model, None if full else adapters + added, device, context.plan.config.hardware.engine)
+    # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
+    recorded = device == "cuda" and context.hardware["engine"] == "ddp" and maskless(base)
     groups = [(list(model.parameters()) if full else adapters, lr)]
     if added:
         groups.append((added, max(recipe["method_lr"] or lr, lr)))
@@ -91,8 +93,7 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
         checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
         log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
         chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
-        # Not the teacher's own class: transformers looks at its positions in main memory.
-        recorded=device == "cuda" and context.hardware["engine"] == "ddp" and isinstance(base, Linearized),
+        recorded=recorded,
     )  # fmt: skip
     context.tokens = steps * tokens_per_step
     trained = sum(p.numel() for ps, _ in groups for p in ps)

@@ -53,6 +53,9 @@ def place(context: "Context") -> tuple[str, torch.dtype]:
     hardware = context.plan.config.hardware
     device = device_of(context.plan.device or hardware.device)
     dtype = dtype_of(hardware.dtype, device)
+    if device == "cuda" and dtype == torch.bfloat16:
+        # What stays float32 beside it (adapters, gates, feature maps) has bfloat16 inputs: TF32 keeps more digits than they have.
+        torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device == "cuda" else None
     context.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
     return device, dtype

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gemma3 import Gemma3ForCausalLM
 from transformers.models.gpt2 import GPT2LMHeadModel
 from transformers.models.llama import LlamaForCausalLM
@@ -73,8 +74,8 @@ class LinearizedAttention(nn.Module):
         return torch.cat(outputs, 1), state
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
-        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; None means that every token is real.
-        key_mask = None if attention_mask is None else attention_mask[:, 0, 0]
+        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; with no column, or None, every token is real.
+        key_mask = None if attention_mask is None or attention_mask.shape[-1] == 0 else attention_mask[:, 0, 0]
         inputs = self.inputs(hidden_states, position_embeddings, key_mask)
         if self.recording is not None:
             self.recording.append(hidden_states)
@@ -151,7 +152,7 @@ class Linearized(StrictLoading):
         if cache is not None:
             cache.lengths = counts[:, -1]
         # A 4-D mask passes through transformers' mask building untouched, whatever its version: no T x T matrix is ever made.
-        mask = real[:, None, None]
+        mask = real[:, None, None, : 0 if attention_mask is None else length]
         return super().forward(
             input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, past_key_values=cache,
             position_ids=positions, use_cache=bool(use_cache), **kwargs,
@@ -294,6 +295,33 @@ def linearize(
     model.config._attn_implementation = "sdpa"
     model.__class__ = linearized
     return model
+
+
+def _unmasked(module, query, key, value, attention_mask, scaling=None, **kwargs) -> tuple[Tensor, None]:
+    """torch's fused attention without a mask. One query reads its group's keys once: the heads of a group stand in as rows."""
+    batch, heads, length, dim = query.shape
+    if length == 1:
+        out = F.scaled_dot_product_attention(query.view(batch, key.shape[1], -1, dim), key, value, scale=scaling).view(batch, heads, 1, dim)
+    else:
+        out = F.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+UNMASKED = "unmasked"
+AttentionInterface.register(UNMASKED, _unmasked)  # of an implementation without a mask function transformers asks for no mask
+
+
+def maskless(model: PreTrainedModel) -> bool:
+    """Have a model attend without looking at a mask, in place, for inputs without padding; whether it can.
+
+    Linearized models do so without being told. A teacher cannot where it limits its layers to sliding windows.
+    """
+    if isinstance(model, Linearized):
+        return True
+    if type(model) not in FAMILIES or any(_windows(model, FAMILIES[type(model)])):
+        return False
+    model.set_attn_implementation(UNMASKED)
+    return True
 
 
 def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:

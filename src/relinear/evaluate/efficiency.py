@@ -31,17 +31,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from relinear.config import read_runs
 from relinear.errors import UserError
 from relinear.gpus import claim
 from relinear.graph import Decoder, capture
-from relinear.model import linearize
+from relinear.model import UNMASKED, linearize
 from relinear.stage import git_state, versions
 from relinear.state import nbytes
 
@@ -95,19 +94,6 @@ class Setting(NamedTuple):
 
 
 # --- softmax attention as a fair peer ---
-
-
-def _unmasked(module, query, key, value, attention_mask, scaling=None, **kwargs) -> tuple[Tensor, None]:
-    """torch's fused attention without a mask. One query reads its group's keys once: the heads of a group stand in as rows."""
-    batch, heads, length, dim = query.shape
-    if length == 1:
-        out = F.scaled_dot_product_attention(query.view(batch, key.shape[1], -1, dim), key, value, scale=scaling).view(batch, heads, 1, dim)
-    else:
-        out = F.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2), None
-
-
-AttentionInterface.register("unmasked", _unmasked)  # of an implementation without a mask function transformers asks for no mask
 
 
 class FixedLayer(CacheLayerMixin):
@@ -259,7 +245,7 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
     """A run of workflow/runs.yaml at a shape, its weights random and made where they are used."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="unmasked").eval().requires_grad_(False)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
         if run in TEACHERS:
             return {"teacher": Teacher, "teacher_dynamic": DynamicTeacher}[run](model)
         runs = read_runs()

@@ -70,7 +70,7 @@ SUITE = (
     ("curve", "smollm2-135m", ("lizard", "supra"), "fsdp", 8),
     ("weak", "llama-3-8b", ("supra",), "fsdp", None),  # all weights are trained: no replica fits a GPU
 )
-WARM, TIMED = 2, 5  # steps
+WARM, TIMED = 3, 5  # steps; the third records the graph
 CURVE = 20  # steps
 STAGES = ("distill", "finetune")
 GRACE = 20  # seconds beyond its time that a measurement may take to end
