@@ -6,6 +6,7 @@ from test_laws import CASES, name
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.attention._base import DISTILL_LOSSES
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
 from relinear_kernels import attention_cross_entropy
@@ -38,13 +39,14 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
         assert distance(torch.cat(pieces, 1), logits[path]) < 2e-2
         assert distance(padded, logits[path]) < 2e-2
         if case[0] != "supra":
-            model.zero_grad()
-            for method, inputs in layer_inputs(model, record(model, ids)):
-                method.distill_loss(inputs, "mse").backward()
-            gradients[path] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
+            for loss in DISTILL_LOSSES:
+                model.zero_grad()
+                for method, inputs in layer_inputs(model, record(model, ids)):
+                    method.distill_loss(inputs, loss).backward()
+                gradients[path, loss] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
     assert distance(logits["auto"], logits["torch"]) < 2e-2
-    if gradients:
-        assert distance(gradients["auto"], gradients["torch"]) < 1e-1
+    for path, loss in gradients:
+        assert distance(gradients[path, loss], gradients["torch", loss]) < 1e-1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -61,7 +61,7 @@ def test_a_row_that_sees_nothing_is_zero():
 
 
 def test_scores_that_spread_far():
-    agree(inputs(100, 16, 16, 2, 1, spread=30.0), scale=1.0)
+    agree(inputs(100, 16, 16, 2, 1, spread=30.0), DTYPES[0], scale=1.0)  # bfloat16 on a GPU: tf32 would be 0.1 off such scores
 
 
 def test_weights_below_the_floor_and_denominators_below_eps_are_clamped():
