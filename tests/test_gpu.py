@@ -6,8 +6,11 @@ from test_laws import CASES, name
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.attention._base import DISTILL_LOSSES
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
+from relinear_kernels import attention_cross_entropy
+from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SHAPE = {"vocab_size": 512, "hidden_size": 576, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 9,
@@ -36,13 +39,32 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
         assert distance(torch.cat(pieces, 1), logits[path]) < 2e-2
         assert distance(padded, logits[path]) < 2e-2
         if case[0] != "supra":
-            model.zero_grad()
-            for method, inputs in layer_inputs(model, record(model, ids)):
-                method.distill_loss(inputs, "mse").backward()
-            gradients[path] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
+            for loss in DISTILL_LOSSES:
+                model.zero_grad()
+                for method, inputs in layer_inputs(model, record(model, ids)):
+                    method.distill_loss(inputs, loss).backward()
+                gradients[path, loss] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
     assert distance(logits["auto"], logits["torch"]) < 2e-2
-    if gradients:
-        assert distance(gradients["auto"], gradients["torch"]) < 1e-1
+    for path, loss in gradients:
+        assert distance(gradients[path, loss], gradients["torch", loss]) < 1e-1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(9, 3, 64), (8, 2, 128)])
+def test_fused_cross_entropy_equals_its_definition_in_float64(heads, groups, dim, dtype):
+    """Hedgehog's features on SmolLM2's and Llama's heads: sharp softmaxes of both signs."""
+    torch.manual_seed(0)
+    r = lambda *s: torch.randn(2, 1000, *s, device="cuda")  # noqa: E731
+    q, k = 2 * r(heads, dim).to(dtype), r(groups, dim).to(dtype)
+    phi = [torch.cat([x.softmax(-1), (-x).softmax(-1)], -1).clamp(min=1e-12) for x in (3 * r(heads, dim), 3 * r(heads, dim))]
+    found = []
+    for op, cast in ((attention_cross_entropy, torch.float32), (quadratic, torch.float64)):
+        given = [x.to(cast).requires_grad_() for x in phi]
+        loss = op(*(x if cast == torch.float32 else x.double() for x in (q, k)), *given, scale=dim**-0.5)
+        found.append((loss, *torch.autograd.grad(loss.mean(), given)))
+    (loss, *gradients), (exact, *want) = found
+    assert loss.mean().item() == pytest.approx(exact.mean().item(), rel=2e-3) and distance(loss, exact) < 2e-3
+    assert all(distance(a, b) < 2e-2 for a, b in zip(gradients, want, strict=True))
 
 
 @pytest.mark.parametrize("method", ["hedgehog", "lolcats", "lizard", "t2r", "supra"])

@@ -1,9 +1,12 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form.
 
 `linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
-token of any of them. RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
+token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's.
+RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 """
 
+from relinear_kernels.attention_cross_entropy import attention_cross_entropy
+from relinear_kernels.attention_cross_entropy_reference import cross_entropy
 from relinear_kernels.decode_step import decode_step
 from relinear_kernels.features import FEATURES, check_feature
 from relinear_kernels.gated_linear_attention import gated_linear_attention
@@ -11,7 +14,7 @@ from relinear_kernels.gated_linear_attention_reference import gated_linear_atten
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
-from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_state
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_features, linear_state
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
@@ -24,7 +27,9 @@ __all__ = [
     "HybridState",
     "LinearState",
     "WindowState",
+    "attention_cross_entropy",
     "check_feature",
+    "cross_entropy",
     "decode_step",
     "gated_linear_attention",
     "gated_linear_attention_weights",
@@ -33,6 +38,7 @@ __all__ = [
     "hybrid_state",
     "linear_attention",
     "linear_attention_weights",
+    "linear_features",
     "linear_state",
     "sliding_window_attention",
     "sliding_window_weights",

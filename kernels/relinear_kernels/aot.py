@@ -109,6 +109,14 @@ def _hybrid(dim, features, dtype=torch.bfloat16):
     hybrid_attention(**args, **matrices, window=64, window_factor=gamma, empty_ring=None).float().sum().backward()
 
 
+def _cross_entropy(dim, features, dtype=torch.bfloat16):
+    from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy
+
+    args, _ = _tensors(2, 1, dim, features, dtype)
+    phi = [torch.zeros(1, 128, 2, features, requires_grad=True) for _ in range(2)]
+    attention_cross_entropy(args["q"], args["k"], *phi, scale=1.0, window=None, key_mask=None, eps=1e-6).sum().backward()
+
+
 def _gated(feature, dim, features, dtype=torch.bfloat16):
     from relinear_kernels.gated_linear_attention_triton import gated_linear_attention
 
@@ -141,6 +149,7 @@ CASES = {
     "decode window D128": lambda: _decode("window", 128, 64),
     "decode hybrid D128 F64": lambda: _decode("hybrid", 128, 64),
     "window D128 meta 4": lambda: _window(128, 128, 4),
+    "cross_entropy D64 F128": lambda: _cross_entropy(64, 128),
 }
 MORE = {
     "linear softmax_pm D128 F64 gate": lambda: _linear("softmax_pm", 128, 64, True),
@@ -165,6 +174,10 @@ MORE = {
     "window D128": lambda: _window(128, 64, 0),
     "window D64": lambda: _window(64, 64, 0),
     "window D64 meta 4": lambda: _window(64, 128, 4),
+    "cross_entropy D64 F64": lambda: _cross_entropy(64, 64),
+    "cross_entropy D128 F128": lambda: _cross_entropy(128, 128),
+    "cross_entropy D128 F256": lambda: _cross_entropy(128, 256),
+    "cross_entropy D128 F256 float32": lambda: _cross_entropy(128, 256, torch.float32),
     "linear softmax_pm D128 F64 float32": lambda: _linear("softmax_pm", 128, 64, True, torch.float32),
 }
 

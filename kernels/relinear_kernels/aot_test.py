@@ -35,6 +35,11 @@ def test_kernels_of_smollm2_fit_and_use_tensor_cores(case, spills):
     check(compile_cases(case, "--all"), spills)
 
 
+@pytest.mark.parametrize("case", ["cross_entropy D64 F128", "cross_entropy D128 F256"])
+def test_cross_entropy_spills_nothing(case):
+    check(compile_cases(case, "--all"), 0)
+
+
 def test_decode_fits():
     check(compile_cases("decode"), 0)
 

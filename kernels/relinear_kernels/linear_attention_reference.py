@@ -81,6 +81,16 @@ def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
     return phi_q, phi_k, reference
 
 
+def linear_features(
+    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None
+) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"]] | None:
+    """phi_q and phi_k, at least float32 and head-major in memory; None for exponential features, which have no common scale."""
+    if check_feature(feature) in EXPONENTIAL:
+        return None
+    phi_q, phi_k, _ = _features(_accumulate(q), _accumulate(k), w_q, w_k, b_q, b_k, feature, None, q.shape[1], None)
+    return phi_q.transpose(1, 2), phi_k.transpose(1, 2)
+
+
 def linear_attention_weights(
     q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, eps=EPS
 ) -> Float[Tensor, "B H T T"]:

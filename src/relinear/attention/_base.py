@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from relinear_kernels import attention_cross_entropy, cross_entropy, sliding_window_weights
+
 DISTILL_LOSSES = ("cross_entropy", "mse")
 
 
@@ -106,6 +108,11 @@ class Attention(nn.Module):
         """The T x T matrix the method implies, row = query: for heatmaps, KL and the cross-entropy transfer. Quadratic."""
         raise NotImplementedError
 
+    def phi(self, inputs: Inputs) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"]] | None:
+        """Features of q and k whose products, over their row's sum, are `attention_weights`: the cross-entropy transfer is then not quadratic
+        in memory. None: the weights are no such thing."""
+        return None
+
     def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:
         """How far the method is from the teacher's softmax attention on the teacher's own inputs.
 
@@ -117,9 +124,12 @@ class Attention(nn.Module):
             target = softmax_output(inputs, self.heads).float()
             error = (self(inputs)[0].float() - target).square().mean((-1, -2))
         elif loss == "cross_entropy":
-            target = softmax_weights(inputs, self.heads)
-            weights = self.attention_weights(inputs).clamp(min=1e-12)
-            error = -(target * weights.log()).sum(-1).mean(1)
+            if (phi := self.phi(inputs)) is None:
+                error = cross_entropy(softmax_weights(inputs, self.heads), self.attention_weights(inputs))
+            else:
+                teacher = {"scale": self.heads.scale, "window": self.heads.window, "key_mask": real}
+                error = attention_cross_entropy(*inputs.rotated(), *phi, **teacher)
+            error = error.mean(-1)
         else:
             raise ValueError(f"no transfer loss {loss!r}; have {', '.join(DISTILL_LOSSES)}")
         return error.mean() if real is None else (error * real).sum() / real.sum()
@@ -133,12 +143,8 @@ def causal(length: int, window: int | None = None, device=None) -> Bool[Tensor, 
 
 def softmax_weights(inputs: Inputs, heads: Heads) -> Float[Tensor, "B H T T"]:
     """The teacher's causal attention weights, float32, row = query. Padding rows are zero."""
-    q, k = (wide(x) for x in inputs.rotated())
-    scores = torch.einsum("bthd,bihd->bhti", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * heads.scale
-    seen = causal(q.shape[1], heads.window, q.device)[None, None]
-    if inputs.key_mask is not None:
-        seen = seen & inputs.key_mask[:, None, None]
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    window = inputs.q.shape[1] if heads.window is None else heads.window
+    return sliding_window_weights(*inputs.rotated(), window=window, scale=heads.scale, key_mask=inputs.key_mask)
 
 
 def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:

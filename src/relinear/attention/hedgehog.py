@@ -11,7 +11,7 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity
-from relinear_kernels import linear_attention, linear_attention_weights, linear_state
+from relinear_kernels import linear_attention, linear_attention_weights, linear_features, linear_state
 
 
 class Options(_base.Options):
@@ -41,6 +41,9 @@ class Method(Attention):
 
     def init_state(self, batch, device=None):
         return linear_state(batch, self.heads.heads, 2 * self.heads.dim, self.heads.dim, device)
+
+    def phi(self, inputs: Inputs):
+        return linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
         return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask)

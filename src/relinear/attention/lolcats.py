@@ -23,6 +23,7 @@ from relinear_kernels import (
     hybrid_state,
     linear_attention,
     linear_attention_weights,
+    linear_features,
     linear_state,
     sliding_window_attention,
     sliding_window_weights,
@@ -124,6 +125,9 @@ class Method(Attention):
         if o.variant == "code":
             return hybrid_state(batch, h.heads, h.groups, h.dim, self.features, window=o.window, device=device)
         return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
+
+    def phi(self, inputs: Inputs):
+        return None if self.options.window else linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
         q, k = inputs.rotated()

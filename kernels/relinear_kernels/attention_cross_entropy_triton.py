@@ -1,0 +1,200 @@
+"""The cross-entropy of linear attention against softmax in Triton: FlashAttention's recurrence, with no T x T matrix in memory.
+
+With a_ij = phi_q_i . phi_k_j, den_i = max(sum_j a_ij, eps) and u_i the sum of p_ij over the weights that are not clamped,
+
+    d loss_i / d a_ij = u_i / den_i (0 where den is clamped) - p_ij / a_ij (0 where the weight is clamped).
+
+Tiles of p and a are formed anew wherever they are needed: for the row sums, then for the loss (what is clamped depends on the row's
+sum), for the gradient of phi_q by blocks of queries and for that of phi_k by blocks of keys. One program writes each number: no
+atomics, so equal inputs give equal bits. Features and what belongs to a row lie head-major, `[B, H, T, ..]`, as
+`linear_features` makes them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from relinear_kernels.attention_cross_entropy_reference import FLOOR
+from relinear_kernels.triton_common import block_of, cdiv, check_triton, kept, put, sequence, tile, widest
+
+COUNTS = (16, 32, 64, 128, 256)  # features
+
+
+def config(dim: int, features: int) -> dict:
+    """Rows of a block, columns of a step, warps, pipeline stages: what spills no register.
+
+    A product of float32 wants both operands along what is summed over, so a step's features pass through registers into a transposed copy.
+    """
+    return {"BT": 64, "BC": 32, "num_warps": 4 if dim + features <= 192 else 8, "num_stages": 2}
+
+
+@triton.jit
+def _head(i, T, H: tl.constexpr, BT: tl.constexpr):
+    """Program i's head, sequence, its first position, the first of that head's rows in `[B, H, T]`, and the program's block of it."""
+    n, block = block_of(i // H, T, None, BT)
+    start, _ = sequence(n, T, None)
+    return i % H, n, start, start * H + i % H * T, block
+
+
+@triton.jit
+def _scores(x, y, near, scale):
+    """The teacher's scores, -inf where not seen."""
+    return tl.where(near, tl.dot(x, tl.trans(y), input_precision="tf32") * scale, float("-inf"))
+
+
+@triton.jit
+def _products(x, y, seen):
+    """Those of the features, zero where not seen."""
+    return tl.where(seen, tl.dot(x, tl.trans(y), input_precision="tf32"), 0.0)
+
+
+@triton.jit
+def _gradient(s, a, lse, over, share, g, seen, floor):
+    """That of the products, from what belongs to the tile's queries."""
+    live = seen & (a * over >= floor)
+    return tl.where(seen, g * (share - tl.where(live, tl.exp(s - lse) / tl.where(live, a, 1.0), 0.0)), 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "W"])
+def _forward(
+    q, k, phi_q, phi_k, mask, loss, lse_at, over_at, share_at, T, W, scale, eps, floor,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The loss of a block of queries, and what a backward pass reads: log-sum-exp of the scores, 1 / den and u / den, `[B, H, T]`."""
+    h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
+    rows = block * BT + tl.arange(0, BT)
+    qt = tile(q + (start * H + h) * D, rows, T, H, D)
+    fq = tile(phi_q + at * F, rows, T, 1, F)
+    k += (start * N + h // (H // N)) * D
+    phi_k += at * F
+    top = tl.full([BT], float("-inf"), tl.float32)
+    total = tl.zeros([BT], tl.float32)
+    den = tl.zeros([BT], tl.float32)
+    for j in range(0, (block + 1) * (BT // BC)):
+        cols = j * BC + tl.arange(0, BC)
+        far = rows[:, None] - cols[None, :]
+        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        den += tl.sum(_products(fq, tile(phi_k, cols, T, 1, F), seen), 1)
+        s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
+        new = tl.maximum(top, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), 1)
+        top = new
+    lse = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
+    over = 1 / tl.maximum(den, eps)
+    value = tl.zeros([BT], tl.float32)
+    unclamped = tl.zeros([BT], tl.float32)
+    for j in range(0, (block + 1) * (BT // BC)):
+        cols = j * BC + tl.arange(0, BC)
+        far = rows[:, None] - cols[None, :]
+        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        weight = _products(fq, tile(phi_k, cols, T, 1, F), seen) * over[:, None]
+        p = tl.exp(_scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale) - lse[:, None])
+        value -= tl.sum(p * tl.log(tl.maximum(weight, floor)), 1)
+        unclamped += tl.sum(tl.where(weight >= floor, p, 0.0), 1)
+    inside = rows < T
+    tl.store(loss + at + rows, value, mask=inside)
+    tl.store(lse_at + at + rows, lse, mask=inside)
+    tl.store(over_at + at + rows, over, mask=inside)
+    tl.store(share_at + at + rows, tl.where(den >= eps, unclamped * over, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "W"])
+def _queries(
+    q, k, phi_q, phi_k, mask, lse_at, over_at, share_at, g_at, dphi_q, T, W, scale, floor,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of phi_q of a block of queries."""
+    h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
+    rows = block * BT + tl.arange(0, BT)
+    inside = rows < T
+    qt = tile(q + (start * H + h) * D, rows, T, H, D)
+    fq = tile(phi_q + at * F, rows, T, 1, F)
+    lse = tl.load(lse_at + at + rows, mask=inside, other=0.0)[:, None]
+    over = tl.load(over_at + at + rows, mask=inside, other=0.0)[:, None]
+    share = tl.load(share_at + at + rows, mask=inside, other=0.0)[:, None]
+    g = tl.load(g_at + at + rows, mask=inside, other=0.0)[:, None]
+    k += (start * N + h // (H // N)) * D
+    acc = tl.zeros([BT, F], tl.float32)
+    for j in range(0, (block + 1) * (BT // BC)):
+        cols = j * BC + tl.arange(0, BC)
+        far = rows[:, None] - cols[None, :]
+        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        fk = tile(phi_k + at * F, cols, T, 1, F)
+        a = _products(fq, fk, seen)
+        s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
+        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, floor), fk, acc, input_precision="tf32")
+    put(dphi_q + at * F, acc, rows, T, 1, F)
+
+
+@triton.jit(do_not_specialize=["T", "W"])
+def _keys(
+    q, k, phi_q, phi_k, mask, lse_at, over_at, share_at, g_at, dphi_k, T, W, scale, floor,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of phi_k of a block of keys. All tiles transposed, formed so: an accumulator is never a transposed left operand."""
+    h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
+    rows = block * BT + tl.arange(0, BT)
+    kt = tile(k + (start * N + h // (H // N)) * D, rows, T, N, D)
+    fk = tile(phi_k + at * F, rows, T, 1, F)
+    keep = kept(mask, start, rows, T)[:, None]
+    q += (start * H + h) * D
+    acc = tl.zeros([BT, F], tl.float32)
+    for i in range(block * (BT // BC), tl.cdiv(T, BC)):
+        cols = i * BC + tl.arange(0, BC)
+        inside = cols < T
+        far = cols[None, :] - rows[:, None]
+        seen = (far >= 0) & keep & inside[None, :]
+        fq = tile(phi_q + at * F, cols, T, 1, F)
+        lse = tl.load(lse_at + at + cols, mask=inside, other=0.0)[None, :]
+        over = tl.load(over_at + at + cols, mask=inside, other=0.0)[None, :]
+        share = tl.load(share_at + at + cols, mask=inside, other=0.0)[None, :]
+        g = tl.load(g_at + at + cols, mask=inside, other=0.0)[None, :]
+        a = _products(fk, fq, seen)
+        s = _scores(kt, tile(q, cols, T, H, D), seen & (far < W), scale)
+        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, floor), fq, acc, input_precision="tf32")
+    put(dphi_k + at * F, acc, rows, T, 1, F)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`: the loss `[B, H, T]`."""
+
+    @staticmethod
+    def forward(ctx, q, k, phi_q, phi_k, mask, window, scale, eps):
+        batch, heads, length, features = phi_q.shape
+        shape = {"H": heads, "N": k.shape[2], "D": q.shape[3], "F": features, **config(q.shape[3], features)}
+        grid = (batch * heads * cdiv(length, shape["BT"]),)
+        loss, lse, over, share = (torch.empty(batch, heads, length, device=q.device, dtype=torch.float32) for _ in range(4))
+        _forward[grid](q, k, phi_q, phi_k, mask, loss, lse, over, share, length, window, scale, eps, FLOOR, **shape)
+        ctx.save_for_backward(q, k, phi_q, phi_k, mask, lse, over, share)
+        ctx.launch = grid, (length, window, scale, FLOOR), shape
+        return loss
+
+    @staticmethod
+    def backward(ctx, g):
+        grid, numbers, shape = ctx.launch
+        saved, g, gradients = ctx.saved_tensors, g.contiguous(), [None, None]
+        for i, kernel in enumerate((_queries, _keys)):
+            if ctx.needs_input_grad[2 + i]:
+                gradients[i] = torch.empty_like(saved[2 + i])
+                kernel[grid](*saved, g, gradients[i], *numbers, **shape)
+        return None, None, *gradients, None, None, None, None
+
+
+def attention_cross_entropy(q, k, phi_q, phi_k, *, scale: float, window: int | None, key_mask: Tensor | None, eps: float) -> Tensor:
+    """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError naming what they support."""
+    op, heads = "attention_cross_entropy", q.shape[2]
+    if heads % k.shape[2]:
+        raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
+    if phi_q.shape != phi_k.shape or phi_q.shape[:3] != q.shape[:3]:
+        want = f"[B={q.shape[0]}, T={q.shape[1]}, H={heads}, F]"
+        raise ValueError(f"{op} takes features phi_q and phi_k of {want}; got {list(phi_q.shape)} and {list(phi_k.shape)}")
+    q, k = (x.detach().to(widest(q, k)).contiguous() for x in (q, k))
+    check_triton(op, q=q, k=k)
+    if phi_q.shape[-1] not in COUNTS or {phi_q.dtype, phi_k.dtype} != {torch.float32}:
+        raise ValueError(f"{op} on the Triton path takes float32 features, {COUNTS} of them; got {phi_q.shape[-1]} of {phi_q.dtype}, {phi_k.dtype}")
+    phi_q, phi_k = (x.transpose(1, 2).contiguous() for x in (phi_q, phi_k))
+    mask = None if key_mask is None else key_mask.contiguous()
+    window = q.shape[1] if window is None else window
+    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, window, scale, eps).transpose(1, 2)
