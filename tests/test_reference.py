@@ -54,6 +54,9 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path, monke
     assert sizes.keys() == {"runs/lizard", "table2.csv", "table2.provenance.json", "lolcats", "corpus"}
     left = json.loads((tmp_path / "out/reference.json").read_text())["left_out_bytes"]
     assert {"runs/lizard/finetune/model.safetensors", "corpus/train_tokens.npy"} <= left.keys()
+    reference.export(results, tmp_path / "out", weights=False)
+    light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert light == {name for name in kept if not name.endswith(".safetensors")}
     reference.export(results, tmp_path / "out")  # its own work is replaced
     reference.verify(tmp_path / "out")
     (tmp_path / "out/table2.csv").write_text("y")

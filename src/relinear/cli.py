@@ -187,11 +187,12 @@ def track_rebuild(results: Results = Path("results")) -> None:
 def track_export(
     scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
     out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
+    weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters too: some 12 MB a run of SmolLM2.")] = True,
 ) -> None:
     """Copy what is worth committing of a scale's results: tables, records, curves, item scores, adapters, methods' parameters."""
     from relinear.reference import export
 
-    sizes = export(scale_results, out)
+    sizes = export(scale_results, out, weights=weights)
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")

@@ -23,10 +23,11 @@ OF_ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
 
-def export(results: Path | str, out: Path | str) -> dict[str, int]:
+def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
-    Lines (curves, item scores) above `LONG` bytes are compressed. An `out` that an earlier export made is replaced.
+    Lines (curves, item scores) above `LONG` bytes are compressed. Adapters and methods' parameters stay behind unless `weights`. An `out`
+    that an earlier export made is replaced.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
     more than `LARGEST` bytes.
@@ -36,7 +37,7 @@ def export(results: Path | str, out: Path | str) -> dict[str, int]:
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    kept = dict(sorted(_kept(results)))
+    kept = {name: path for name, path in sorted(_kept(results)) if weights or path.suffix != ".safetensors"}
     with folder_aside(out) as scratch:
         for name, source in kept.items():
             _copy(source, scratch / name)
