@@ -367,6 +367,12 @@ def decode(bench, batch, h, n, d=128, f=64):
     bench.decode("decode_step linear_attention", "fla fused_recurrent_linear_attn", shape, sums, peer)
 
 
+def _since(row):
+    """The commit of a row that is not of the last run's."""
+    _, found, commit = row["note"].partition("measured at ")
+    return f" (at {commit})" if found else ""
+
+
 def figures(folder: Path) -> None:
     """Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
     import matplotlib
@@ -380,7 +386,7 @@ def figures(folder: Path) -> None:
     at.sort(key=lambda r: float(r["ms"]))
     fig, ax = plt.subplots(figsize=(8, 0.32 * len(at) + 1.4))
     colours = ["tab:blue" if r["provider"] == "relinear" else "tab:gray" for r in at]
-    ax.barh([f"{r['op']}: {r['provider']}" for r in at], [float(r["ms"]) for r in at], color=colours)
+    ax.barh([f"{r['op']}: {r['provider']}{_since(r)}" for r in at], [float(r["ms"]) for r in at], color=colours)
     ax.bar_label(ax.containers[0], [f"{float(r['ms']):.2f}" for r in at], padding=3, fontsize=8)
     ax.set_xscale("log")
     ax.set_xlim(0.2, 3 * max(float(r["ms"]) for r in at))
@@ -389,7 +395,7 @@ def figures(folder: Path) -> None:
                  "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)", fontsize=9)  # fmt: skip
     fig.tight_layout()
     fig.savefig(folder / "lizard_figure6.png", dpi=150)
-    fig, axes = plt.subplots(1, 2, figsize=(10, 4))
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     layer = [r for r in rows if (r["B"], r["H"], r["D"]) == ("1", "12", "64") and r["mode"] == "forward"]
     names = {"linear_attention": "Hedgehog (fused)", "softmax attention": "FlashAttention (SDPA)", "taylor map": "Taylor map (torch)"}
     for op, label in names.items():
@@ -397,15 +403,15 @@ def figures(folder: Path) -> None:
                       or r["op"] == op == "taylor map")  # fmt: skip
         if not line:
             continue
+        label += next((_since(r) for r in layer if r["op"] == op and _since(r)), "")
         for ax, column in zip(axes, (1, 2), strict=True):
             ax.plot([x[0] for x in line], [x[column] for x in line], marker="o", label=label)
     for ax, what in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
         ax.set(xscale="log", yscale="log", xlabel="sequence length", ylabel=what)
         ax.set_xscale("log", base=2)
         ax.grid(alpha=0.3)
-    axes[0].legend()
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     fig.suptitle("Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200")
-    fig.tight_layout()
     fig.savefig(folder / "hedgehog_figure6.png", dpi=150)
 
 
