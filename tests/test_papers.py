@@ -222,6 +222,18 @@ def test_a_missing_task_leaves_its_average_unrun_and_the_other_standing(paper, t
     assert float(row["avg_no_mmlu"]) == pytest.approx(60.4)
 
 
+def test_tasks_that_no_paper_has_stand_beside_its_averages_where_they_were_scored(metrics, paper, tmp_path):
+    headline.table2(metrics, paper, tmp_path, "mini")
+    assert "LAMBADA" not in (tmp_path / "table2.md").read_text() and read_csv(tmp_path / "table2.csv")["teacher"]["boolq_acc"] == "not run"
+    more = evaluation("teacher", 0.6)
+    more["tasks"]["lambada_openai"] = {"acc": 0.28, "acc_stderr": 0.006, "n": 5153}
+    path = stage(tmp_path / "more", "teacher", "evaluate", more)
+    headline.table2({"teacher": path}, paper, tmp_path, "mini")
+    row, text = read_csv(tmp_path / "table2.csv")["teacher"], (tmp_path / "table2.md").read_text()
+    assert float(row["lambada_openai_acc"]) == pytest.approx(28.0) and row["boolq_acc"] == "not run"
+    assert "LAMBADA (n=5153)" in text and "28.0 ± 0.6" in text and "BoolQ" not in text
+
+
 def test_every_filled_cell_leads_to_the_run_json_or_the_yaml_entry_that_holds_it(metrics, paper, tmp_path):
     headline.table2(metrics | {"t2r": None}, paper, tmp_path, "mini")
     record = json.loads((tmp_path / "table2.provenance.json").read_text())

@@ -48,6 +48,8 @@ Average = Literal["avg", "avg_no_mmlu"]
 TASKS: tuple[TaskColumn, ...] = get_args(TaskColumn)
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
+BESIDE = ("lambada_openai_acc", "boolq_acc")  # tasks that no paper's table has, where a scale scores them; in no average
+
 # What each average is the unweighted mean of, as Lizard and LoLCATs have it: PIQA counts once, by acc.
 AVERAGED: dict[Average, tuple[TaskColumn, ...]] = {
     "avg": tuple(task for task in TASKS if task != "piqa_acc_norm"),
@@ -64,6 +66,8 @@ TITLES = {
     "mmlu_acc": "MMLU",
     "avg": "Avg",
     "avg_no_mmlu": "Avg, no MMLU",
+    "lambada_openai_acc": "LAMBADA",
+    "boolq_acc": "BoolQ",
 }
 
 DESCRIBED = ("run", "method", "variant", "scale", "trainable_params", "distill_tokens", "finetune_tokens")
@@ -72,8 +76,9 @@ MEASURED = (
     "ppl",
     *TASKS,
     *AVERAGES,
+    *BESIDE,
     "ppl_stderr",
-    *(f"{task}_{suffix}" for task in TASKS for suffix in ("stderr", "n")),
+    *(f"{task}_{suffix}" for task in (*TASKS, *BESIDE) for suffix in ("stderr", "n")),
     *(f"{average}_stderr" for average in AVERAGES),
     *("gate", "collapsed"),
 )
@@ -201,7 +206,7 @@ def _measured(evaluation: Evaluation) -> dict[str, Any]:
         "gate": "passed" if evaluation.gate.passed else "failed",
         "collapsed": evaluation.collapsed,
     }
-    for column in TASKS:
+    for column in (*TASKS, *BESIDE):
         name, _, metric = column.partition("_acc")
         row |= _score(column, f"acc{metric}", evaluation.tasks.get(name))
     for average, columns in AVERAGED.items():
@@ -259,8 +264,9 @@ def _as_markdown(
     teacher: str | None,
 ) -> str:
     """Ours, then what the papers print, then what a reader must know about both."""
-    columns = (*TASKS, *AVERAGES)
-    items = {c: {row[f"{c}_n"] for row in rows.values() if isinstance(row[f"{c}_n"], int)} for c in TASKS}
+    papers = (*TASKS, *AVERAGES)
+    columns = (*papers, *(c for c in BESIDE if any(row[c] != NOT_RUN for row in rows.values())))
+    items = {c: {row[f"{c}_n"] for row in rows.values() if isinstance(row[f"{c}_n"], int)} for c in (*TASKS, *BESIDE)}
     same = {c: len(ns) == 1 for c, ns in items.items()}  # then n stands in the header, else in each cell
     header = ["Run", "Trained", "Tokens", "Perplexity"]
     header += [f"{TITLES[c]} (n={next(iter(items[c]))})" if same.get(c) else TITLES[c] for c in columns]
@@ -278,7 +284,7 @@ def _as_markdown(
         [
             f"`{run}`",
             row["published_model"],
-            *(_one_decimal(row[f"published_{c}"]) for c in columns),
+            *(_one_decimal(row[f"published_{c}"]) for c in papers),
             row["published_source"],
         ]
         for run, row in rows.items()
@@ -296,7 +302,7 @@ def _as_markdown(
         "",
         "**Published**, for other teachers and budgets: compare order and distance to the teacher.",
         "",
-        markdown(["Run", "Model", *(TITLES[c] for c in columns), "Source"], printed),
+        markdown(["Run", "Model", *(TITLES[c] for c in papers), "Source"], printed),
         "",
         *(f"- {note.where}: {note.text}." for note in paper.table2.misprints),
         "- No paper reports these tasks for: " + ", ".join(f"`{row.run}`" for row in paper.table2.rows if not row.published) + ".",
