@@ -38,6 +38,23 @@ def _head(i, T, H: tl.constexpr, BT: tl.constexpr):
 
 
 @triton.jit
+def _seen(rows, cols, mask, start, T):
+    """How far before a query each key is, and which keys it sees."""
+    far = rows[:, None] - cols[None, :]
+    return far, (far >= 0) & kept(mask, start, cols, T)[None, :]
+
+
+@triton.jit
+def _of_queries(lse_at, over_at, share_at, g_at, i, at, T):
+    """What the forward pass left of queries i, and their loss's gradient."""
+    inside = i < T
+    lse = tl.load(lse_at + at + i, mask=inside, other=0.0)
+    over = tl.load(over_at + at + i, mask=inside, other=0.0)
+    share = tl.load(share_at + at + i, mask=inside, other=0.0)
+    return lse, over, share, tl.load(g_at + at + i, mask=inside, other=0.0)
+
+
+@triton.jit
 def _scores(x, y, near, scale):
     """The teacher's scores, -inf where not seen."""
     return tl.where(near, tl.dot(x, tl.trans(y), input_precision="tf32") * scale, float("-inf"))
@@ -73,8 +90,7 @@ def _forward(
     den = tl.zeros([BT], tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
         cols = j * BC + tl.arange(0, BC)
-        far = rows[:, None] - cols[None, :]
-        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        far, seen = _seen(rows, cols, mask, start, T)
         den += tl.sum(_products(fq, tile(phi_k, cols, T, 1, F), seen), 1)
         s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
         new = tl.maximum(top, tl.max(s, 1))
@@ -87,8 +103,7 @@ def _forward(
     unclamped = tl.zeros([BT], tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
         cols = j * BC + tl.arange(0, BC)
-        far = rows[:, None] - cols[None, :]
-        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        far, seen = _seen(rows, cols, mask, start, T)
         weight = _products(fq, tile(phi_k, cols, T, 1, F), seen) * over[:, None]
         p = tl.exp(_scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale) - lse[:, None])
         value -= tl.sum(p * tl.log(tl.maximum(weight, floor)), 1)
@@ -108,19 +123,14 @@ def _queries(
     """The gradient of phi_q of a block of queries."""
     h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
     rows = block * BT + tl.arange(0, BT)
-    inside = rows < T
     qt = tile(q + (start * H + h) * D, rows, T, H, D)
     fq = tile(phi_q + at * F, rows, T, 1, F)
-    lse = tl.load(lse_at + at + rows, mask=inside, other=0.0)[:, None]
-    over = tl.load(over_at + at + rows, mask=inside, other=0.0)[:, None]
-    share = tl.load(share_at + at + rows, mask=inside, other=0.0)[:, None]
-    g = tl.load(g_at + at + rows, mask=inside, other=0.0)[:, None]
+    lse, over, share, g = _of_queries(lse_at, over_at, share_at, g_at, rows[:, None], at, T)
     k += (start * N + h // (H // N)) * D
     acc = tl.zeros([BT, F], tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
         cols = j * BC + tl.arange(0, BC)
-        far = rows[:, None] - cols[None, :]
-        seen = (far >= 0) & kept(mask, start, cols, T)[None, :]
+        far, seen = _seen(rows, cols, mask, start, T)
         fk = tile(phi_k + at * F, cols, T, 1, F)
         a = _products(fq, fk, seen)
         s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
@@ -143,14 +153,10 @@ def _keys(
     acc = tl.zeros([BT, F], tl.float32)
     for i in range(block * (BT // BC), tl.cdiv(T, BC)):
         cols = i * BC + tl.arange(0, BC)
-        inside = cols < T
         far = cols[None, :] - rows[:, None]
-        seen = (far >= 0) & keep & inside[None, :]
+        seen = (far >= 0) & keep & (cols < T)[None, :]
         fq = tile(phi_q + at * F, cols, T, 1, F)
-        lse = tl.load(lse_at + at + cols, mask=inside, other=0.0)[None, :]
-        over = tl.load(over_at + at + cols, mask=inside, other=0.0)[None, :]
-        share = tl.load(share_at + at + cols, mask=inside, other=0.0)[None, :]
-        g = tl.load(g_at + at + cols, mask=inside, other=0.0)[None, :]
+        lse, over, share, g = _of_queries(lse_at, over_at, share_at, g_at, cols[None, :], at, T)
         a = _products(fk, fq, seen)
         s = _scores(kt, tile(q, cols, T, H, D), seen & (far < W), scale)
         acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, floor), fq, acc, input_precision="tf32")

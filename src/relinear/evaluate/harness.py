@@ -10,7 +10,7 @@ import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -226,33 +226,34 @@ class LocalLM(HFLM):
     which share the batches that one would make, and all get all answers.
     """
 
+    _tokens: Mapping[str, np.ndarray] = {}  # of the texts that are being scored
+
     def tok_encode(self, string: str, *args, **kwargs) -> list[int]:
-        """As in HFLM, where the string is not one that `_encode` was given."""
+        """As in HFLM, where the string is not one that was cut already."""
         known = None if args or kwargs else self._tokens.get(string)
         return super().tok_encode(string, *args, **kwargs) if known is None else known.tolist()
 
-    @functools.cached_property
-    def _tokens(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def _encode(self, strings: list[str]) -> None:
+    def _encode(self, strings: Iterable[str]) -> dict[str, np.ndarray]:
         """Cut strings into tokens many at a time, on all cores: one by one, MMLU's prompts take longer than the model. As arrays: lists
         of as many numbers would fill gigabytes."""
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         prefix = self.tokenizer.decode(self.prefix_token_id)
         plain = [string for string in dict.fromkeys(strings) if string and not has_bos_prefix(string, prefix)]  # HFLM cuts others differently
+        cut = {}
         for at in range(0, len(plain), CHUNK):
             chunk = plain[at : at + CHUNK]
             encoded = self.tokenizer(chunk, **special, return_attention_mask=False, verbose=False)["input_ids"]
-            self._tokens.update(zip(chunk, (np.array(tokens, np.int32) for tokens in encoded), strict=True))
+            cut.update(zip(chunk, (np.array(tokens, np.int32) for tokens in encoded), strict=True))
+        return cut
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """As in HFLM, less its bar for the tokenizer."""
-        self._encode([text for context, choice in (request.args for request in requests) for text in (context.rstrip(), context + choice)])
+        texts = (text for context, choice in (request.args for request in requests) for text in (context.rstrip(), context + choice))
+        self._tokens = self._encode(texts)
         try:
             return super().loglikelihood(requests, disable_tqdm=True)
         finally:
-            self._tokens.clear()
+            self._tokens = {}
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, override_bs: int = 0

@@ -38,6 +38,7 @@ from relinear.config import check_run
 from relinear.distributed import agreed, gathered, joined, rank, size
 from relinear.errors import UserError
 from relinear.evaluate.efficiency import SHAPES as PAPERS
+from relinear.graph import WARM_UP
 from relinear.hardware import DTYPES, device_of, memory_bytes, place, set_threads
 from relinear.model import linearize
 from relinear.papers._render import markdown, write_text
@@ -70,7 +71,7 @@ SUITE = (
     ("curve", "smollm2-135m", ("lizard", "supra"), "fsdp", 8),
     ("weak", "llama-3-8b", ("supra",), "fsdp", None),  # all weights are trained: no replica fits a GPU
 )
-WARM, TIMED = 3, 5  # steps; the third records the graph
+WARM, TIMED = WARM_UP + 1, 5  # steps; the last one before the clock records the graph
 CURVE = 20  # steps
 STAGES = ("distill", "finetune")
 GRACE = 20  # seconds beyond its time that a measurement may take to end

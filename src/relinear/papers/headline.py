@@ -49,6 +49,7 @@ TASKS: tuple[TaskColumn, ...] = get_args(TaskColumn)
 AVERAGES: tuple[Average, ...] = get_args(Average)
 
 BESIDE = ("lambada_openai_acc", "boolq_acc")  # tasks that no paper's table has, where a scale scores them; in no average
+SCORED = (*TASKS, *BESIDE)
 
 # What each average is the unweighted mean of, as Lizard and LoLCATs have it: PIQA counts once, by acc.
 AVERAGED: dict[Average, tuple[TaskColumn, ...]] = {
@@ -78,7 +79,7 @@ MEASURED = (
     *AVERAGES,
     *BESIDE,
     "ppl_stderr",
-    *(f"{task}_{suffix}" for task in (*TASKS, *BESIDE) for suffix in ("stderr", "n")),
+    *(f"{task}_{suffix}" for task in SCORED for suffix in ("stderr", "n")),
     *(f"{average}_stderr" for average in AVERAGES),
     *("gate", "collapsed"),
 )
@@ -206,7 +207,7 @@ def _measured(evaluation: Evaluation) -> dict[str, Any]:
         "gate": "passed" if evaluation.gate.passed else "failed",
         "collapsed": evaluation.collapsed,
     }
-    for column in (*TASKS, *BESIDE):
+    for column in SCORED:
         name, _, metric = column.partition("_acc")
         row |= _score(column, f"acc{metric}", evaluation.tasks.get(name))
     for average, columns in AVERAGED.items():
@@ -266,7 +267,7 @@ def _as_markdown(
     """Ours, then what the papers print, then what a reader must know about both."""
     papers = (*TASKS, *AVERAGES)
     columns = (*papers, *(c for c in BESIDE if any(row[c] != NOT_RUN for row in rows.values())))
-    items = {c: {row[f"{c}_n"] for row in rows.values() if isinstance(row[f"{c}_n"], int)} for c in (*TASKS, *BESIDE)}
+    items = {c: {row[f"{c}_n"] for row in rows.values() if isinstance(row[f"{c}_n"], int)} for c in SCORED}
     same = {c: len(ns) == 1 for c, ns in items.items()}  # then n stands in the header, else in each cell
     header = ["Run", "Trained", "Tokens", "Perplexity"]
     header += [f"{TITLES[c]} (n={next(iter(items[c]))})" if same.get(c) else TITLES[c] for c in columns]
