@@ -88,13 +88,13 @@ class Clone(NamedTuple):
         assert (process.returncode != 0) == fails, output[-6000:]
         return output
 
-    def planned(self, *targets: str) -> list[str]:
+    def planned(self, *targets: str, **config) -> list[str]:
         """What a dry run would run: `rule` or `rule run`, sorted."""
         found: list[str] = []
-        for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",)).splitlines():
+        for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",), **config).splitlines():
             if rule := re.match(r"(?:local)?rule (\w+):", line):
                 found.append(rule[1])
-            elif wildcard := re.match(r"\s+wildcards: run=(\w+)", line):
+            elif wildcard := re.match(r"\s+wildcards: run=([\w-]+)", line):
                 found[-1] += f" {wildcard[1]}"
         return sorted(found)
 

@@ -212,6 +212,12 @@ def test_a_second_call_runs_nothing_and_returns_at_once(finished):
     assert time.monotonic() - begin < 10, "idle, it takes two seconds"
 
 
+def test_further_seeds_run_beside_the_first(finished):
+    again = [f"{step}-seed1" for run in ROWS[1:] for step in of(run, "finetune", "evaluate")]
+    again += [f"distill {run}-seed1" for run in ("hedgehog", "lolcats_linear", "lolcats_window", "lizard")]
+    assert finished.planned("results/table2.csv", seeds=2) == sorted([*again, *TABLES])
+
+
 def test_editing_a_method_reruns_that_method(clone):
     append(clone, "src/relinear/attention/lizard.py", "\nUNUSED = 1\n")
     assert clone.planned() == sorted([*of("lizard", "distill", "finetune", "evaluate"), *TABLES])

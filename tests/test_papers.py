@@ -234,6 +234,34 @@ def test_tasks_that_no_paper_has_stand_beside_its_averages_where_they_were_score
     assert "LAMBADA (n=5153)" in text and "28.0 ± 0.6" in text and "BoolQ" not in text
 
 
+def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(metrics, paper, tmp_path):
+    again = {f"lizard-seed{n}": stage(tmp_path, f"lizard-seed{n}", "evaluate", evaluation(f"lizard-seed{n}", 0.57 + n / 100)) for n in (1, 2)}
+    for path in headline.table2(metrics, paper, tmp_path, "mini", repeats={"lizard": again}):
+        assert path.is_file()
+    rows, text = read_csv(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
+    assert list(rows) == RUNS, "seeds are no rows"
+    row = rows["lizard"]
+    assert row["seeds"] == "3" and rows["supra"]["seeds"] == "1" and rows["supra"]["avg_seed_sd"] == ""
+    assert float(row["piqa_acc"]) == pytest.approx(58) and float(row["piqa_acc_seed_sd"]) == pytest.approx(1)
+    assert float(row["piqa_acc_stderr"]) == pytest.approx(math.hypot(1, 1 / math.sqrt(3)), rel=1e-5)  # 1: of the items, the same for all
+    assert float(row["avg"]) == pytest.approx((58 * 4 + 59 * 2) / 6, rel=1e-5) and float(row["avg_seed_sd"]) == pytest.approx(1)
+    assert row["boolq_acc"] == row["boolq_acc_seed_sd"] == "not run" and row["piqa_acc_n"] == "100"
+    assert "`lizard`, 3 seeds" in text and "`supra`," not in text and "is their mean" in text
+    cells = json.loads((tmp_path / "table2.provenance.json").read_text())
+    files = [path.with_name("run.json").as_posix() for path in (metrics["lizard"], *again.values())]
+    assert cells["cells"]["lizard"]["avg"] == files and set(files) < set(cells["sources"])
+    headline.table2(metrics, paper, tmp_path, "mini")
+    assert "seeds" not in (tmp_path / "table2.md").read_text()
+
+
+def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(metrics, paper, tmp_path):
+    bad = evaluation("lizard-seed1", 0.57) | {"gate": {"passed": False}, "collapsed": True}
+    again = {"lizard-seed1": stage(tmp_path, "lizard-seed1", "evaluate", bad)}
+    headline.table2(metrics, paper, tmp_path, "mini", repeats={"lizard": again})
+    row = read_csv(tmp_path / "table2.csv")["lizard"]
+    assert row["gate"] == "failed" and row["collapsed"] == "True"
+
+
 def test_every_filled_cell_leads_to_the_run_json_or_the_yaml_entry_that_holds_it(metrics, paper, tmp_path):
     headline.table2(metrics | {"t2r": None}, paper, tmp_path, "mini")
     record = json.loads((tmp_path / "table2.provenance.json").read_text())

@@ -108,6 +108,33 @@ def test_seed_and_budget_change_what_they_touch(workflow):
     assert changed(before, keys(workflow, results=Path("elsewhere"), device="cuda")) == set()
 
 
+def test_further_seeds_add_trainings_and_leave_the_first_alone(workflow):
+    one, three = Plan(scale="smoke", workflow=workflow), Plan(scale="smoke", seeds=3, workflow=workflow)
+    three.check()
+    assert three.repeats("lizard") == ["lizard-seed1", "lizard-seed2"] and one.repeats("lizard") == []
+    assert three.repeats("teacher") == [], "there is nothing to train"
+    before, after = ({str(step): p.key(step) for step in steps(p)} for p in (one, three))
+    assert before.items() <= after.items()
+    trained = {r for r, run in one.runs.items() if run.trained}
+    assert set(after) - set(before) == {f"{x}-seed{n}" for x in RUN_STAGES if x.split()[1] in trained for n in (1, 2)}
+    for stage, seeds in (("distill", (0, 1, 2)), ("finetune", (0, 1, 2)), ("fidelity", (0, 0, 0)), ("evaluate", (0, 0, 0))):
+        trainings = [three.step(stage, run) for run in ("lizard", *three.repeats("lizard"))]
+        assert tuple(three.settings(step)["seed"] for step in trainings) == seeds, stage
+        assert len({three.key(step) for step in trainings}) == len({three.folder(step) for step in trainings}) == 3
+    assert three.parents(three.step("evaluate", "lizard-seed2"))["finetune"] == Step("finetune", "lizard-seed2")
+    assert three.tables_of("lizard-seed1") == ["headline/table2"]
+    assert three.tables_of("lolcats_exp-seed1") == [], "its table shows one training"
+
+
+def test_wrong_seeds_are_refused(workflow):
+    with pytest.raises(config.ConfigError, match="seeds.*at least 1; got 0"):
+        Plan(scale="smoke", seeds=0).check()
+    edit(workflow, "runs.yaml", lambda runs: runs.update({"lizard-seed1": {"method": "t2r"}}))
+    Plan(scale="smoke", workflow=workflow).check()
+    with pytest.raises(config.ConfigError, match="'lizard-seed1'.*seeds=2.*rename"):
+        Plan(scale="smoke", seeds=2, workflow=workflow).check()
+
+
 def test_a_tasks_definition_is_part_of_the_evaluations_that_read_it(workflow):
     before = keys(workflow)
     edit(workflow, "tasks/piqa.yaml", lambda task: task.update(num_fewshot=1))
@@ -153,14 +180,14 @@ def test_command_line_and_plan_agree():
 
     from relinear import cli
 
-    given = Plan(scale="smoke", budget=0.5, seed=3, device="cpu", results=Path("some where"))
+    given = Plan(scale="smoke", budget=0.5, seed=3, seeds=2, device="cpu", results=Path("some where"))
     seen = []
     app = typer.Typer()
 
     @app.command()
-    def verb(scale: cli.Scale = "", budget: cli.Budget = 0, seed: cli.Seed = 0, results: cli.Results = Path(), teacher: cli.Teacher = None,
-             device: cli.Device = None):  # fmt: skip
-        seen.append(Plan(scale=scale, budget=budget, seed=seed, results=results, teacher=teacher, device=device))
+    def verb(scale: cli.Scale = "", budget: cli.Budget = 0, seed: cli.Seed = 0, seeds: cli.Seeds = 1,
+             results: cli.Results = Path(), teacher: cli.Teacher = None, device: cli.Device = None):  # fmt: skip
+        seen.append(Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, results=results, teacher=teacher, device=device))
 
     done = typer.testing.CliRunner().invoke(app, given.as_options())
     assert seen == [given], done.output

@@ -24,6 +24,7 @@ app.add_typer(track, name="track")
 Scale = Annotated[str, typer.Option(help="A file of workflow/scales.")]
 Budget = Annotated[float, typer.Option(help="Multiplies every budget of the scale: training tokens, items, held-out tokens.")]
 Seed = Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")]
+Seeds = Annotated[int, typer.Option(help="Trainings of each row of the headline table, which shows their mean.")]
 Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
 Teacher = Annotated[str | None, typer.Option(help="Another teacher that the scale names.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")]
@@ -34,9 +35,9 @@ Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {', '.joi
 def _stage_verb(stage: str):
     per_run = stage in PER_RUN
 
-    def work(run: str | None, scale: str, budget: float, seed: int, results: Path, teacher: str | None, device: str | None,
+    def work(run: str | None, scale: str, budget: float, seed: int, seeds: int, results: Path, teacher: str | None, device: str | None,
              threads: int | None, gpus: int | None) -> None:  # fmt: skip
-        plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
+        plan = Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, teacher=teacher, device=device, results=results)
         plan.check()
         step = plan.step(stage, run)
         wanted = (device or plan.config.hardware.device) if stage in ON_DEVICE else "cpu"
@@ -61,14 +62,14 @@ def _stage_verb(stage: str):
     if per_run:
 
         def verb(run: Annotated[str, typer.Argument(help="A run of workflow/runs.yaml.")], scale: Scale = "mini", budget: Budget = 1.0,
-                 seed: Seed = 0, results: Results = Path("results"), teacher: Teacher = None, device: Device = None,
+                 seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"), teacher: Teacher = None, device: Device = None,
                  threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
-            work(run, scale, budget, seed, results, teacher, device, threads, gpus)
+            work(run, scale, budget, seed, seeds, results, teacher, device, threads, gpus)
     else:
 
-        def verb(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
+        def verb(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"),
                  teacher: Teacher = None, device: Device = None, threads: Threads = None) -> None:  # fmt: skip
-            work(None, scale, budget, seed, results, teacher, device, threads, None)
+            work(None, scale, budget, seed, seeds, results, teacher, device, threads, None)
 
     return verb
 
@@ -92,13 +93,13 @@ for _stage in (*SHARED, *PER_RUN):
 def render(
     paper: Annotated[str, typer.Argument(help="A file of workflow/papers.")],
     artefact: Annotated[str, typer.Argument(help="Its table or figure, such as table1.")],
-    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"), teacher: Teacher = None,
+    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"), teacher: Teacher = None,
     device: Device = None,
 ) -> None:  # fmt: skip
     """Make a paper's table or figure from finished runs; rows that were not run say so."""
     from relinear import papers
 
-    plan = Plan(scale=scale, budget=budget, seed=seed, teacher=teacher, device=device, results=results)
+    plan = Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, teacher=teacher, device=device, results=results)
     if paper not in papers.available():
         raise ConfigError(f"no paper {paper!r}; have {', '.join(papers.available())}")
     module = papers.load(paper)
@@ -169,7 +170,7 @@ def generate(
 
 
 @track.command("init")
-def track_init(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, results: Results = Path("results"),
+def track_init(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"),
                teacher: Teacher = None, device: Device = None) -> None:  # fmt: skip
     """Create the store, before anything writes to it in parallel."""
     results.mkdir(parents=True, exist_ok=True)

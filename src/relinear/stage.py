@@ -63,7 +63,7 @@ class Context:
         self.settings = plan.settings(step)
         self.parents = {role: plan.folder(parent) for role, parent in plan.parents(step).items()}
         self.verified: dict[str, str] = {}  # role -> key of each parent, checked against the plan and its files' sha256
-        self.seed = plan.seed
+        self.seed = plan.seed_of(step)
         self.tokens = 0  # training tokens seen; set by stages that train
         self.datasets: list[dict] = []
         self.hardware: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
@@ -174,7 +174,7 @@ def _run(context: Context, key: str, parents: dict, work, progress: dict) -> Non
         "schema": 1, "scale": plan.scale, "run": step.run, "stage": step.stage, "key": key,
         "config": context.settings, "config_hash": digest(context.settings), "code_hash": plan.code(step),
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context),
-        "git": git_state(), "versions": versions(), "hardware": context.hardware, "seed": plan.seed, "tokens": 0,
+        "git": git_state(), "versions": versions(), "hardware": context.hardware, "seed": context.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
         "attempt": progress["attempt"], "tags": _tags(plan, step),
     }  # fmt: skip

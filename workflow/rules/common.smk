@@ -1,4 +1,4 @@
-# The plan that all rules read, from `--config scale=.. budget=.. seed=.. teacher=.. device=..`, checked before any work starts.
+# The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
 import math
 import sys
 from pathlib import Path

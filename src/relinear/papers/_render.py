@@ -97,13 +97,13 @@ def write_provenance(
     path: Path,
     artefact: str,
     scale: str,
-    cells: Mapping[str, Mapping[str, str | None]],
+    cells: Mapping[str, Mapping[str, str | list[str] | None]],
     sources: Iterable[Source],
 ) -> None:
     """Write which file each cell comes from, and the key and hash of each run.json named there.
 
-    cells: row -> column -> the run.json's path, or the paper's YAML entry (`file#/pointer`), or None for an
-    empty cell.
+    cells: row -> column -> the run.json's path, several where the cell is a mean over seeds, or the paper's YAML
+    entry (`file#/pointer`), or None for an empty cell.
     """
     record = {
         "artefact": artefact,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import model_validator
@@ -71,6 +72,7 @@ TITLES = {
     "boolq_acc": "BoolQ",
 }
 
+MEANS = ("ppl", *SCORED, *AVERAGES)  # over the seeds of a row
 DESCRIBED = ("run", "method", "variant", "scale", "trainable_params", "distill_tokens", "finetune_tokens")
 MEASURED = (
     *DESCRIBED,
@@ -81,7 +83,8 @@ MEASURED = (
     "ppl_stderr",
     *(f"{task}_{suffix}" for task in SCORED for suffix in ("stderr", "n")),
     *(f"{average}_stderr" for average in AVERAGES),
-    *("gate", "collapsed"),
+    *("gate", "collapsed", "seeds"),
+    *(f"{column}_seed_sd" for column in MEANS),
 )
 PUBLISHED = (
     *(f"published_{column}" for column in (*TASKS, *AVERAGES)),
@@ -159,6 +162,7 @@ def table2(
     out: Path,
     scale: str,
     teacher: str | None = None,
+    repeats: Mapping[str, Mapping[str, str | Path]] | None = None,
 ) -> list[Path]:
     """The headline table: every method on the same teacher under one harness, beside the published numbers.
 
@@ -166,9 +170,12 @@ def table2(
     have. Its order is the order of the rows. Rows of the paper that it does not name follow as `not run`;
     runs that the paper does not name are rows without published cells.
     teacher: name of the pretrained model, for the Markdown's first line.
+    repeats: row -> its trainings with further seeds, run -> metrics.json; the row shows the mean over all `seeds` of them.
 
     Accuracies and averages are percent, perplexity is raw. An average is the unweighted mean of its tasks;
-    its standard error is propagated from theirs, taken as independent.
+    its standard error is propagated from theirs, taken as independent. Of a mean over seeds the standard error is
+    that of the items, which are the same for all and so do not average out, and that of the mean of the seeds,
+    combined; `<column>_seed_sd` is the sample standard deviation over seeds.
 
     Writes table2.csv, table2.md, table2.provenance.json and claims.csv into the folder `out`, returns their
     paths. Raises FileNotFoundError for a path that is not there, ValueError for metrics of another run, stage
@@ -177,12 +184,13 @@ def table2(
     published = {row.run: row.published for row in paper.table2.rows}
     names = [*metrics, *(run for run in published if run not in metrics)]
     evaluations: dict[str, Evaluation] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, list[Source]] = {}
     rows: dict[str, dict[str, Any]] = {}
     for run in names:
         if (path := metrics.get(run)) is not None:
-            evaluations[run], sources[run] = read_stage(path, Evaluation, run, "evaluate", scale)
-            measured = _measured(evaluations[run])
+            found = [read_stage(p, Evaluation, r, "evaluate", scale) for r, p in {run: path, **(repeats or {}).get(run, {})}.items()]
+            evaluations[run], sources[run] = found[0][0], [source for _, source in found]
+            measured = _over_seeds([_measured(evaluation) for evaluation, _ in found])
         else:
             measured = dict.fromkeys(MEASURED, NOT_RUN) | {"run": run}
         rows[run] = measured | _published(published.get(run, ()), paper.sources)
@@ -193,8 +201,8 @@ def table2(
     judgements = write_claims(written[3], paper.claims, rows, scale)
     write_text(written[1], _as_markdown(paper, rows, evaluations, judgements, scale, teacher))
     entries = {row.run: paper.at(f"table2/rows/{index}") for index, row in enumerate(paper.table2.rows)}
-    cells = {run: _provenance(row, sources.get(run), entries.get(run)) for run, row in rows.items()}
-    write_provenance(written[2], "table2.csv", scale, cells, sources.values())
+    cells = {run: _provenance(row, sources.get(run, []), entries.get(run)) for run, row in rows.items()}
+    write_provenance(written[2], "table2.csv", scale, cells, [source for of_row in sources.values() for source in of_row])
     return written
 
 
@@ -215,6 +223,22 @@ def _measured(evaluation: Evaluation) -> dict[str, Any]:
         complete = NOT_RUN not in values
         row[average] = math.fsum(values) / len(values) if complete else NOT_RUN
         row[f"{average}_stderr"] = NOT_RUN if not complete else _of_mean(errors)
+    return row
+
+
+def _over_seeds(trainings: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of one measured with each seed: what is said of the first holds for all but for what was measured."""
+    row: dict[str, Any] = trainings[0] | {"seeds": len(trainings)} | {f"{column}_seed_sd": None for column in MEANS}
+    row["gate"] = "failed" if any(t["gate"] == "failed" for t in trainings) else "passed"
+    row["collapsed"] = any(t["collapsed"] for t in trainings)
+    for column in MEANS:
+        values, errors = [t[column] for t in trainings], [t[f"{column}_stderr"] for t in trainings]
+        if NOT_RUN in values:
+            row |= dict.fromkeys((column, f"{column}_stderr", f"{column}_seed_sd"), NOT_RUN)
+        elif len(trainings) > 1:
+            spread = stdev(values)
+            items = None if None in errors else math.hypot(fmean(errors), spread / math.sqrt(len(values)))
+            row |= {column: fmean(values), f"{column}_stderr": items, f"{column}_seed_sd": spread}
     return row
 
 
@@ -249,9 +273,10 @@ def _published(entries: tuple[Published, ...], sources: Mapping[str, PublishedIn
     }
 
 
-def _provenance(row: Mapping[str, Any], source: Source | None, entry: str | None) -> dict[str, str | None]:
-    """Column -> the file that its cell comes from; None where the cell is empty or not run."""
-    origins = dict.fromkeys(MEASURED, source.file if source else None)
+def _provenance(row: Mapping[str, Any], sources: list[Source], entry: str | None) -> dict[str, str | list[str] | None]:
+    """Column -> the file that its cell comes from, or the files where it is of several seeds; None where the cell is empty or not run."""
+    files = [source.file for source in sources]
+    origins: dict[str, str | list[str] | None] = dict.fromkeys(MEASURED, files[0] if len(files) == 1 else files or None)
     origins |= dict.fromkeys(PUBLISHED, f"{entry}/published/0")
     return {column: None if cell in (None, NOT_RUN) else origins[column] for column, cell in row.items()}
 
@@ -278,7 +303,12 @@ def _as_markdown(
             continue
         cells = [_cell(row, c, None if same.get(c) else row.get(f"{c}_n")) for c in columns]
         tokens = f"{count(row['distill_tokens'])} + {count(row['finetune_tokens'])}"
-        name = f"`{run}`" + " (collapsed)" * row["collapsed"] + " (gate failed)" * (row["gate"] == "failed")
+        name = (
+            f"`{run}`"
+            + f", {row['seeds']} seeds" * (row["seeds"] > 1)
+            + " (collapsed)" * row["collapsed"]
+            + " (gate failed)" * (row["gate"] == "failed")
+        )
         ours.append([name, count(row["trainable_params"]), tokens, _cell(row, "ppl", None), *cells])
 
     printed = [
@@ -291,12 +321,14 @@ def _as_markdown(
         for run, row in rows.items()
         if row["published_model"]
     ]
+    measured = [row for run, row in rows.items() if run in evaluations]
     text_tokens = {evaluation.perplexity.tokens for evaluation in evaluations.values()}
     held_out = f" on {count(max(text_tokens))} held-out tokens" if text_tokens else ""
     lines = [
         f"**{paper.title}. Ours, scale `{scale}`" + (f", teacher {teacher}" if teacher else "") + ".**",
         f"Accuracies in percent, each ± its standard error over n items; perplexity{held_out}.",
         "Trained: parameters. Tokens: transfer + finetuning.",
+        *["A row of several seeds is their mean, its error that of the items and of the seeds."] * any(row["seeds"] > 1 for row in measured),
         *demonstration(scale),
         "",
         markdown(header, ours),
@@ -325,7 +357,9 @@ def _one_decimal(value: float | None) -> str:
 
 def _table2(plan: "Plan") -> list[Path]:
     paper = read(plan.workflow / "papers" / "headline.yaml")
-    return table2(plan.finished("evaluate", plan.rows("headline", "table2")), paper, plan.root, plan.scale, plan.config.teacher.asset)
+    rows = plan.rows("headline", "table2")
+    again = {row: {run: path for run, path in plan.finished("evaluate", plan.repeats(row)).items() if path} for row in rows}
+    return table2(plan.finished("evaluate", rows), paper, plan.root, plan.scale, plan.config.teacher.asset, again)
 
 
 ARTEFACTS = {"table2": _table2}
