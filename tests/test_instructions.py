@@ -1,19 +1,28 @@
 """The teacher's own instructions: the same from the same seed, whatever interrupted them, and a clear error where it cannot write any."""
 
 import json
+import lzma
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from relinear import instructions
+from relinear.config import WORKFLOW
 from relinear.corpus import documents
 from relinear.errors import UserError
-from relinear.plan import Plan
+from relinear.plan import Plan, digest
 from relinear.stage import run_stage
 from relinear.teacher import _random, byte_tokenizer
 
 SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}
+
+
+def made(plan: Plan, *stages: str) -> Path:
+    for stage in stages:
+        folder = run_stage(plan, plan.step(stage), __import__(f"relinear.{stage}", fromlist=["run"]).run)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +57,7 @@ def test_an_interrupted_stage_goes_on_and_writes_what_an_undisturbed_one_does(tm
     texts = []
     for name in ("whole", "cut"):
         plan = Plan(scale="smoke", budget=4.0, results=tmp_path / name)
-        for stage in ("assets", "teacher"):
-            module = __import__(f"relinear.{stage}", fromlist=["run"])
-            run_stage(plan, plan.step(stage), module.run)
+        made(plan, "assets", "teacher")
         if name == "cut":
             write, calls = instructions.write, []
 
@@ -70,3 +77,45 @@ def test_an_interrupted_stage_goes_on_and_writes_what_an_undisturbed_one_does(tm
     assert texts[0] == texts[1]
     assert len(calls) == metrics["batches"] > 1, "a finished batch was written again"
     assert metrics["tokens"] >= 4 * 256 and metrics["records"] == len(list(documents("written", Path(folder) / "written.jsonl")))
+
+
+def test_batches_that_are_kept_are_taken_and_only_the_rest_is_written(tmp_path, monkeypatch):
+    plan = Plan(scale="smoke", budget=4.0, results=tmp_path / "results", workflow=shutil.copytree(WORKFLOW, tmp_path / "workflow"))
+    records = [{"instruction": f"{n}?", "input": "", "output": "so " * 20} for n in range(5)]
+    name = "instructions/mine/00000.json.xz"
+    (plan.workflow / name).parent.mkdir()
+    (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records).encode()))
+    monkeypatch.setattr(Plan, "_kept", lambda self: {name: digest((self.workflow / name).read_bytes().hex())})
+    before = plan.key(plan.step("instructions"))
+    folder = made(plan, "assets", "teacher", "instructions")
+    written = [json.loads(line) for line in (folder / "written.jsonl").read_text().splitlines()]
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert written[:5] == records and len(written) > 5 and metrics["kept"] == 1 < metrics["batches"]
+    (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records * 99).encode()))
+    enough = Plan(scale="smoke", budget=4.0, results=plan.results, workflow=plan.workflow)
+    assert enough.key(plan.step("instructions")) != before
+    monkeypatch.setattr(instructions, "load_teacher", None)
+    metrics = json.loads((made(enough, "instructions") / "metrics.json").read_text())
+    assert metrics["kept"] == metrics["batches"] == 1 and metrics["records"] == 5 * 99
+
+
+def test_what_is_kept_is_that_of_this_teacher_sampling_and_seed(tmp_path):
+    def kept(**choices) -> dict:
+        plan = Plan(scale="smollm2", **choices)
+        return plan.settings(plan.step("instructions"))["kept"]
+
+    assert len(kept()) == len(kept(budget=2.0)) == 3 and all((WORKFLOW / name).is_file() for name in kept())
+    assert kept(seed=1) == {}
+    workflow = shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    for path, old, new in (("scales/smollm2.yaml", "response_tokens: 384", "response_tokens: 256"), ("assets.yaml", "sha256: bcc8", "sha256: acc8")):
+        text = (workflow / path).read_text()
+        (workflow / path).write_text(text.replace(old, new))
+        assert kept(workflow=workflow) == {} and text.count(old) == 1
+        (workflow / path).write_text(text)
+    assert kept(workflow=workflow) == kept()
+
+
+def test_the_kept_batches_are_records_of_whole_instructions():
+    for path in sorted((WORKFLOW / "instructions").rglob("*.json.xz")):
+        records = json.loads(lzma.decompress(path.read_bytes()))
+        assert len(records) > 1000 and all(set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in records)

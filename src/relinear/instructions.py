@@ -2,9 +2,12 @@
 
 Magpie (Xu et al. 2024, arXiv:2406.08464): given its chat template up to where a user's words would begin, a chat model writes a user's
 words; given those, its answer. Sampled in batches of equal size, each from a seed of its own, so that an interrupted stage goes on where it was.
+Batches that are kept in workflow/instructions are taken from there.
 """
 
+import functools
 import json
+import lzma
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -64,21 +67,30 @@ def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int,
 
 def run(context: "Context") -> dict:
     """Write `written.jsonl`, at least the scale's number of tokens."""
-    device, dtype = place(context)
     settings = context.settings["written"]
     if settings is None:
         raise UserError(f"scale {context.plan.scale!r} trains on no instructions of the teacher's own: 'written' is not among its corpus.sources")
-    model, tokenizer = load_teacher(context.parents["teacher"], dtype, device), AutoTokenizer.from_pretrained(context.parents["teacher"])
+    tokenizer = AutoTokenizer.from_pretrained(context.parents["teacher"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # a tokenizer out of a GGUF file has none
+    kept = [context.plan.workflow / name for name in context.settings["kept"]]
+
+    @functools.cache  # and not loaded where enough is kept
+    def teacher() -> PreTrainedModel:
+        device, dtype = place(context)
+        return load_teacher(context.parents["teacher"], dtype, device)
+
+    def sampled(number: int) -> list[dict]:
+        path = context.work / f"{number:05}.json"
+        if not path.is_file():
+            torch.manual_seed(context.seed * 1_000_003 + number)
+            with aside(path) as unfinished:
+                unfinished.write_text(json.dumps(write(teacher(), tokenizer, settings["batch_size"], settings)))
+        return json.loads(path.read_text())
+
     records, tokens = [], 0
     with tqdm(total=settings["tokens"], desc=str(context.step), unit="tok", unit_scale=True, mininterval=5) as bar:
         for number in count():
-            path = context.work / f"{number:05}.json"
-            if not path.is_file():
-                torch.manual_seed(context.seed * 1_000_003 + number)
-                with aside(path) as unfinished:
-                    unfinished.write_text(json.dumps(write(model, tokenizer, settings["batch_size"], settings)))
-            batch = json.loads(path.read_text())
+            batch = json.loads(lzma.decompress(kept[number].read_bytes())) if number < len(kept) else sampled(number)
             records += batch
             new = sum(map(len, tokenizer([r["instruction"] + r["output"] for r in batch])["input_ids"]))
             tokens += new
@@ -87,4 +99,7 @@ def run(context: "Context") -> dict:
                 break
     (context.out / "written.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     context.tokens = tokens
-    return {"records": len(records), "tokens": tokens, "batches": number + 1, "batch_size": settings["batch_size"], "seed": context.seed}
+    return {
+        "records": len(records), "tokens": tokens, "batches": number + 1, "kept": min(number + 1, len(kept)), "batch_size": settings["batch_size"],
+        "seed": context.seed,
+    }  # fmt: skip

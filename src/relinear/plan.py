@@ -138,7 +138,7 @@ class Plan:
             case "teacher":
                 return {"teacher": c.teacher.model_dump(exclude={"alternatives"}), "assets": self._assets([a for a in [c.teacher.asset] if a])}
             case "instructions":
-                return {"written": c.corpus.written and c.corpus.written.model_dump(mode="json"), "seed": self.seed}
+                return {"written": c.corpus.written and c.corpus.written.model_dump(mode="json"), "seed": self.seed, "kept": self._kept()}
             case "corpus":
                 corpus = c.corpus.model_dump(mode="json", exclude={"written"})
                 return {"corpus": corpus, "assets": self._assets(self._text_assets()), "seed": self.seed}
@@ -166,6 +166,19 @@ class Plan:
                 task_files |= {p.relative_to(self.workflow).as_posix(): digest(p.read_text()) for p in own}
                 return {**method, "evaluate": e, "task_files": task_files, "assets": items, "seed": self.seed}
         raise AssertionError(step)
+
+    def _kept(self) -> dict[str, str]:
+        """Batches of instructions in `workflow` that this teacher wrote with this sampling and seed: path -> sha256."""
+        c = self.config
+        folder = self.workflow / "instructions" / str(c.teacher.asset)
+        if not c.corpus.written or not folder.is_dir():
+            return {}
+        about = yaml.safe_load((folder / "about.yaml").read_text())
+        ours = {"teacher": {c.teacher.asset: self.catalogue[c.teacher.asset].sha256},
+                "sampling": c.corpus.written.model_dump(mode="json", exclude={"tokens"}), "seed": self.seed}  # fmt: skip
+        if ours != {name: about[name] for name in ours}:
+            return {}
+        return {p.relative_to(self.workflow).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.json.xz"))}
 
     def _task_file(self, task: str) -> str:
         path = self.workflow / "tasks" / f"{task}.yaml"
