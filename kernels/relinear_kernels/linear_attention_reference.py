@@ -91,6 +91,18 @@ def linear_features(
     return phi_q.transpose(1, 2), phi_k.transpose(1, 2)
 
 
+def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> Float[Tensor, "B H T T"]:
+    """log sum_f exp(x_tf + y_if), each row t less a constant of its own: one product, with no tensor of T x T x F.
+
+    Each token's exponentials are relative to its largest. Where the largest of t and i are of different features the sum is small beside
+    their product: exact in float64 down to 1e-300 of it; float32's 1e-38 is within reach of trained maps.
+    """
+    dtype, x, y = x.dtype, x.double(), y.double()
+    top = y.detach().amax(-1)
+    sums = (x - x.detach().amax(-1, keepdim=True)).exp() @ (y - top[..., None]).exp().transpose(-1, -2)
+    return (sums.clamp(min=1e-300).log() + top[:, :, None]).to(dtype)  # not the tiniest number: its reciprocal is next to infinity
+
+
 def linear_attention_weights(
     q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, eps=EPS
 ) -> Float[Tensor, "B H T T"]:
@@ -98,20 +110,20 @@ def linear_attention_weights(
     check_feature(feature)
     q, k = _accumulate(q), _accumulate(k)
     batch, length, heads, _ = q.shape
+    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     if feature in ACTIVATIONS:
         phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, length, None)
         a = phi_q @ phi_k.transpose(-1, -2)
-    else:  # exactly, in log space: sum_f exp(x_tf + y_if), each row relative to its own maximum
+    elif not normalize:
+        raise ValueError("exponential features need normalize=True: their sums have no common scale otherwise")
+    else:
         act = EXPONENTIAL[feature]
-        x, y = act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads))
-        if not normalize:
-            raise ValueError("exponential features need normalize=True: their sums have no common scale otherwise")
-        logits = torch.stack([(x[:, :, t, None] + y).logsumexp(-1) for t in range(length)], 2)  # [B, H, T, I]
-        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
-        a = (logits - logits.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e30)).exp()
-        a = torch.where(seen, a, torch.zeros_like(a))
-    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        logits = _log_products(act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads)))
+        seen = causal if key_mask is None else causal & key_mask[:, None, None, :]
+        # Masked before the exponential: what a row does not see may be far above all it does, and zero times infinity has no gradient.
+        logits = logits.masked_fill(~seen, -torch.inf)
+        top = logits.detach().amax(-1, keepdim=True)
+        a = (logits - top.masked_fill(top.isinf(), 0.0)).exp()
     decay = _decay(log_decay, batch, length, heads, q.dtype)
     if decay is not None:
         g = decay.cumsum(1).transpose(1, 2)  # [B, H, T]

@@ -14,8 +14,9 @@ from relinear_kernels import (
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, project
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_quadratic
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_quadratic
-from relinear_kernels.linear_attention_reference import linear_attention_quadratic
+from relinear_kernels.linear_attention_reference import linear_attention_quadratic, linear_attention_weights
 from relinear_kernels.sliding_window_attention_reference import sliding_window_quadratic
+from relinear_kernels.testing import relative
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 131)
 D, F = 8, 6
@@ -103,6 +104,24 @@ def test_left_padding_changes_nothing(name, pad):
     torch.testing.assert_close(torch.cat(out, 1)[:, pad:], want, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_left_padding_has_and_changes_no_gradient(name):
+    op, definition = OPS[name]
+    args, pad = inputs(name, 33), 16
+    before = lambda n, x, value: torch.nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (pad, 0), value=value) if n in TOKENS else x  # noqa: E731
+    padded = {n: before(n, x, 0.0 if n == "log_gate" else 7.0) for n, x in args.items()}
+    probe = torch.randn(2, 33, 6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def gradients(run, args, **options):
+        given = {n: x.clone().requires_grad_() for n, x in args.items()}
+        return torch.autograd.grad((run(**given, **options)[:, -33:] * probe).sum(), given.values())
+
+    want, mask = gradients(op, args), torch.arange(pad + 33).expand(2, -1) >= pad
+    for run in (op, definition):
+        for n, a, b in zip(args, gradients(run, padded, key_mask=mask), want, strict=True):
+            torch.testing.assert_close(a, before(n, b, 0.0), rtol=1e-7, atol=1e-9, msg=lambda m, n=n: f"gradient of {n}: {m}")
+
+
 @pytest.mark.parametrize("kind", ["head", "token"])
 def test_decay_equals_definition_and_survives_hard_gates(kind):
     args = inputs("linear", 131)
@@ -131,6 +150,32 @@ def test_exponential_features_of_large_keys_neither_overflow_nor_vanish():
     got = linear_attention(**args, feature="exp_pm")
     want = linear_attention_quadratic(**{n: x.double() for n, x in args.items()}, feature="exp_pm")
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("pad", [0, 3])
+@pytest.mark.parametrize("feature", EXPONENTIAL)
+def test_weights_of_exponential_features_are_a_softmax_in_log_space(feature, pad, dtype, tolerance):
+    """Features that spread over hundreds, keys far above all that the rows before them see, and rows that see nothing."""
+    args = inputs("linear", 23)
+    args = {n: 20 * args[n][:1] for n in ("q", "k")} | {n: args[n] for n in ("w_q", "w_k")}
+    args["k"] *= torch.linspace(0.1, 1, 23)[:, None, None]
+    seen = torch.ones(23, 23, dtype=torch.bool).tril() & (torch.arange(23) >= pad)
+    probe = torch.randn(1, 6, 23, 23, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def explicit(q, k, w_q, w_k):
+        x, y = (EXPONENTIAL[feature](project(z, w, None, 6)) for z, w in ((q, w_q), (k, w_k)))
+        return (x[:, :, :, None] + y[:, :, None]).logsumexp(-1).masked_fill(~seen, -1e9).softmax(-1) * seen
+
+    found = []
+    for run, cast in (
+        (lambda **x: linear_attention_weights(**x, feature=feature, key_mask=seen[-1:]), dtype), (explicit, torch.float64),
+    ):  # fmt: skip
+        given = {n: x.to(dtype).to(cast).requires_grad_() for n, x in args.items()}
+        weights = run(**given)
+        found.append((weights, *torch.autograd.grad((weights * probe).sum(), given.values())))
+    for n, a, b in zip(("weights", *args), *found, strict=True):
+        assert relative(a, b) < tolerance, n
 
 
 @pytest.mark.parametrize("name", OPS)
