@@ -240,6 +240,15 @@ def test_a_killed_scoring_goes_on_and_ends_as_if_never_disturbed(model, undistur
     assert attempt(model, tmp_path) == (result, 0)
 
 
+def test_what_is_kept_of_an_answer_is_all_of_it(model, tmp_path):
+    lm = LocalLM(model, tokenizer=TOKENIZER, batch_size=2, max_length=64, softmax_dtype="float32", work=tmp_path)
+    context = TOKENIZER.encode("one two")
+    best = model(torch.tensor([context])).logits[0, -1].argmax().item()
+    requests = [(("", ""), context, [choice]) for choice in (best, best - 1)]
+    first, again = (lm._loglikelihood_tokens(requests) for _ in range(2))
+    assert again == first and [greedy for _, greedy in again] == [True, False]
+
+
 def test_a_line_cut_short_costs_its_batch_alone(model, undisturbed, tmp_path):
     result, passes = undisturbed
     attempt(model, tmp_path, dies=3)
