@@ -391,6 +391,7 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     wait(lambda: (clone / "held").is_file() or second.poll() is not None, "the evaluation")
     assert second.poll() is None, second.communicate()[0]
     assert (clone / f"results/smoke/.work/{run}.evaluate/out/run.json").is_file()
+    assert list((clone / f"results/smoke/.work/{run}.evaluate").glob("answers.*")), "the next attempt goes on with these"
     os.killpg(second.pid, signal.SIGINT)
     second.communicate()
     assert second.returncode != 0

@@ -1,6 +1,7 @@
 """The harness's own tasks over local data: prompts unchanged, samples fair, scores those of plain lm-eval."""
 
 import json
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def smoke(model, tasks: dict[str, int | None], *, data: Path | None = None, batch_size=4, max_length=1024, seed=0):
-    return score(model, TOKENIZER, tasks, data, batch_size=batch_size, max_length=max_length, seed=seed, smoke=data is None)
+def smoke(model, tasks: dict[str, int | None], *, data: Path | None = None, batch_size=4, max_length=1024, seed=0, work: Path | None = None):
+    return score(model, TOKENIZER, tasks, data, batch_size=batch_size, max_length=max_length, seed=seed, smoke=data is None, work=work)
 
 
 def test_an_unknown_task_is_refused_by_name():
@@ -195,3 +196,95 @@ def test_progress_is_one_bar(model, capsys):
     smoke(model, {"hellaswag": None, "mmlu": None})
     bars = {line.split(":")[0] for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "%|" in line}
     assert bars == {"lm-eval"}
+
+
+# --- interruptions ---
+
+
+class Killed(Exception):
+    """The process dies here."""
+
+
+def attempt(model, work: Path | None, *, dies: int | None = None, **options) -> tuple[tuple | None, int]:
+    """What scoring returns, None where the process died instead of its forward pass `dies`; and how many passes it made."""
+    passes = 0
+
+    def count(*_):
+        nonlocal passes
+        if passes == dies:
+            raise Killed
+        passes += 1
+
+    hook = model.register_forward_pre_hook(count)
+    try:
+        return smoke(model, {"piqa": None, "lambada_openai": None, "mmlu": 4}, work=work, **{"batch_size": 2} | options), passes
+    except Killed:
+        return None, passes
+    finally:
+        hook.remove()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model) -> tuple[tuple, int]:
+    result, passes = attempt(model, None)
+    assert passes > 7
+    return result, passes
+
+
+@pytest.mark.parametrize("deaths", [[0], [1], [3, 0, 2]])
+def test_a_killed_scoring_goes_on_and_ends_as_if_never_disturbed(model, undisturbed, tmp_path, deaths):
+    result, passes = undisturbed
+    for dies in deaths:
+        assert attempt(model, tmp_path, dies=dies) == (None, dies)
+    assert attempt(model, tmp_path) == (result, passes - sum(deaths)), "to the bit, and no batch twice"
+    assert attempt(model, tmp_path) == (result, 0)
+
+
+def test_what_is_kept_of_an_answer_is_all_of_it(model, tmp_path):
+    lm = LocalLM(model, tokenizer=TOKENIZER, batch_size=2, max_length=64, softmax_dtype="float32", work=tmp_path)
+    context = TOKENIZER.encode("one two")
+    best = model(torch.tensor([context])).logits[0, -1].argmax().item()
+    requests = [(("", ""), context, [choice]) for choice in (best, best - 1)]
+    first, again = (lm._loglikelihood_tokens(requests) for _ in range(2))
+    assert again == first and [greedy for _, greedy in again] == [True, False]
+
+
+def test_a_line_cut_short_costs_its_batch_alone(model, undisturbed, tmp_path):
+    result, passes = undisturbed
+    attempt(model, tmp_path, dies=3)
+    [path] = tmp_path.iterdir()
+    for cut in (1, 20):  # the last bracket, and more
+        path.write_bytes(path.read_bytes()[:-cut])
+        attempt(model, tmp_path, dies=2)
+    assert attempt(model, tmp_path) == (result, passes - (2 + 1 + 2))
+
+
+def test_one_process_goes_on_where_two_were_killed(model, undisturbed, tmp_path, monkeypatch):
+    result, passes = undisturbed
+    for rank, dies in enumerate((1, 3)):
+        with monkeypatch.context() as second:  # one after the other; both began when there was no answer yet
+            second.setattr(harness, "rank", lambda rank=rank: rank)
+            second.setattr(harness, "share", lambda batches, rank=rank: batches[rank::2])
+            second.setattr(harness, "agreed", lambda answers: [])
+            assert attempt(model, tmp_path, dies=dies) == (None, dies)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert attempt(model, tmp_path, dies=1) == (None, 1)
+    assert attempt(model, tmp_path) == (result, passes - (1 + 3 + 1))
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 3}, {"seed": 1}])
+def test_answers_are_of_their_own_call(model, undisturbed, tmp_path, other):
+    attempt(model, tmp_path)
+    assert attempt(model, tmp_path, **other) == attempt(model, None, **other)
+    assert attempt(model, tmp_path) == (undisturbed[0], 0)
+
+
+def test_the_bar_starts_at_what_was_answered(model, tmp_path, capsys):
+    attempt(model, tmp_path, dies=2)
+    [path] = tmp_path.iterdir()
+    answered = sum(len(json.loads(line)) for line in path.read_text().splitlines() if line)
+    capsys.readouterr()
+    result, _ = attempt(model, tmp_path)
+    shown = re.findall(r"(\d+)/(\d+) \[", capsys.readouterr().err)
+    choices = sum(len(item["scores"]) for item in result[1])
+    assert shown[0] == (str(answered), str(choices)) and shown[-1] == (str(choices), str(choices))

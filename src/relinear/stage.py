@@ -1,7 +1,7 @@
 """Running one stage: verified parents in, one folder out, whole or not at all; a lock, a record, a mirror in MLflow.
 
 A stage writes into a scratch folder beside its place and is moved there by one rename when its run.json is complete. What survives an
-interruption (checkpoints, the attempt count) lies in `<results>/<scale>/.work/<run>.<stage>/`.
+interruption (checkpoints, answers, the attempt count) lies in `<results>/<scale>/.work/<run>.<stage>/`.
 
 Where torchrun started several processes, the first does all of this; the others join its work and write nothing.
 """

@@ -6,11 +6,14 @@ harness's own, unchanged) and says where its documents lie: `data` in the folder
 
 import functools
 import gzip
+import hashlib
 import json
 import logging
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -35,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from relinear.distributed import gathered, rank, share
+from relinear.distributed import agreed, gathered, rank, share
 
 TASKS = Path(__file__).parents[3] / "workflow" / "tasks"
 SMOKE = TASKS.parent / "smoke" / "tasks"
@@ -66,6 +69,7 @@ def score(
     max_length: int,
     seed: int,
     smoke: bool = False,
+    work: Path | None = None,
 ) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Score a causal language model on lm-eval tasks.
 
@@ -77,6 +81,8 @@ def score(
         max_length: longest input, in tokens. A longer prompt is a ValueError: cutting it would cut its shots.
         seed: draws the sample; nothing else is random.
         smoke: use the few hand-written items of workflow/smoke instead.
+        work: a folder that outlives an interruption, of this model alone. The answers to each batch are kept there as it is done; called
+            again, also with another number of processes, `score` returns the same as if it had never stopped. None: keep nothing.
 
     Returns:
         metrics: task -> {acc, acc_stderr, acc_norm, acc_norm_stderr, n, num_fewshot}, as fractions; acc_norm (log-likelihood
@@ -97,7 +103,7 @@ def score(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the model is given as an object, not by name
 
     loaded = {name: load(name, limit, None if smoke else data, seed) for name, limit in tasks.items()}
-    lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype="float32")
+    lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype="float32", work=work)
     # The first spares a bar for each task, 57 of them MMLU's; the second, minutes: the harness compiles a template at every use of it.
     templates = patch.object(lm_eval.utils.env, "from_string", functools.cache(lm_eval.utils.env.from_string))
     with patch("lm_eval.api.task.tqdm", lambda docs, **_: docs), templates:
@@ -223,10 +229,14 @@ class LocalLM(HFLM):
 
     HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
     more arithmetic and far more memory than the rest of a small model. Same inputs, same numbers; also with several processes,
-    which share the batches that one would make, and all get all answers.
+    which share the batches that one would make, and all get all answers. What was answered before an interruption is read from `work`.
     """
 
     _tokens: Mapping[str, np.ndarray] = {}  # of the texts that are being scored
+
+    def __init__(self, *args, work: Path | None = None, **kwargs):
+        self.work = work
+        super().__init__(*args, **kwargs)
 
     def tok_encode(self, string: str, *args, **kwargs) -> list[int]:
         """As in HFLM, where the string is not one that was cut already."""
@@ -266,19 +276,40 @@ class LocalLM(HFLM):
         if len(inputs[0]) > self.max_length:
             raise ValueError(f"got a prompt of {len(inputs[0])} tokens; the longest possible is max_length={self.max_length}")
 
-        batches = share([inputs[at : at + self.batch_size] for at in range(0, len(inputs), self.batch_size)])
-        choices = sum(len(groups[tokens]) for batch in batches for tokens in batch)
-        answers = []
-        with torch.inference_mode(), tqdm(total=choices, desc="lm-eval", unit="choice", disable=rank() > 0) as bar:
+        batches = [inputs[at : at + self.batch_size] for at in range(0, len(inputs), self.batch_size)]
+        call = repr((self.batch_size, list(groups.items()), [choice for _, _, choice in requests]))
+        name = f"answers.{hashlib.sha256(call.encode()).hexdigest()}"  # another call's batches have another name
+        answers = agreed(self._kept(name))
+        known = {number for number, _, _ in answers}
+        batches = share([batch for batch in batches if groups[batch[0]][0] not in known])  # a batch is kept whole
+        bar = tqdm(
+            total=len(known) + sum(len(groups[tokens]) for batch in batches for tokens in batch), initial=len(known),
+            desc="lm-eval", unit="choice", disable=rank() > 0,
+        )  # fmt: skip
+        new = []
+        path = Path(os.devnull) if self.work is None else self.work / f"{name}.{rank()}"
+        with torch.inference_mode(), bar, path.open("ab", buffering=0) as file:
             for batch in batches:
                 first = min(len(tokens) - len(requests[number][2]) for tokens in batch for number in groups[tokens])
                 padded = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True).to(self.device)
                 keep = padded.shape[1] - first
                 logits = self.model(padded, logits_to_keep=keep, use_cache=False).logits  # [row, first.., vocabulary]
                 asked = [(number, row, len(tokens) - first) for row, tokens in enumerate(batch) for number in groups[tokens]]
-                answers += self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
+                scored = self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
+                file.write(f"\n{json.dumps(scored)}".encode())  # the break comes first: the last line may have been cut short
+                new += scored
                 bar.update(len(asked))
-        return [(total, greedy) for _, total, greedy in sorted(gathered(answers))]
+        found = {number: (total, greedy) for number, total, greedy in answers + gathered(new)}
+        return [found[number] for number in range(len(requests))]
+
+    def _kept(self, name: str) -> list[tuple[int, float, bool]]:
+        """What earlier attempts at a call answered, with any number of processes: each line of their files is a batch."""
+        answers = []
+        for path in [] if self.work is None else sorted(self.work.glob(f"{name}.*")):
+            for line in path.read_text().splitlines():
+                with suppress(json.JSONDecodeError):  # cut short: the process was killed as it wrote
+                    answers += json.loads(line)
+        return answers
 
     def _scored(self, logits: Tensor, choices: list[list[int]], asked: list[tuple[int, int, int]]) -> list[tuple[int, float, bool]]:
         """(number, log-likelihood, greedy) of each choice; `asked`: its number, its row of `logits`, and where in the row it ends.
