@@ -33,7 +33,7 @@ def _softmax_pm(x: Tensor) -> Tensor:
     return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1).clamp(min=FLOOR)
 
 
-# Activations whose values cannot overflow. The exponential ones live in `exp_logits`: they need a reference maximum.
+# Activations whose values cannot overflow. The exponential ones are of logits whose maximum is taken off first, each op in its own way.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax_pm": _softmax_pm,
     "relu": torch.relu,
