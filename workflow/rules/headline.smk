@@ -1,9 +1,7 @@
 # The headline table: five methods on one teacher, beside what their papers print.
 
 HEADLINE = [
-    run
-    for row in plan.rows("headline", "table2")
-    for run in (row, *plan.repeats(row))
+    run for row in plan.rows("headline", "table2") for run in (row, *plan.repeats(row))
 ]
 
 
