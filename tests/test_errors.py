@@ -40,7 +40,7 @@ def runs(change):
 # what was done, the choices of the command line, and what the message names: got, then possible
 CASES = {
     "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, smoke, smollm2"]),
-    "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, teacher, device"]),
+    "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, seeds, teacher, device"]),
     "budget 0": (None, {"budget": 0}, ["0", "positive"]),
     "budget below 0": (None, {"budget": -1}, ["-1", "positive"]),
     "budget NaN": (None, {"budget": "nan"}, ["nan", "positive"]),
