@@ -178,7 +178,7 @@ class Plan:
                 "sampling": c.corpus.written.model_dump(mode="json", exclude={"tokens"}), "seed": self.seed}  # fmt: skip
         if ours != {name: about[name] for name in ours}:
             return {}
-        return {p.relative_to(self.workflow).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.json.xz"))}
+        return {p.relative_to(self.workflow).as_posix(): assets.sha256_of(p) for p in sorted(folder.glob("*.json.xz"))}
 
     def _task_file(self, task: str) -> str:
         path = self.workflow / "tasks" / f"{task}.yaml"
