@@ -24,10 +24,11 @@ from relinear import assets, available_methods, linearize, load_run, registratio
 from relinear.errors import UserError
 from relinear.evaluate import harness, task_folder
 from relinear.export import RECORD, export
+from relinear.files import sha256
 from relinear.model import CLASSES
 from relinear.plan import Plan
 from relinear.selfcontained import write_code
-from relinear.stage import run_stage, sha256
+from relinear.stage import run_stage
 from relinear.teacher import save_teacher
 
 STEPS = [

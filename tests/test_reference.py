@@ -9,7 +9,7 @@ from conftest import copy_sources
 
 from relinear import reference
 from relinear.errors import UserError
-from relinear.stage import sha256
+from relinear.files import sha256
 
 CURVE = "".join(json.dumps({"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1)}) + "\n" for i in range(50))
 FILES = {

@@ -10,8 +10,9 @@ import pytest
 
 from relinear import stage, tracking
 from relinear.errors import UserError
+from relinear.files import sha256
 from relinear.plan import Plan
-from relinear.stage import StageError, run_stage, sha256
+from relinear.stage import StageError, run_stage
 
 RECORD = {
     "schema", "scale", "run", "stage", "key", "config", "config_hash", "code_hash", "parents", "artefacts", "datasets", "git", "versions",

@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tqdm import tqdm
 
 from relinear.errors import UserError
+from relinear.files import sha256
 
 if TYPE_CHECKING:
     from relinear.stage import Context
@@ -137,12 +138,6 @@ def manifest(names: Iterable[str], assets: Mapping[str, Asset] | None = None) ->
     assets = catalogue() if assets is None else assets
     fields = {"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"}
     return [_lookup(name, assets).model_dump(include=fields) for name in names]
-
-
-def sha256_of(path: Path) -> str:
-    """The file's sha256, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lookup(name: str, assets: Mapping[str, Asset]) -> Asset:
@@ -253,7 +248,7 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _require_hash(asset: Asset, archive: Path) -> None:
-    got = sha256_of(archive)
+    got = sha256(archive)
     if got != asset.sha256:
         raise AssetError(
             f"asset {asset.name!r}: {archive.name} is not the archive of the catalogue:\n"
@@ -322,7 +317,7 @@ def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
         size = path.stat().st_size if path.is_file() else None
         if size == expected["bytes"] and not hashes:
             continue
-        got = None if size is None else sha256_of(path)
+        got = None if size is None else sha256(path)
         if got != expected["sha256"]:
             found = "no file" if got is None else f"sha256 {got} ({size} bytes)"
             raise AssetError(

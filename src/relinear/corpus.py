@@ -26,8 +26,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from relinear import assets
-from relinear.assets import sha256_of
 from relinear.errors import UserError
+from relinear.files import sha256
 
 if TYPE_CHECKING:
     from relinear.stage import Context
@@ -140,7 +140,7 @@ def build_corpus(
         for kind, values in (("tokens", tokens), ("labels", labels)):
             path = out / f"{split}_{kind}.npy"
             np.save(path, values)
-            facts["files"][path.name] = sha256_of(path)
+            facts["files"][path.name] = sha256(path)
     return facts
 
 

@@ -13,10 +13,10 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
-from relinear.files import folder_aside
+from relinear.files import folder_aside, sha256
 from relinear.model import Linearized, load_run
 from relinear.selfcontained import write_code
-from relinear.stage import read_record, sha256, write_json
+from relinear.stage import read_record, write_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace

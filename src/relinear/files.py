@@ -1,10 +1,17 @@
-"""Files and folders that are there whole or not at all."""
+"""Files and folders that are there whole or not at all, and what a file holds as one number."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def sha256(path: Path) -> str:
+    """The file's sha256, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import yaml
 from relinear import assets, attention
 from relinear.code import METHODS, code_hash
 from relinear.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_runs, read_scale
+from relinear.files import sha256
 
 SHARED = ("assets", "teacher", "instructions", "corpus", "activations")
 MADE_HERE = ("smoke", "written")  # text sources that are no assets
@@ -178,7 +179,7 @@ class Plan:
                 "sampling": c.corpus.written.model_dump(mode="json", exclude={"tokens"}), "seed": self.seed}  # fmt: skip
         if ours != {name: about[name] for name in ours}:
             return {}
-        return {p.relative_to(self.workflow).as_posix(): assets.sha256_of(p) for p in sorted(folder.glob("*.json.xz"))}
+        return {p.relative_to(self.workflow).as_posix(): sha256(p) for p in sorted(folder.glob("*.json.xz"))}
 
     def _task_file(self, task: str) -> str:
         path = self.workflow / "tasks" / f"{task}.yaml"

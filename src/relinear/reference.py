@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relinear.errors import UserError
-from relinear.files import folder_aside
-from relinear.stage import read_record, sha256, write_json
+from relinear.files import folder_aside, sha256
+from relinear.stage import read_record, write_json
 from relinear.tracking import MANIFEST
 
 LARGEST = 50_000_000  # bytes of a folder that is committed

@@ -7,7 +7,6 @@ Where torchrun started several processes, the first does all of this; the others
 """
 
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from relinear import tracking
 from relinear.errors import UserError
-from relinear.files import aside
+from relinear.files import aside, sha256
 from relinear.plan import SHARED, Plan, Step, digest
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
@@ -34,11 +33,6 @@ FREE_BYTES = 1 << 30  # a stage refuses to start with less than this on the disk
 
 class StageError(UserError):
     """A stage cannot run: a parent is missing or does not match, the disk is full. The message says what to do."""
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,7 +11,6 @@ How a run is found again: a parent carries the tag ``relinear.row``, a child the
 """
 
 import gzip
-import hashlib
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from time import monotonic
 from typing import Any, Self
 
 from relinear.errors import UserError
+from relinear.files import sha256
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A
 # dead tracking server must fail within seconds, not within mlflow's default of several minutes.
@@ -169,8 +169,7 @@ class Tracker:
         """Copy a small file to the store; of weights and files above `LARGEST_ARTIFACT` the sha256 only."""
         path = Path(path)
         if path.suffix in WEIGHTS or path.stat().st_size > LARGEST_ARTIFACT:
-            with path.open("rb") as file:
-                tags = {f"artefact.{path.name}": hashlib.file_digest(file, "sha256").hexdigest()}
+            tags = {f"artefact.{path.name}": sha256(path)}
             self._store(lambda: _log_tags(self._client, self.run_id, tags))
         else:
             self._store(lambda: self._client.log_artifact(self.run_id, str(path)))
@@ -549,9 +548,9 @@ def _log_inputs(client: Any, run_id: str, params: dict[str, str], datasets: list
     for data in datasets:
         roles.setdefault((data["name"], data["sha256"]), []).append(data["role"])
     inputs = []
-    for (name, sha256), role in roles.items():
-        # mlflow's digest holds 36 characters, so the whole sha256 goes into the source.
-        dataset = Dataset(name, sha256[:36], "local", json.dumps({"sha256": sha256}))
+    for (name, digest), role in roles.items():
+        # mlflow's digest holds 36 characters, so the whole one goes into the source.
+        dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(role))]))
     if inputs:
         client.log_inputs(run_id, inputs)

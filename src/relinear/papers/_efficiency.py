@@ -4,7 +4,6 @@ Rows are `efficiency.csv` of `relinear.evaluate.efficiency`, whose docstring say
 """
 
 import csv
-import hashlib
 import json
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from pydantic import BaseModel, ValidationError
 
+from relinear.files import sha256
 from relinear.papers._claims import COLUMNS, UNTESTED, Judgement
 from relinear.papers._inputs import Strict
 from relinear.papers._render import count, number, write_csv, write_figure, write_text
@@ -164,7 +164,7 @@ def render(name: str, paper: str, spec: CostFigure, source: Path, out: Path, dra
         write_figure(path, figure)
     judged = [(claim, judge(claim, costs)) for claim in spec.claims]
     write_csv(written[2], COLUMNS, [{"claim": c.claim, "paper": paper, "source": c.source, **j._asdict()} for c, j in judged])
-    record = {"artefact": name, "rows": source.as_posix(), "sha256": hashlib.sha256(source.read_bytes()).hexdigest(), "measured": about}
+    record = {"artefact": name, "rows": source.as_posix(), "sha256": sha256(source), "measured": about}
     write_text(written[3], json.dumps(record, indent=1) + "\n")
     return written
 

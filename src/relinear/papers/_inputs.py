@@ -1,12 +1,13 @@
 """What tables and figures read: a paper's YAML, and the metrics.json and run.json of a stage folder."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from relinear.files import sha256
 
 
 class Strict(BaseModel):
@@ -141,10 +142,6 @@ class Source(NamedTuple):
     metrics_sha256: str
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _parse(path: Path, schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(json.loads(path.read_text(encoding="utf-8")))
@@ -170,4 +167,4 @@ def read_stage(metrics: str | Path, schema: type[Schema], run: str, stage: str, 
     parsed = _parse(metrics, schema)
     if parsed.run != run:
         raise ValueError(f"{metrics}: run is {parsed.run!r}, expected {run!r}")
-    return parsed, Source(record_file.as_posix(), record.key, _sha256(record_file), _sha256(metrics))
+    return parsed, Source(record_file.as_posix(), record.key, sha256(record_file), sha256(metrics))
