@@ -1,13 +1,10 @@
-"""The public `attention_cross_entropy`: the quadratic definition; the Triton kernels where RELINEAR_KERNELS asks for them.
-
-The kernels have run in Triton's interpreter and compile for sm_90, but their tests have not passed on a GPU yet, so `auto` does not take them.
-"""
+"""The public `attention_cross_entropy`: Triton kernels on CUDA, the quadratic definition elsewhere."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relinear_kernels import attention_cross_entropy_reference as reference
-from relinear_kernels.dispatch import path, use_triton
+from relinear_kernels.dispatch import use_triton
 from relinear_kernels.linear_attention_reference import EPS
 
 
@@ -31,11 +28,10 @@ def attention_cross_entropy(
     kernels take memory linear in T, and no state on the host: they can be recorded in a CUDA graph. Their products of float32 numbers
     are tf32's, up to 1e-3 off each factor; with bfloat16 q and k (exact) that leaves some 1e-5 of the loss and 4e-4 of the gradients,
     with float32 ones 1e-4 and 2e-3 (tf32's truncation emulated, scores of order 1), and more the larger their scores.
-    RELINEAR_KERNELS=triton runs the kernels, any other value the quadratic definition. Returns float32. Raises ValueError naming what is possible
-    where the kernels do not support the arguments.
+    Returns float32. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """
     options = {"scale": scale, "window": window, "key_mask": key_mask, "eps": eps}
-    if path() == "triton" and use_triton(q):
+    if use_triton(q):
         from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy as fused
 
         return fused(q, k, phi_q, phi_k, **options)
