@@ -1,5 +1,6 @@
 """Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written to."""
 
+import importlib
 import json
 import os
 import re
@@ -151,6 +152,16 @@ def children(clone, run: str, stage: str) -> list[str]:
 def curve_of(folder: Path) -> list[dict]:
     timed = {"time", "tokens_per_second", "memory_bytes"}
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def made(plan, *steps: str) -> Path:
+    """The folder of the last of a plan's steps ("corpus", "distill hedgehog"), after running all of them in this process."""
+    from relinear.stage import run_stage  # torch; not every test needs it
+
+    for words in steps:
+        step = plan.step(*words.split())
+        folder = run_stage(plan, step, importlib.import_module(plan.modules(step)[0]).run)
+    return folder
 
 
 def copy_sources(to: Path) -> Clone:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, made
 from lm_eval.__main__ import cli_evaluate
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -28,13 +28,11 @@ from relinear.files import sha256
 from relinear.model import CLASSES
 from relinear.plan import Plan
 from relinear.selfcontained import write_code
-from relinear.stage import run_stage
 from relinear.teacher import save_teacher
 
 STEPS = [
-    ("teacher", None), ("instructions", None), ("corpus", None), ("activations", None),
-    ("distill", "hedgehog"), ("finetune", "hedgehog"), ("evaluate", "hedgehog"),
-    ("finetune", "t2r"), ("finetune", "supra"), ("finetune", "teacher_lora"), ("evaluate", "teacher"),
+    "teacher", "instructions", "corpus", "activations", "distill hedgehog", "finetune hedgehog", "evaluate hedgehog",
+    "finetune t2r", "finetune supra", "finetune teacher_lora", "evaluate teacher",
 ]  # fmt: skip
 ADAPTED = ("hedgehog", "t2r", "teacher_lora")
 
@@ -42,13 +40,11 @@ ADAPTED = ("hedgehog", "t2r", "teacher_lora")
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Plan:
     """Runs at smoke scale: one with both stages, and others that lack one or both."""
-    made = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "Tracker", Mirror)
-        for stage, run in STEPS:
-            step = made.step(stage, run)
-            run_stage(made, step, importlib.import_module(made.modules(step)[0]).run)
-    return made
+        made(plan, *STEPS)
+    return plan
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import made
 
 from relinear import instructions
 from relinear.config import WORKFLOW
@@ -17,12 +18,6 @@ from relinear.stage import run_stage
 from relinear.teacher import _random, byte_tokenizer
 
 SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}
-
-
-def made(plan: Plan, *stages: str) -> Path:
-    for stage in stages:
-        folder = run_stage(plan, plan.step(stage), __import__(f"relinear.{stage}", fromlist=["run"]).run)
-    return folder
 
 
 @pytest.fixture(scope="module")

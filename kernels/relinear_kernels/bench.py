@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 
 from relinear_kernels import (
+    attention_cross_entropy,
+    attention_cross_entropy_reference,
     decode_step,
     gated_linear_attention,
     gated_linear_attention_reference,
@@ -54,9 +56,12 @@ def phi(x, w):
     return ACTIVATIONS["softmax_pm"](torch.einsum("bthd,hdf->bthf", x.float(), w.float())).to(x.dtype)
 
 
-def floor(op, b, t, h, n, d, mode):
+def floor(op, b, t, h, n, d, f, mode):
     """The fewest bytes (inputs once, outputs once) over the measured bandwidth, ms."""
     q, k = b * t * h * d * 2, b * t * n * d * 2
+    if op == "attention_cross_entropy":  # float32 features of both signs of q and k, and their gradients; quadratic arithmetic comes on top
+        phi, loss = 2 * b * t * h * 2 * f * 4, b * t * h * 4
+        return (q + k + phi + loss + (0 if mode == "forward" else q + k + phi + loss + phi)) / BANDWIDTH * 1e3
     forward = 2 * q + 2 * k
     return (forward if mode == "forward" else forward + 3 * q + 2 * k + q + 2 * k) / BANDWIDTH * 1e3
 
@@ -121,7 +126,7 @@ class Bench:
             row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
             return row | ({} if err is None else {"error": f"{err:.1e}", "valid": str(err < TOLERANCE)})
 
-        self._add(op, provider, shape, mode, floor(op, *shape[:5], mode), note, measured)
+        self._add(op, provider, shape, mode, floor(op, *shape, mode), note, measured)
 
     def decode(self, op, provider, shape, moved, run):
         """Time one token; `moved` are the bytes of state it must read and write."""
@@ -292,6 +297,19 @@ def softmax(bench, shape, modes):
     run = lambda: attend(*(x.transpose(1, 2) for x in args.values()), is_causal=True, enable_gqa=shape[2] != shape[3]).transpose(1, 2)  # noqa: E731
     for mode in modes:
         bench.row("softmax attention", "SDPA causal", shape, mode, run, list(args.values()))
+
+
+def cross_entropy(bench, shape, modes):
+    """Hedgehog's transfer: what linear attention's weights lack of softmax's, of features of both signs, `2 f` of them. Its peer is quadratic."""
+    args = inputs(*shape)
+    grown = args["k"].repeat_interleave(shape[2] // shape[3], 2)
+    given = {"phi_q": phi(args["q"].float(), args["w_q"]), "phi_k": phi(grown.float(), args["w_k"])}
+    teacher = {"q": args["q"], "k": args["k"], "scale": shape[4] ** -0.5}
+    ours = lambda: attention_cross_entropy(**teacher, **given)  # noqa: E731
+    definition = lambda: attention_cross_entropy_reference.attention_cross_entropy(**teacher, **given)  # noqa: E731
+    for mode in modes:
+        bench.row("attention_cross_entropy", "relinear", shape, mode, ours, list(given.values()), lambda: relative(ours(), definition()))
+        bench.row("attention_cross_entropy", "torch quadratic", shape, mode, definition, list(given.values()), note="the definition")
 
 
 def taylor(bench, shape):
@@ -468,6 +486,8 @@ def main() -> None:
             decode(bench, batch, 32, groups)
     gated(bench, record, every)
     gated(bench, (8, 2048, 9, 3, 64, 64), every, peers=False)
+    for shape in ((8, 1024, 9, 3, 64, 64), (4, 1024, 32, 8, 128, 128)):  # a transfer step of SmolLM2-135M, of Llama-3-8B
+        cross_entropy(bench, shape, ("forward", "stage 1"))
     for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
         linear(bench, shape, every, peers=shape[4] == 128, chunked=False)  # a peer's tuning takes a minute a shape
         hybrid(bench, shape, every[:2], parts=False)
