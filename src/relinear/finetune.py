@@ -107,7 +107,7 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
 def compute_in_input_dtype(model: PeftModel) -> PeftModel:
     """Adapters with float32 weights, whose small steps bfloat16 would round away, and arithmetic in the dtype of the layer's input.
 
-    peft casts the input to the weights' dtype instead: 16 MB a projection read and written twice, and slower products, for a rank of 8.
+    peft casts the input to the weights' dtype instead, for every projection: a copy twice as wide, and slower products, for a rank of 8.
     """
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
