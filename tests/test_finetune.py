@@ -54,6 +54,16 @@ def test_in_bfloat16_they_are_as_near_to_float32_as_peft_s(base):
     assert 0 < ours < 1.3 * peft_s and ours < 5e-2
 
 
+def test_a_copy_computes_with_its_own_weights(base):
+    model = adapted(base, torch.float32)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.zero_()
+    assert gradients(copied)[0] == gradients(adapted(base, torch.float32))[0] != gradients(model)[0]
+
+
 class Casts(TorchDispatchMode):
     """Counts what is cast to float32 at an adapted layer's input size."""
 

@@ -1,7 +1,7 @@
 """Stage 2: the linearized model learns to be a language model again, by LoRA on its projections or by training everything (SUPRA)."""
 
 from collections.abc import Iterator
-from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,7 +113,7 @@ def compute_in_input_dtype(model: PeftModel) -> PeftModel:
         if isinstance(layer, LoraLayer):
             layer.cast_input_dtype_enabled = False
             for part in (*layer.lora_A.values(), *layer.lora_B.values()):
-                part.forward = partial(_linear, part)
+                part.forward = MethodType(_linear, part)  # a method: a copy of the model has its own
     return model
 
 
