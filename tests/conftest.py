@@ -166,8 +166,7 @@ def made(plan, *steps: str) -> Path:
 
 def copy_sources(to: Path) -> Clone:
     """The files of the repository, without what was made in it."""
-    made = shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT, to, ignore=made)
+    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info"))
     return Clone(to, [])
 
 

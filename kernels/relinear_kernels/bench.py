@@ -56,14 +56,11 @@ def phi(x, w):
     return ACTIVATIONS["softmax_pm"](torch.einsum("bthd,hdf->bthf", x.float(), w.float())).to(x.dtype)
 
 
-def floor(op, b, t, h, n, d, f, mode):
-    """The fewest bytes (inputs once, outputs once) over the measured bandwidth, ms."""
+def fewest_bytes(b, t, h, n, d, mode):
+    """Of an attention: inputs once, outputs once."""
     q, k = b * t * h * d * 2, b * t * n * d * 2
-    if op == "attention_cross_entropy":  # float32 features of both signs of q and k, and their gradients; quadratic arithmetic comes on top
-        phi, loss = 2 * b * t * h * 2 * f * 4, b * t * h * 4
-        return (q + k + phi + loss + (0 if mode == "forward" else q + k + phi + loss + phi)) / BANDWIDTH * 1e3
     forward = 2 * q + 2 * k
-    return (forward if mode == "forward" else forward + 3 * q + 2 * k + q + 2 * k) / BANDWIDTH * 1e3
+    return forward if mode == "forward" else forward + 3 * q + 2 * k + q + 2 * k
 
 
 def measure(run, arguments, mode, milliseconds=60):
@@ -117,8 +114,8 @@ class Bench:
             with open(path) as file:
                 self.rows = {_key(row): row for row in csv.DictReader(file)}
 
-    def row(self, op, provider, shape, mode, run, arguments, error=None, note=""):
-        """Time `run` (with the gradients of `arguments`, unless forward only) after its `error()`."""
+    def row(self, op, provider, shape, mode, run, arguments, error=None, note="", moved=None):
+        """Time `run` (with the gradients of `arguments`, unless forward only) after its `error()`; `moved`: its bytes, where not an attention's."""
 
         def measured():
             err = error() if error is not None else None
@@ -126,7 +123,7 @@ class Bench:
             row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
             return row | ({} if err is None else {"error": f"{err:.1e}", "valid": str(err < TOLERANCE)})
 
-        self._add(op, provider, shape, mode, floor(op, *shape, mode), note, measured)
+        self._add(op, provider, shape, mode, fewest_bytes(*shape[:5], mode) if moved is None else moved, note, measured)
 
     def decode(self, op, provider, shape, moved, run):
         """Time one token; `moved` are the bytes of state it must read and write."""
@@ -136,13 +133,13 @@ class Bench:
             with torch.no_grad():
                 return {"ms": f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"}
 
-        self._add(op, provider, shape, "decode", moved / BANDWIDTH * 1e3, "CUDA graph", measured)
+        self._add(op, provider, shape, "decode", moved, "CUDA graph", measured)
 
-    def _add(self, op, provider, shape, mode, milliseconds, note, measured):
-        """Measure, if selected, and write; a failure is a row that says why."""
+    def _add(self, op, provider, shape, mode, moved, note, measured):
+        """Measure, if selected, and write; a failure is a row that says why. The floor is `moved` bytes over the measured bandwidth."""
         b, t, h, n, d, f = shape
         row = dict.fromkeys(COLUMNS, "") | {"op": op, "provider": provider, "B": b, "T": t, "H": h, "Hkv": n, "D": d, "F": f, "mode": mode}
-        row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{milliseconds:.4f}"}
+        row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{moved / BANDWIDTH * 1e3:.4f}"}
         old = self.rows.get(_key(row))
         if self.only not in _key(row) or (self.missing and old and old["valid"] != "not run"):
             return
@@ -307,9 +304,13 @@ def cross_entropy(bench, shape, modes):
     teacher = {"q": args["q"], "k": args["k"], "scale": shape[4] ** -0.5}
     ours = lambda: attention_cross_entropy(**teacher, **given)  # noqa: E731
     definition = lambda: attention_cross_entropy_reference.attention_cross_entropy(**teacher, **given)  # noqa: E731
+    leaves = list(given.values())
+    read, written = sum(x.nbytes for x in (args["q"], args["k"], *leaves)), sum(x.nbytes for x in leaves)
+    loss = 4 * args["q"].shape[:3].numel()  # float32; quadratic arithmetic comes on top of all these bytes
     for mode in modes:
-        bench.row("attention_cross_entropy", "relinear", shape, mode, ours, list(given.values()), lambda: relative(ours(), definition()))
-        bench.row("attention_cross_entropy", "torch quadratic", shape, mode, definition, list(given.values()), note="the definition")
+        moved = {"moved": read + loss + (0 if mode == "forward" else read + loss + written)}
+        bench.row("attention_cross_entropy", "relinear", shape, mode, ours, leaves, lambda: relative(ours(), definition()), **moved)
+        bench.row("attention_cross_entropy", "torch quadratic", shape, mode, definition, leaves, note="the definition", **moved)
 
 
 def taylor(bench, shape):
