@@ -1,7 +1,7 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form.
 
 `linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
-token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's.
+token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding.
 RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 """
 
@@ -15,6 +15,7 @@ from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_features, linear_state
+from relinear_kernels.rotary import rotary
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
@@ -40,6 +41,7 @@ __all__ = [
     "linear_attention_weights",
     "linear_features",
     "linear_state",
+    "rotary",
     "sliding_window_attention",
     "sliding_window_weights",
     "window_state",

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 SHARED_LIMIT = 227 * 1024
-SCALAR = ("running_sums", "scan", "weights")  # kernels without a product
+SCALAR = ("running_sums", "scan", "weights", "turn")  # kernels without a product
 
 
 class _CompileOnly:
@@ -117,6 +117,14 @@ def _cross_entropy(dim, features, dtype=torch.bfloat16):
     attention_cross_entropy(args["q"], args["k"], *phi, scale=1.0, window=None, key_mask=None, eps=1e-6).sum().backward()
 
 
+def _rotary(dim):
+    from relinear_kernels.rotary_triton import rotary
+
+    args, _ = _tensors(2, 1, dim, 16, torch.bfloat16)
+    q, k = rotary(args["q"], args["k"], *(torch.zeros(1, 128, dim, dtype=torch.bfloat16) for _ in range(2)))
+    (q.float().sum() + k.float().sum()).backward()
+
+
 def _gated(feature, dim, features, dtype=torch.bfloat16):
     from relinear_kernels.gated_linear_attention_triton import gated_linear_attention
 
@@ -150,6 +158,7 @@ CASES = {
     "decode hybrid D128 F64": lambda: _decode("hybrid", 128, 64),
     "window D128 meta 4": lambda: _window(128, 128, 4),
     "cross_entropy D64 F128": lambda: _cross_entropy(64, 128),
+    "rotary D64": lambda: _rotary(64),
 }
 MORE = {
     "linear softmax_pm D128 F64 gate": lambda: _linear("softmax_pm", 128, 64, True),
@@ -174,6 +183,7 @@ MORE = {
     "window D128": lambda: _window(128, 64, 0),
     "window D64": lambda: _window(64, 64, 0),
     "window D64 meta 4": lambda: _window(64, 128, 4),
+    "rotary D128": lambda: _rotary(128),
     "cross_entropy D64 F64": lambda: _cross_entropy(64, 64),
     "cross_entropy D128 F128": lambda: _cross_entropy(128, 128),
     "cross_entropy D128 F256": lambda: _cross_entropy(128, 256),

@@ -40,8 +40,9 @@ def test_cross_entropy_spills_nothing(case):
     check(compile_cases(case, "--all"), 0)
 
 
-def test_decode_fits():
-    check(compile_cases("decode"), 0)
+@pytest.mark.parametrize("case", ["decode", "rotary"])
+def test_what_has_no_products_fits(case):
+    check(compile_cases(case), 0)
 
 
 # Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.

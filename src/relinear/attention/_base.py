@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from relinear_kernels import attention_cross_entropy, cross_entropy, sliding_window_weights
+from relinear_kernels import attention_cross_entropy, cross_entropy, rotary, sliding_window_weights
 
 DISTILL_LOSSES = ("cross_entropy", "mse")
 
@@ -40,21 +40,16 @@ class Inputs(NamedTuple):
 
     def rotated(self) -> tuple[Tensor, Tensor]:
         """q and k with the teacher's rotary embedding."""
-        return rotate(self.q, self.cos, self.sin), rotate(self.k, self.cos, self.sin)
+        return self.turned(self.q, self.k)
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Other queries and keys (features of them) with the same embedding; themselves where the teacher has none."""
+        return (q, k) if self.cos is None else rotary(q, k, self.cos, self.sin)
 
 
 def wide(x: Tensor) -> Tensor:
     """At least float32: the precision of feature maps, gates and normalisers, whatever the model's."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def rotate(x: Float[Tensor, "B T H D"], cos: Tensor | None, sin: Tensor | None) -> Float[Tensor, "B T H D"]:
-    """Rotary position embedding in the half-split layout of Llama (Su et al. 2021). No rotary embedding: x itself."""
-    if cos is None:
-        return x
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([-b, a], -1) * sin
 
 
 class Options(BaseModel):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from relinear.attention import _base
-from relinear.attention._base import Attention, Inputs, identity, linear_init, rotate, wide
+from relinear.attention._base import Attention, Inputs, identity, linear_init, wide
 from relinear_kernels import linear_attention, linear_attention_weights, linear_state
 
 
@@ -62,8 +62,8 @@ class Method(Attention):
         return phi(q, self.w, self.b), phi(k, self.w_k if own else self.w, self.b_k if own else self.b)
 
     def _qk(self, inputs: Inputs):
-        q, k = self._maps(inputs.q, inputs.k)
-        return rotate(q, inputs.cos, inputs.sin), rotate(k, inputs.cos, inputs.sin) * self.heads.scale
+        q, k = inputs.turned(*self._maps(inputs.q, inputs.k))
+        return q, k * self.heads.scale
 
     def _decay(self, like: torch.Tensor):
         return log_decay(self.options.decay, self.heads.heads, like.device)
