@@ -1,6 +1,6 @@
 """Several processes compute what one does: the same curves, results and records, also across an interruption and on another number of them.
 
-Two processes on one CPU, by torchrun and gloo; on GPUs the same code runs through NCCL.
+Two processes by torchrun: on one CPU through gloo, on two GPUs, where there are as many, through NCCL.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import yaml
 from conftest import Clone, copy_sources, environment
 from safetensors.torch import load_file
@@ -25,6 +26,8 @@ from relinear.plan import Plan
 
 VERBS = Path(__file__).with_name("verbs.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+DEVICE = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
+ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]  # of a curve of eight steps; the kernels sum in another order than torch does
 TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]  # a method's parameters, LoRA beside them, all weights
 
 # In what runs stages, of which no result depends: the second process dies or hangs at a step that a file names.
@@ -51,6 +54,7 @@ def clone(tmp_path_factory) -> Clone:
     with (clone / "src/relinear/stage.py").open("a") as file:
         file.write(MISHAPS)
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
+    smoke["hardware"]["device"] = DEVICE
     smoke["distill"] |= {"batch_size": 1, "accumulate": 2, "activations": False}  # a batch each; the teacher's own pass, sharded too
     smoke["finetune"] |= {"batch_size": 2, "accumulate": 1}  # a batch between them
     for scale, engine in {"one": "auto", "ddp": "auto", "fsdp": "fsdp"}.items():
@@ -110,14 +114,14 @@ def assert_same(got: Path, expected: Path) -> None:
     ours, theirs = history(got), history(expected)
     assert [x["step"] for x in ours] == [x["step"] for x in theirs] == list(range(len(theirs)))
     for field in ("loss", "grad_norm", "lr"):
-        assert [x[field] for x in ours] == pytest.approx([x[field] for x in theirs], rel=1e-5), field
+        assert [x[field] for x in ours] == pytest.approx([x[field] for x in theirs], rel=ROUNDING), field
     files = sorted(p.relative_to(expected) for p in expected.rglob("*.safetensors"))
     assert files and files == sorted(p.relative_to(got) for p in got.rglob("*.safetensors"))
     for file in files:
         a, b = load_file(got / file), load_file(expected / file)
         assert a.keys() == b.keys()
         for name in b:
-            assert (a[name] - b[name]).abs().max() <= 1e-3 * b[name].abs().max(), name
+            assert (a[name] - b[name]).abs().max() <= 100 * ROUNDING * b[name].abs().max(), name
 
 
 @pytest.mark.parametrize("scale", ["ddp", "fsdp"])

@@ -5,6 +5,8 @@ A line that begins with `until N` stops before step N, as if the process had die
 
 import sys
 
+import torch
+
 from relinear import distributed, stage
 from relinear.cli import app
 
@@ -25,7 +27,7 @@ def until(step: int):
     return log
 
 
-with distributed.joined("cpu"):
+with distributed.joined("cuda" if torch.cuda.device_count() >= 2 else "cpu"):
     for line in sys.argv[1:]:
         words = line.split()
         if words[0] != "until":

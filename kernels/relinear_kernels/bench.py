@@ -14,6 +14,7 @@ import json
 import platform
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ from relinear_kernels import (
     linear_attention,
     linear_attention_reference,
     linear_state,
+    rotary,
+    rotary_reference,
     sliding_window_attention,
     sliding_window_attention_reference,
     window_state,
@@ -80,10 +83,10 @@ def measure(run, arguments, mode, milliseconds=60):
             return do_bench(run, warmup=15, rep=milliseconds, return_mode="median"), peak / 2**30, first
     for x in arguments:
         x.requires_grad_()
-    probe = torch.randn_like(run())
+    probes = [torch.randn_like(x) for x in several(run())]
 
     def both():
-        torch.autograd.grad(run(), arguments, probe)
+        torch.autograd.grad(several(run()), arguments, probes)
 
     both()
     torch.cuda.synchronize()
@@ -94,6 +97,16 @@ def measure(run, arguments, mode, milliseconds=60):
     finally:
         for x in arguments:
             x.requires_grad_(False)
+
+
+def several(outputs):
+    """The outputs of an op that may have one."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def first(op, **arguments):
+    """The first output of an op that has several."""
+    return op(**arguments)[0]
 
 
 def relative(got, want):
@@ -115,11 +128,11 @@ class Bench:
                 self.rows = {_key(row): row for row in csv.DictReader(file)}
 
     def row(self, op, provider, shape, mode, run, arguments, error=None, note="", moved=None):
-        """Time `run` (with the gradients of `arguments`, unless forward only) after its `error()`; `moved`: its bytes, where not an attention's."""
+        """Time `run` (with the gradients of `arguments`, unless forward only), then its `error(run)`; `moved`: its bytes, if no attention's."""
 
         def measured():
-            err = error() if error is not None else None
-            ms, gib, first = measure(run, arguments, mode)
+            ms, gib, first = measure(run, arguments, mode)  # the first call of all, so that it compiles
+            err = error(run) if error is not None else None
             row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
             return row | ({} if err is None else {"error": f"{err:.1e}", "valid": str(err < TOLERANCE)})
 
@@ -187,7 +200,7 @@ def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
     definition = lambda a: linear_attention_reference.linear_attention(**a)  # noqa: E731
     for mode in modes:
         wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
-        bench.row(name, "relinear", shape, mode, ours, wanted, lambda: slice_error(ours, args, definition))
+        bench.row(name, "relinear", shape, mode, ours, wanted, lambda run: slice_error(run, args, definition))
     if chunked and t <= 2048:
         for mode in modes:
             wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
@@ -196,21 +209,23 @@ def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
         return
     try:
         from fla.ops.linear_attn import chunk_linear_attn
-        from fla.ops.simple_gla import chunk_simple_gla
+        from fla.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla
     except ImportError as problem:
         bench.row(name, "fla", shape, "forward", None, [], note=str(problem))
         return
     grown = lambda x: x.repeat_interleave(h // n, 2)  # noqa: E731
     given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
-    if gate:
-        peer, provider = (lambda: chunk_simple_gla(**given, g=args["log_decay"], scale=1.0)[0]), "fla chunk_simple_gla (unnormalised)"
-        error = lambda: slice_error(peer, args, lambda a: linear_attention_reference.linear_attention(**a, normalize=False))  # noqa: E731
+    if gate:  # the backward of chunk_simple_gla refuses Triton 3.4 to 3.7.0 on Hopper
+        given |= {"g": args["log_decay"]}
+        peers = {"chunk_simple_gla (unnormalised)": chunk_simple_gla, "fused_chunk_simple_gla (unnormalised)": fused_chunk_simple_gla}
     else:
-        peer, provider = (lambda: chunk_linear_attn(**given, scale=1.0, normalize=True)[0]), "fla chunk_linear_attn"
-        error = lambda: slice_error(peer, args, definition)  # noqa: E731
-    for mode in modes:
-        if mode != "stage 1":
-            bench.row(name, provider, shape, mode, peer, list(given.values()), error, "features given")
+        peers = {"chunk_linear_attn": partial(chunk_linear_attn, normalize=True)}
+    peer_of = lambda a: linear_attention_reference.linear_attention(**a, normalize=not gate)  # noqa: E731
+    error = lambda run: slice_error(run, args, peer_of)  # noqa: E731
+    for provider, op in peers.items():
+        for mode in modes:
+            if mode != "stage 1":
+                bench.row(name, f"fla {provider}", shape, mode, partial(first, op, **given, scale=1.0), list(given.values()), error, "features given")
 
 
 def window(bench, shape, w, meta, modes):
@@ -225,9 +240,19 @@ def window(bench, shape, w, meta, modes):
     seen = lambda b, h, q, k: (q >= k) & ((q - k < w) | (k < meta))  # noqa: E731
     mask = create_block_mask(seen, None, None, t, t, device="cuda")
     peer = lambda: compiled(*(x.transpose(1, 2) for x in args.values()), block_mask=mask, enable_gqa=h != n).transpose(1, 2)  # noqa: E731
+    ends = torch.arange(b + 1, device="cuda", dtype=torch.int32) * t
+
+    def flash():
+        from torch.nn.attention.varlen import varlen_attn
+
+        packed = (x.flatten(0, 1) for x in args.values())
+        return varlen_attn(*packed, ends, ends, t, t, window_size=(w - 1, 0)).unflatten(0, (b, t))
+
+    providers = {"relinear": ours, "FlexAttention": peer} | ({} if meta else {"FlashAttention with a window (varlen_attn)": flash})
+    error = lambda run: slice_error(run, args, definition)  # noqa: E731
     for mode in modes:
-        bench.row(name, "relinear", shape, mode, ours, list(args.values()), lambda: slice_error(ours, args, definition))
-        bench.row(name, "FlexAttention", shape, mode, peer, list(args.values()), lambda: slice_error(peer, args, definition))
+        for provider, run in providers.items():
+            bench.row(name, provider, shape, mode, run, list(args.values()), error)
 
 
 def composed_hybrid(args, gamma, w):
@@ -266,7 +291,7 @@ def hybrid(bench, shape, modes, parts=True):
     chunked = lambda: hybrid_attention_reference.hybrid_attention(**args, window=64, window_factor=gamma)  # noqa: E731
     wanted = lambda mode: [args["w_q"], args["w_k"], gamma] if mode == "stage 1" else [*args.values(), gamma]  # noqa: E731
     for mode in modes:
-        bench.row("hybrid_attention w=64", "relinear", shape, mode, ours, wanted(mode), lambda: slice_error(ours, args, definition))
+        bench.row("hybrid_attention w=64", "relinear", shape, mode, ours, wanted(mode), lambda run: slice_error(run, args, definition))
     for mode in modes:
         bench.row("hybrid_attention w=64", "torch chunked", shape, mode, chunked, wanted(mode))
     if not parts:
@@ -309,8 +334,23 @@ def cross_entropy(bench, shape, modes):
     loss = 4 * args["q"].shape[:3].numel()  # float32; quadratic arithmetic comes on top of all these bytes
     for mode in modes:
         moved = {"moved": read + loss + (0 if mode == "forward" else read + loss + written)}
-        bench.row("attention_cross_entropy", "relinear", shape, mode, ours, leaves, lambda: relative(ours(), definition()), **moved)
+        bench.row("attention_cross_entropy", "relinear", shape, mode, ours, leaves, lambda run: relative(run(), definition()), **moved)
         bench.row("attention_cross_entropy", "torch quadratic", shape, mode, definition, leaves, note="the definition", **moved)
+
+
+def rotated(bench, shape, modes):
+    """The rotary embedding of q and k, read once and written once; the same backwards. torch's form is that of transformers."""
+    args = {n: x for n, x in inputs(*shape).items() if n in "qk"}
+    angles = torch.rand(1, shape[1], shape[4], device="cuda")
+    given = {"cos": angles.cos().bfloat16(), "sin": angles.sin().bfloat16()}
+    moved = 2 * sum(x.nbytes for x in args.values()) + 2 * given["cos"].nbytes
+    together = lambda pair: torch.cat(pair, 2)  # noqa: E731
+    definition = lambda: together(rotary_reference.rotary(**{n: x.float() for n, x in (args | given).items()}))  # noqa: E731
+    error = lambda run: relative(together(run()), definition())  # noqa: E731
+    for mode in modes:
+        for provider, form in {"relinear": rotary, "torch": rotary_reference.rotary}.items():
+            run = partial(form, **args, **given)
+            bench.row("rotary", provider, shape, mode, run, list(args.values()), error, moved=moved * (1 if mode == "forward" else 2))
 
 
 def taylor(bench, shape):
@@ -338,7 +378,7 @@ def gated(bench, shape, modes, peers=True):
     definition = lambda a: gated_linear_attention_reference.gated_linear_attention(**a)  # noqa: E731
     for mode in modes:
         wanted = [args["w_q"], args["w_k"]] if mode == "stage 1" else list(args.values())
-        bench.row("gated_linear_attention", "relinear", shape, mode, ours, wanted, lambda: slice_error(ours, args, definition))
+        bench.row("gated_linear_attention", "relinear", shape, mode, ours, wanted, lambda run: slice_error(run, args, definition))
     if not peers:
         return
     try:
@@ -348,10 +388,12 @@ def gated(bench, shape, modes, peers=True):
         return
     grown = lambda x: x.repeat_interleave(h // n, 2)  # noqa: E731
     given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
-    gates = torch.cat([args["log_gate"]] * 2, -1)
-    peer = lambda: chunk_gla(**given, g=gates, scale=1.0)[0]  # noqa: E731
-    error = lambda: slice_error(peer, args, lambda a: gated_linear_attention_reference.gated_linear_attention(**a, normalize=False))  # noqa: E731
-    bench.row("gated_linear_attention", "fla chunk_gla (unnormalised)", shape, "forward", peer, [], error, "features given")
+    given["g"] = torch.cat([args["log_gate"]] * 2, -1)
+    peer_of = lambda a: gated_linear_attention_reference.gated_linear_attention(**a, normalize=False)  # noqa: E731
+    error, peer = lambda run: slice_error(run, args, peer_of), partial(first, chunk_gla, **given, scale=1.0)  # noqa: E731
+    for mode in modes:
+        if mode != "stage 1":
+            bench.row("gated_linear_attention", "fla chunk_gla (unnormalised)", shape, mode, peer, list(given.values()), error, "features given")
 
 
 def decode(bench, batch, h, n, d=128, f=64):
@@ -445,7 +487,7 @@ def provenance(path: Path, options: argparse.Namespace) -> None:
     run = {
         "commit": options.commit, "only": options.only, "missing": options.missing, "seconds": options.seconds,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": torch.cuda.get_device_name(),
-        "python": platform.python_version(), "versions": versions,
+        "python": platform.python_version(), "versions": versions, "note": options.note,
     }  # fmt: skip
     earlier = json.loads(path.read_text())["runs"] if path.exists() and (options.only or options.missing) else []
     record = {
@@ -464,6 +506,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure the rows whose op, provider, shape and mode contain this; the others stay")
     parser.add_argument("--missing", action="store_true", help="measure the rows that bench.csv does not have yet")
     parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
+    parser.add_argument("--note", default="", help="what a reader of the provenance should know of this run")
     parser.add_argument("--figures-only", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -485,10 +528,10 @@ def main() -> None:
     for batch in (1, 16, 256):
         for groups in (32, 8):
             decode(bench, batch, 32, groups)
-    gated(bench, record, every)
     gated(bench, (8, 2048, 9, 3, 64, 64), every, peers=False)
     for shape in ((8, 1024, 9, 3, 64, 64), (4, 1024, 32, 8, 128, 128)):  # a transfer step of SmolLM2-135M, of Llama-3-8B
         cross_entropy(bench, shape, ("forward", "stage 1"))
+        rotated(bench, shape, every[:2])
     for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
         linear(bench, shape, every, peers=shape[4] == 128, chunked=False)  # a peer's tuning takes a minute a shape
         hybrid(bench, shape, every[:2], parts=False)
@@ -502,6 +545,7 @@ def main() -> None:
         linear(bench, shape, every[:2] if t <= 16384 else every[:1], peers=t <= 8192, chunked=False)
         softmax(bench, shape, every[:1])
         torch.cuda.empty_cache()
+    gated(bench, record, every)  # last: its peer's backward tunes for minutes
     figures(options.out)
 
 
