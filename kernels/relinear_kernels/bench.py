@@ -1,6 +1,6 @@
 """Time the fused ops beside their peers: `python -m relinear_kernels.bench --out results/reference/kernels`.
 
-One run, medians of CUDA-event timings, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
+One run, medians of CUDA-graph replays, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
 them. Every row's output is first held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
 marked invalid. Writes bench.csv (row by row: --missing resumes a run cut short, --only measures a part again),
 bench.provenance.json, and redraws `Lizard Figure 6` and `Hedgehog Figure 6` from them.
@@ -67,36 +67,45 @@ def fewest_bytes(b, t, h, n, d, mode):
 
 
 def measure(run, arguments, mode, milliseconds=60):
-    """Median ms, GiB at the peak above what was held, and the seconds of the first call. `arguments` carry the gradients wanted."""
+    """Median ms, whether of a CUDA graph, GiB at the peak above what was held, and seconds of the first call. `arguments` get gradients."""
     from triton.testing import do_bench
 
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    if mode == "forward":
-        with torch.no_grad():
-            run()
-            torch.cuda.synchronize()
-            first = time.perf_counter() - began
-            peak = torch.cuda.max_memory_allocated() - held
-            return do_bench(run, warmup=15, rep=milliseconds, return_mode="median"), peak / 2**30, first
-    for x in arguments:
+    backward = mode != "forward"
+    for x in arguments if backward else []:
         x.requires_grad_()
-    probes = [torch.randn_like(x) for x in several(run())]
-
-    def both():
-        torch.autograd.grad(several(run()), arguments, probes)
-
-    both()
-    torch.cuda.synchronize()
-    first = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated() - held
     try:
-        return do_bench(both, warmup=15, rep=milliseconds, return_mode="median"), peak / 2**30, first
+        began = time.perf_counter()
+        with torch.set_grad_enabled(backward):
+            probes = [torch.randn_like(x) for x in several(run())] if backward else []
+
+        def step():
+            with torch.set_grad_enabled(backward):
+                outputs = several(run())
+            return torch.autograd.grad(outputs, arguments, probes) if backward else outputs
+
+        step()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - began
+        peak = torch.cuda.max_memory_allocated() - held
+        replay = replayed(step)
+        return do_bench(replay or step, warmup=15, rep=milliseconds, return_mode="median"), replay is not None, peak / 2**30, first
     finally:
-        for x in arguments:
+        for x in arguments if backward else []:
             x.requires_grad_(False)
+
+
+def replayed(step):
+    """`step` as a CUDA graph, which no launch holds up, as training and decoding have it; None where it cannot be recorded."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:
+        return None
+    return graph.replay
 
 
 def several(outputs):
@@ -104,7 +113,7 @@ def several(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def first(op, **arguments):
+def first_output(op, **arguments):
     """The first output of an op that has several."""
     return op(**arguments)[0]
 
@@ -130,10 +139,12 @@ class Bench:
     def row(self, op, provider, shape, mode, run, arguments, error=None, note="", moved=None):
         """Time `run` (with the gradients of `arguments`, unless forward only), then its `error(run)`; `moved`: its bytes, if no attention's."""
 
+        launched = "; ".join(filter(None, (note, "launched, not replayed")))
+
         def measured():
-            ms, gib, first = measure(run, arguments, mode)  # the first call of all, so that it compiles
+            ms, graph, gib, first = measure(run, arguments, mode)  # the first call of all, so that it compiles
             err = error(run) if error is not None else None
-            row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"}
+            row = {"ms": f"{ms:.4f}", "gib": f"{gib:.3f}", "first_call_s": f"{first:.1f}"} | ({} if graph else {"note": launched})
             return row | ({} if err is None else {"error": f"{err:.1e}", "valid": str(err < TOLERANCE)})
 
         self._add(op, provider, shape, mode, fewest_bytes(*shape[:5], mode) if moved is None else moved, note, measured)
@@ -225,7 +236,9 @@ def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
     for provider, op in peers.items():
         for mode in modes:
             if mode != "stage 1":
-                bench.row(name, f"fla {provider}", shape, mode, partial(first, op, **given, scale=1.0), list(given.values()), error, "features given")
+                bench.row(
+                    name, f"fla {provider}", shape, mode, partial(first_output, op, **given, scale=1.0), list(given.values()), error, "features given"
+                )
 
 
 def window(bench, shape, w, meta, modes):
@@ -248,7 +261,7 @@ def window(bench, shape, w, meta, modes):
         packed = (x.flatten(0, 1) for x in args.values())
         return varlen_attn(*packed, ends, ends, t, t, window_size=(w - 1, 0)).unflatten(0, (b, t))
 
-    providers = {"relinear": ours, "FlexAttention": peer} | ({} if meta else {"FlashAttention with a window (varlen_attn)": flash})
+    providers = {"relinear": ours, "FlexAttention": peer} | ({} if meta else {"FlashAttention (varlen_attn)": flash})
     error = lambda run: slice_error(run, args, definition)  # noqa: E731
     for mode in modes:
         for provider, run in providers.items():
@@ -390,7 +403,7 @@ def gated(bench, shape, modes, peers=True):
     given = {"q": phi(args["q"], args["w_q"]), "k": phi(grown(args["k"]), args["w_k"]), "v": grown(args["v"]).contiguous()}
     given["g"] = torch.cat([args["log_gate"]] * 2, -1)
     peer_of = lambda a: gated_linear_attention_reference.gated_linear_attention(**a, normalize=False)  # noqa: E731
-    error, peer = lambda run: slice_error(run, args, peer_of), partial(first, chunk_gla, **given, scale=1.0)  # noqa: E731
+    error, peer = lambda run: slice_error(run, args, peer_of), partial(first_output, chunk_gla, **given, scale=1.0)  # noqa: E731
     for mode in modes:
         if mode != "stage 1":
             bench.row("gated_linear_attention", "fla chunk_gla (unnormalised)", shape, mode, peer, list(given.values()), error, "features given")
@@ -428,10 +441,9 @@ def decode(bench, batch, h, n, d=128, f=64):
     bench.decode("decode_step linear_attention", "fla fused_recurrent_linear_attn", shape, sums, peer)
 
 
-def _since(row):
-    """The commit of a row that is not of the last run's."""
-    _, found, commit = row["note"].partition("measured at ")
-    return f" (at {commit})" if found else ""
+def _earlier(row):
+    """A mark for a row that is not of the last run."""
+    return "*" if "measured at " in row["note"] else ""
 
 
 def figures(folder: Path) -> None:
@@ -445,13 +457,14 @@ def figures(folder: Path) -> None:
         rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True")]
     at = [r for r in rows if r["mode"] == "forward" and (r["B"], r["T"], r["H"], r["D"]) == ("16", "2048", "32", "128")]
     at.sort(key=lambda r: float(r["ms"]))
-    fig, ax = plt.subplots(figsize=(8, 0.32 * len(at) + 1.4))
+    fig, ax = plt.subplots(figsize=(10, 0.32 * len(at) + 1.6))
     colours = ["tab:blue" if r["provider"] == "relinear" else "tab:gray" for r in at]
-    ax.barh([f"{r['op']}: {r['provider']}{_since(r)}" for r in at], [float(r["ms"]) for r in at], color=colours)
+    ax.barh([f"{r['op']}: {r['provider']}{_earlier(r)}" for r in at], [float(r["ms"]) for r in at], color=colours)
     ax.bar_label(ax.containers[0], [f"{float(r['ms']):.2f}" for r in at], padding=3, fontsize=8)
     ax.set_xscale("log")
     ax.set_xlim(0.2, 3 * max(float(r["ms"]) for r in at))
-    ax.set_xlabel("forward, ms (log scale)")
+    ax.set_xlabel("forward, ms (log scale)" + "; * measured at an earlier commit" * any(map(_earlier, at)))
+    ax.spines[["top", "right"]].set_visible(False)
     fig.suptitle("Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
                  "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)", fontsize=9)  # fmt: skip
     fig.tight_layout()
@@ -464,7 +477,7 @@ def figures(folder: Path) -> None:
                       or r["op"] == op == "taylor map")  # fmt: skip
         if not line:
             continue
-        label += next((_since(r) for r in layer if r["op"] == op and _since(r)), "")
+        label += max(_earlier(r) for r in layer if r["op"] == op)
         for ax, column in zip(axes, (1, 2), strict=True):
             ax.plot([x[0] for x in line], [x[column] for x in line], marker="o", label=label)
     for ax, what in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
@@ -492,7 +505,7 @@ def provenance(path: Path, options: argparse.Namespace) -> None:
     earlier = json.loads(path.read_text())["runs"] if path.exists() and (options.only or options.missing) else []
     record = {
         "command": "python -m relinear_kernels.bench", "runs": [*earlier, run], "dtype": "bfloat16",
-        "timing": "median, CUDA events (triton.testing.do_bench); decode by CUDA graph", "bandwidth_bytes_per_s": BANDWIDTH,
+        "timing": "median of a CUDA graph's replays, L2 cache cleared between them (triton.testing.do_bench)", "bandwidth_bytes_per_s": BANDWIDTH,
         "tolerance": TOLERANCE,
     }  # fmt: skip
     path.write_text(json.dumps(record, indent=2) + "\n")
