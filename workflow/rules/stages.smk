@@ -114,6 +114,7 @@ rule distill:
         "<results>/runs/{run}/distill/run.json",
     log:
         "<results>/logs/{run}.distill.log",
+    priority: 2  # longest chains first: what ends alone keeps all slots but one idle
     threads: spread_cores
     resources:
         gpu=spread_gpus,
@@ -133,6 +134,7 @@ rule finetune:
         "<results>/runs/{run}/finetune/run.json",
     log:
         "<results>/logs/{run}.finetune.log",
+    priority: 1
     threads: spread_cores
     resources:
         gpu=spread_gpus,
