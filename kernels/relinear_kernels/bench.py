@@ -3,7 +3,7 @@
 One run, medians of CUDA-graph replays, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
 them. Every row's output is first held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
 marked invalid. Writes bench.csv (row by row: --missing resumes a run cut short, --only measures a part again),
-bench.provenance.json, and redraws `Lizard Figure 6` and `Hedgehog Figure 6` from them.
+bench.provenance.json, and from them ratios.md (each op over its floor and beside its fastest peer), `Lizard Figure 6` and `Hedgehog Figure 6`.
 """
 
 import argparse
@@ -446,15 +446,38 @@ def _earlier(row):
     return "*" if "measured at " in row["note"] else ""
 
 
+def measured_rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of bench.csv with a time, less those whose output was wrong."""
+    with open(folder / "bench.csv") as file:
+        return [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True")]
+
+
+def ratios(rows) -> str:
+    """Markdown: each row of ours over its floor and beside its fastest peer, the torch forms aside."""
+    lines = ["| op | shape | mode | ms | over its floor | fastest peer | its ms | ours is faster |", "|---|---|---|---:|---:|---|---:|---:|"]
+    for ours in (r for r in rows if r["provider"] == "relinear"):
+        peers = [r for r in rows if all(r[c] == ours[c] for c in ("op", "shape", "mode")) and r["provider"] not in ("relinear", "torch chunked")]
+        ms, cells = float(ours["ms"]), ["", "", ""]
+        once = "\u2020" if "launched" in ours["note"] else ""
+        if peers:
+            best = min(peers, key=lambda r: float(r["ms"]))
+            cells = [best["provider"] + _earlier(best), f"{float(best['ms']):.4g}", f"{float(best['ms']) / ms:.2f}x"]
+        over = f"{ms / float(ours['floor_ms']):.2f}x"
+        lines.append(f"| {' | '.join([ours['op'], ours['shape'], ours['mode'], f'{ms:.4g}{once}', over, *cells])} |")
+    marks = {"\\*": ("measured at", "measured at an earlier commit"), "\u2020": ("launched", "kernel by kernel: launches cost what they cost there")}
+    notes = [f"\n{mark} {meaning}  " for mark, (word, meaning) in marks.items() if any(word in r["note"] for r in rows)]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
 def figures(folder: Path) -> None:
-    """Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
+    """ratios.md, Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with open(folder / "bench.csv") as file:
-        rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True")]
+    rows = measured_rows(folder)
+    (folder / "ratios.md").write_text(ratios(rows))
     at = [r for r in rows if r["mode"] == "forward" and (r["B"], r["T"], r["H"], r["D"]) == ("16", "2048", "32", "128")]
     at.sort(key=lambda r: float(r["ms"]))
     fig, ax = plt.subplots(figsize=(10, 0.32 * len(at) + 1.6))
