@@ -117,3 +117,13 @@ def test_find_knows_our_modules_only():
     assert find("torch") is None and find("relinear.nothing") is None
     with pytest.raises(ValueError, match="no module 'relinear.nothing'"):
         closure(["relinear.nothing"])
+
+
+def test_fields_that_other_pythons_have_and_leave_empty_do_not_count():
+    """Python 3.12 gave functions `type_params`: results of one Python are those of another."""
+    here, later = (ast.parse("def f(x):\n    return None").body[0] for _ in range(2))
+    later._fields = (*later._fields, "more", "none")
+    later.more, later.none = [], None
+    assert code._written(here) == code._written(later)
+    later.more = [ast.Name("T")]
+    assert code._written(here) != code._written(later)

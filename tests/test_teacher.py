@@ -1,5 +1,7 @@
 """The teacher's folder gives back what was saved, from each kind of source."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
@@ -97,6 +99,24 @@ def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
     probe = torch.arange(20)[None]
     with torch.inference_mode():
         torch.testing.assert_close(saved(input_ids=probe).logits, model(input_ids=probe).logits)
+
+
+def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
+    """Also where transformers reads them otherwise, as 5.17 does: responses to train on would end in the token that begins one."""
+    tiny_gguf(tmp_path / "tiny.gguf", seed=0)
+    read = AutoTokenizer.from_pretrained
+
+    def mistaken(*args, **options):
+        tokenizer = read(*args, **options)
+        tokenizer.eos_token = tokenizer.bos_token
+        tokenizer.init_kwargs["eos_token_id"] = tokenizer.bos_token_id
+        return tokenizer
+
+    monkeypatch.setattr(teacher.AutoTokenizer, "from_pretrained", mistaken)
+    save_teacher(tmp_path, tmp_path / "out", "float32")
+    saved = read(tmp_path / "out")
+    assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == ("<|im_start|>", 1, "<|im_end|>", 2)
+    assert "eos_token_id" not in json.loads((tmp_path / "out/tokenizer_config.json").read_text())
 
 
 @pytest.mark.parametrize("family", test_laws.TEACHERS)

@@ -34,6 +34,14 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
     return tree
 
 
+def _written(node: object) -> str:
+    """A syntax tree as text, the same in every Python: later ones have more fields, which are empty in code that an earlier one reads."""
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={_written(value)}" for name, value in ast.iter_fields(node) if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_written, node))}]" if isinstance(node, list) else repr(node)
+
+
 @functools.cache
 def _read(path: Path) -> tuple[str, frozenset[str]]:
     """Hash of a file's syntax tree, and the modules of ours it imports."""
@@ -45,7 +53,7 @@ def _read(path: Path) -> tuple[str, frozenset[str]]:
             names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-    digest = hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest()
+    digest = hashlib.sha256(_written(_without_docstrings(tree)).encode()).hexdigest()
     return digest, frozenset(n for n in names if find(n))
 
 

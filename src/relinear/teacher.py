@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 PROBE_TOKENS = 8
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' name -> GGUF's
 
 
 def save_teacher(source: Path | Literal["random"], out: Path, dtype: str = "bfloat16", *, seed: int = 0) -> dict:
@@ -86,7 +87,13 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     unpack = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, quantization_config=unpack)
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    if GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == "smollm":
+    fields = GGUFReader(path).fields
+    for kind, theirs in SPECIAL.items():
+        # transformers 5.17 takes the token that begins a turn for the one that ends it, and its id is saved beside the name.
+        if (field := fields.get(f"tokenizer.ggml.{theirs}_token_id")) is not None:
+            tokenizer.init_kwargs.pop(f"{kind}_token_id", None)
+            setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(field.contents()))
+    if fields["tokenizer.ggml.pre"].contents() == "smollm":
         # transformers drops this split when it converts: "  12" would become other tokens than in training.
         digits = pre_tokenizers.Digits(individual_digits=True)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
