@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.triton_common import DTYPES, WIDTHS, cdiv
+from relinear_kernels.triton_common import DTYPES, cdiv
 
 ROWS = 32  # tokens of a program, which has one head of them
 
@@ -75,8 +75,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
         raise ValueError(f"rotary on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
     batch, length, _, dim = q.shape
-    if dim not in WIDTHS or k.shape[-1] != dim:
-        raise ValueError(f"rotary on the Triton path takes head widths of {WIDTHS}, q's that of k; got {dim} and {k.shape[-1]}")
+    if dim % 2 or k.shape[-1] != dim:
+        raise ValueError(f"rotary turns pairs: it takes an even head width, q's that of k; got {dim} and {k.shape[-1]}")
     if any(x.shape not in ((batch, length, dim), (1, length, dim)) for x in (cos, sin)) or cos.shape != sin.shape:
         raise ValueError(f"cos and sin must be [B={batch} or 1, T={length}, D={dim}]; got {list(cos.shape)} and {list(sin.shape)}")
     return _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())
