@@ -24,9 +24,9 @@ from relinear.errors import UserError
 from relinear.evaluate import throughput
 from relinear.plan import Plan
 
-VERBS = Path(__file__).with_name("verbs.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 DEVICE = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
+VERBS = (str(Path(__file__).with_name("verbs.py")), DEVICE)
 ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]  # of a curve of eight steps; the kernels sum in another order than torch does
 TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]  # a method's parameters, LoRA beside them, all weights
 
@@ -89,14 +89,14 @@ def single(clone) -> Clone:
     lines = verbs("one", *shared, *WHOLE, "evaluate teacher")
     for scale in ("ddp", "fsdp"):
         lines += verbs(scale, *shared, f"until 2 {WHOLE[-1]}")
-    python(clone, str(VERBS), *lines)
+    python(clone, *VERBS, *lines)
     return clone
 
 
 @pytest.fixture(scope="module")
 def double(single) -> Clone:
     """What two processes make, with replicas and with shards."""
-    output = python(single, *TORCHRUN, str(VERBS), *verbs("ddp", *WHOLE, "evaluate teacher"), *verbs("fsdp", *WHOLE))
+    output = python(single, *TORCHRUN, *VERBS, *verbs("ddp", *WHOLE, "evaluate teacher"), *verbs("fsdp", *WHOLE))
     assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, "one process speaks for both, at both scales"
     return single
 
@@ -181,7 +181,7 @@ def interrupted(double) -> Clone:
         assert not (folder(double, scale, run, stage) / "run.json").exists()
     assert "RUNNING" not in {run["status"] for run in double.mlflow() if "stage" in run["tags"]}
     lines = [line for scale, run, stage in INTERRUPTED for line in verbs(scale, f"{stage} {run}")]
-    (double / "output").write_text(python(double, str(VERBS), *lines))
+    (double / "output").write_text(python(double, *VERBS, *lines))
     return double
 
 

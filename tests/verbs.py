@@ -1,11 +1,9 @@
-"""Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py "distill lizard --scale ddp" ...`
+"""Verbs of `relinear`, one a line, in one process or process group: `[torchrun] verbs.py DEVICE "distill lizard --scale ddp" ...`
 
 A line that begins with `until N` stops before step N, as if the process had died there.
 """
 
 import sys
-
-import torch
 
 from relinear import distributed, stage
 from relinear.cli import app
@@ -27,8 +25,9 @@ def until(step: int):
     return log
 
 
-with distributed.joined("cuda" if torch.cuda.device_count() >= 2 else "cpu"):
-    for line in sys.argv[1:]:
+device, *lines = sys.argv[1:]
+with distributed.joined(device):
+    for line in lines:
         words = line.split()
         if words[0] != "until":
             app(words, standalone_mode=False)
