@@ -419,7 +419,7 @@ def decode(bench, batch, h, n, d=128, f=64):
     factor = torch.full((h,), 0.1, device="cuda")
     for mask in (window.mask, hybrid.ring.mask):
         mask.fill_(True)
-    sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 16  # bytes of a linear state, and of one key and value of a ring
+    sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 8  # bytes of a linear state read and written, of a key and value read
     runs = {
         "linear_attention": (sums, lambda: decode_step(**token, **maps, state=linear)),
         "gated_linear_attention": (sums, lambda: decode_step(**token, **maps, log_gate=gate, state=linear)),

@@ -1,8 +1,8 @@
-"""One token of each op in one launch: a program reads the state of its head, updates it in place and answers.
+"""One token of each op in one launch: a program reads the state of its query head, updates it in place and answers.
 
-A linear state belongs to one query head; the keys of a window to all query heads of a group, so there a program serves the group. It
-moves the window up by one key: every key is read anyway, and a state that is always in order needs no position. What the programs of
-a sequence share (which keys are real, how long ago a meta key was seen) is read from the old state and written to a new one.
+A linear state belongs to one query head, the keys of a window to all query heads of a group. Their ring has a place that nobody reads:
+the group's first program puts the token's key there, and nothing moves. What the programs of a sequence share (where its ring begins,
+how long ago a meta key was seen) is read from the old state and written to a new one.
 """
 
 import torch
@@ -48,23 +48,24 @@ def _vector_features(y, FEATURE: tl.constexpr, SIGN: tl.constexpr):
 
 
 @triton.jit
-def _absorb(x, y, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
-    """Fade a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
-    f = tl.arange(0, F)
-    c = tl.arange(0, V)
-    out = tl.zeros([V], tl.float32)
-    den = 0.0
-    for half in tl.static_range(P):
-        phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
-        phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
-        total = tl.load(z + half * F + f) * fade + phi_k
-        tl.store(z + half * F + f, total)
-        den += tl.sum(phi_q * total, 0)
-        where = s + (half * F + f[:, None]) * V + c[None, :]
-        state = tl.load(where) * fade[:, None] + phi_k[:, None] * value[None, :]
-        tl.store(where, state)
-        out += tl.sum(phi_q[:, None] * state, 0)
-    return out, den
+def _half(s, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr):
+    """One sign's part `[F, V]` of a head's state. Loaded before the features are made, which takes as long as the load."""
+    return tl.load(s + (half * F + tl.arange(0, F)[:, None]) * V + tl.arange(0, V)[None, :])
+
+
+@triton.jit
+def _absorb(
+    x, y, value, real, fade, state, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, FEATURE: tl.constexpr,
+):  # fmt: skip
+    """Fade one sign's part of a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
+    f = half * F + tl.arange(0, F)
+    phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
+    phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
+    total = tl.load(z + f) * fade + phi_k
+    tl.store(z + f, total)
+    state = state * fade[:, None] + phi_k[:, None] * value[None, :]
+    tl.store(s + f[:, None] * V + tl.arange(0, V)[None, :], state)
+    return tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * total, 0)
 
 
 @triton.jit
@@ -77,6 +78,11 @@ def _linear(
     h = pid % H
     n = pid // H
     kv = n * N + h // (H // N)
+    s += pid * (P * F * V)
+    z += pid * (P * F)
+    plus = _half(s, 0, F, V)
+    if P == 2:
+        minus = _half(s, 1, F, V)
     if wq is not None:
         wq += h * (D * F)
         wk += h * (D * F)
@@ -92,10 +98,15 @@ def _linear(
         fade += tl.load(decay + pid)
     if gate is not None:
         fade += tl.maximum(tl.load(gate + pid * F + tl.arange(0, F)).to(tl.float32), LOWEST)
+    fade = tl.exp(fade)
     value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
     x = _logits(q + pid * D, wq, bq, D, F)
     y = _logits(k + kv * D, wk, bk, D, F)
-    out, den = _absorb(x, y, value, real, tl.exp(fade), s + pid * (P * F * V), z + pid * (P * F), F, V, P, FEATURE)
+    out, den = _absorb(x, y, value, real, fade, plus, s, z, 0, F, V, FEATURE)
+    if P == 2:
+        more, more_den = _absorb(x, y, value, real, fade, minus, s, z, 1, F, V, FEATURE)
+        out += more
+        den += more_den
     if NORMALIZE:
         out /= tl.maximum(den, eps)
     tl.store(o + pid * V + tl.arange(0, V), out.to(o.dtype.element_ty))
@@ -114,128 +125,131 @@ def _attend(x, kt, vt, seen, top, den, acc):
 
 @triton.jit
 def _window(
-    x, value, key, real, rk, rv, mask, top, den, acc, OLDEST: tl.constexpr, last,
+    x, rk, rv, mask, first, top, den, acc, OLDEST: tl.constexpr,
     R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence over the keys OLDEST, OLDEST + 1, .. of a ring of R; the `last` query of a group then moves the ring up by one."""
+    """The recurrence over the keys OLDEST, OLDEST + 1, .. of a ring of R and a free place, which begins at `first`."""
     d = tl.arange(0, D)
-    for i in range(0, R, BR):
+    for i in range(0, R + 1, BR):
         r = i + tl.arange(0, BR)
+        age = (r - first + R + 1) % (R + 1)  # 0: the oldest, R: the free place
+        seen = (r <= R) & (age >= OLDEST) & (age < R)
+        seen = seen & (tl.load(mask + r, mask=seen, other=0) != 0)
         at = r[:, None] * (N * D) + d[None, :]
-        kt = tl.load(rk + at, mask=(r < R)[:, None], other=0.0)
-        vt = tl.load(rv + at, mask=(r < R)[:, None], other=0.0)
-        seen = (r >= OLDEST) & (tl.load(mask + r, mask=r < R, other=0) != 0)
-        top, den, acc = _attend(x, kt.to(tl.float32), vt.to(tl.float32), seen, top, den, acc)
-        if last:
-            tl.debug_barrier()  # a key's place is taken only after every thread has read it
-            tl.store(rk + at - N * D, kt, mask=((r > 0) & (r < R))[:, None])
-            tl.store(rv + at - N * D, vt, mask=((r > 0) & (r < R))[:, None])
-    if R > 0:
-        if last:
-            tl.debug_barrier()
-            tl.store(rk + (R - 1) * N * D + d, key.to(rk.dtype.element_ty))
-            tl.store(rv + (R - 1) * N * D + d, value.to(rv.dtype.element_ty))
+        kt = tl.load(rk + at, mask=seen[:, None], other=0.0).to(tl.float32)
+        vt = tl.load(rv + at, mask=seen[:, None], other=0.0).to(tl.float32)
+        top, den, acc = _attend(x, kt, vt, seen, top, den, acc)
     return top, den, acc
 
 
 @triton.jit
-def _shift_mask(mask, new_mask, real, R: tl.constexpr, BR: tl.constexpr):
-    """Which keys of the ring are real after the token."""
-    for i in range(0, R, BR):
-        r = i + tl.arange(0, BR)
-        keep = tl.load(mask + r + 1, mask=r + 1 < R, other=0) != 0
-        tl.store(new_mask + r, tl.where(r == R - 1, real, keep), mask=r < R)
+def _place(
+    key, value, real, rk, rv, mask, first, new_first, head, R: tl.constexpr, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """The token's key in the free place, by the first head of its group; the sequence's first says that it is there."""
+    free = (first + R) % (R + 1)
+    if head % (H // N) == 0:
+        tl.store(rk + free * (N * D) + tl.arange(0, D), key.to(rk.dtype.element_ty))
+        tl.store(rv + free * (N * D) + tl.arange(0, D), value.to(rv.dtype.element_ty))
+    if head == 0:
+        tl.store(mask + free, real)
+        tl.store(new_first, (first + 1) % (R + 1))
 
 
 @triton.jit
 def _sliding(
-    q, k, v, real_at, rk, rv, mask, mk, mv, age, o, new_mask, new_age, W, scale,
+    q, k, v, real_at, rk, rv, mask, first_at, mk, mv, age, o, new_first, new_age, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """A program per sequence and key head. W is the window, R = W - 1 the keys held, MP the meta keys M rounded up to a power of two."""
+    """W is the window, R = W - 1 the keys held, MP the meta keys M rounded up to a power of two."""
     pid = tl.program_id(0).to(tl.int64)
-    n = pid % N
-    b = pid // N
+    head = pid % H
+    b = pid // H
+    n = head // (H // N)
     d = tl.arange(0, D)
     real = b >= 0
     if real_at is not None:
         real = tl.load(real_at + b) != 0
-    key = tl.load(k + pid * D + d).to(tl.float32)
-    value = tl.load(v + pid * D + d).to(tl.float32)
-    rk += (b * R * N + n) * D
-    rv += (b * R * N + n) * D
-    mask += b * R
+    key = tl.load(k + (b * N + n) * D + d).to(tl.float32)
+    value = tl.load(v + (b * N + n) * D + d).to(tl.float32)
+    first = tl.load(first_at + b)
+    rk += (b * (R + 1) * N + n) * D
+    rv += (b * (R + 1) * N + n) * D
+    mask += b * (R + 1)
+    x = tl.load(q + pid * D + d).to(tl.float32) * scale
+    top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
+    den = tl.where(real, 1.0, 0.0)
+    acc = tl.where(real, value, 0.0)
     if M > 0:
         i = tl.arange(0, MP)
         before = tl.load(age + b * M + i, mask=i < M, other=-1)
         fills = real & (i == tl.sum((before >= 0).to(tl.int32), 0))
         after = tl.where(before >= 0, before + 1, tl.where(fills, 0, -1))
         here = ((b * M + i[:, None]) * N + n) * D + d[None, :]
-        mkt = tl.load(mk + here, mask=(i < M)[:, None], other=0.0).to(tl.float32)
-        mvt = tl.load(mv + here, mask=(i < M)[:, None], other=0.0).to(tl.float32)
-        if n == 0:
+        mkt = tl.load(mk + here, mask=(after >= W)[:, None], other=0.0).to(tl.float32)
+        mvt = tl.load(mv + here, mask=(after >= W)[:, None], other=0.0).to(tl.float32)
+        top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc)
+        if head % (H // N) == 0:
+            took = (fills & (i < M))[:, None]
+            tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
+            tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
+        if head == 0:
             tl.store(new_age + b * M + i, after, mask=i < M)
-    for g in range(H // N):
-        h = b * H + n * (H // N) + g
-        x = tl.load(q + h * D + d).to(tl.float32) * scale
-        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
-        den = tl.where(real, 1.0, 0.0)
-        acc = tl.where(real, value, 0.0)
-        if M > 0:
-            top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc)
-        top, den, acc = _window(x, value, key, real, rk, rv, mask, top, den, acc, 0, g == H // N - 1, R, N, D, BR)
-        acc *= tl.where(den > 0, 1 / tl.where(den > 0, den, 1.0), 0.0)
-        tl.store(o + h * D + d, acc.to(o.dtype.element_ty))
-    if M > 0:
-        took = (fills & (i < M))[:, None]
-        tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
-        tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
-    if n == 0:
-        _shift_mask(mask, new_mask + b * R, real, R, BR)
+    top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 0, R, N, D, BR)
+    acc *= tl.where(den > 0, 1 / tl.where(den > 0, den, 1.0), 0.0)
+    tl.store(o + pid * D + d, acc.to(o.dtype.element_ty))
+    _place(key, value, real, rk, rv, mask, first, new_first + b, head, R, H, N, D)
 
 
 @triton.jit
 def _hybrid(
-    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, s, z, o, new_mask, scale, eps,
+    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, first_at, s, z, o, new_first, scale, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """A program per sequence and key head. The ring's oldest key leaves the window with this token and enters the linear state."""
+    """The ring's oldest key leaves the window with this token and enters the linear state."""
     pid = tl.program_id(0).to(tl.int64)
-    n = pid % N
-    b = pid // N
+    head = pid % H
+    b = pid // H
+    n = head // (H // N)
     d = tl.arange(0, D)
+    s += pid * (P * F * D)
+    z += pid * (P * F)
+    plus = _half(s, 0, F, D)
+    if P == 2:
+        minus = _half(s, 1, F, D)
     real = b >= 0
     if real_at is not None:
         real = tl.load(real_at + b) != 0
-    key = tl.load(k + pid * D + d).to(tl.float32)
-    value = tl.load(v + pid * D + d).to(tl.float32)
-    rk += (b * R * N + n) * D
-    rv += (b * R * N + n) * D
-    mask += b * R
-    left = tl.load(mask) != 0
-    left_value = tl.load(rv + d).to(tl.float32)
+    key = tl.load(k + (b * N + n) * D + d).to(tl.float32)
+    value = tl.load(v + (b * N + n) * D + d).to(tl.float32)
+    first = tl.load(first_at + b)
+    rk += (b * (R + 1) * N + n) * D
+    rv += (b * (R + 1) * N + n) * D
+    mask += b * (R + 1)
+    oldest = first * (N * D)
+    left = tl.load(mask + first) != 0
+    left_value = tl.load(rv + oldest + d).to(tl.float32)
+    x = tl.load(q + pid * D + d).to(tl.float32) * scale
+    top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
+    den = tl.where(real, 1.0, 0.0)
+    acc = tl.where(real, value, 0.0)
+    top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 1, R, N, D, BR)
+    if wq is not None:
+        wq += head * (D * F)
+        wk += head * (D * F)
+    px = _logits(q + pid * D, wq, None, D, F)
+    py = _logits(rk + oldest, wk, None, D, F)
     fade = tl.full([F], 1.0, tl.float32)
-    for g in range(H // N):
-        head = n * (H // N) + g
-        h = b * H + head
-        x = tl.load(q + h * D + d).to(tl.float32) * scale
-        if wq is not None:
-            px = _logits(q + h * D, wq + head * (D * F), None, D, F)
-            py = _logits(rk, wk + head * (D * F), None, D, F)
-        else:
-            px = _logits(q + h * D, None, None, D, F)
-            py = _logits(rk, None, None, D, F)
-        far, far_den = _absorb(px, py, left_value, left, fade, s + h * (P * F * D), z + h * (P * F), F, D, P, FEATURE)
-        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
-        den = tl.where(real, 1.0, 0.0)
-        acc = tl.where(real, value, 0.0)
-        top, den, acc = _window(x, value, key, real, rk, rv, mask, top, den, acc, 1, g == H // N - 1, R, N, D, BR)
-        factor = tl.load(gamma + head)
-        out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
-        tl.store(o + h * D + d, out.to(o.dtype.element_ty))
-    if n == 0:
-        _shift_mask(mask, new_mask + b * R, real, R, BR)
+    far, far_den = _absorb(px, py, left_value, left, fade, plus, s, z, 0, F, D, FEATURE)
+    if P == 2:
+        more, more_den = _absorb(px, py, left_value, left, fade, minus, s, z, 1, F, D, FEATURE)
+        far += more
+        far_den += more_den
+    factor = tl.load(gamma + head)
+    out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
+    tl.store(o + pid * D + d, out.to(o.dtype.element_ty))
+    _place(key, value, real, rk, rv, mask, first, new_first + b, head, R, H, N, D)
 
 
 def _contiguous(x):
@@ -264,16 +278,18 @@ def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
     return state._replace(kv=state.kv.contiguous(), z=state.z.contiguous())
 
 
-def _ring(state: WindowState, shape: tuple[int, ...], meta: int) -> WindowState:
-    """The ring, in one stretch of memory, with room for new masks. Raises ValueError unless it is of this shape."""
-    if state.k.shape != shape or state.meta_age.shape[1] != meta:
-        raise ValueError(f"the state must hold keys {list(shape)} and {meta} meta keys; got {list(state.k.shape)}, {state.meta_age.shape[1]}")
+def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> WindowState:
+    """The ring, in one stretch of memory. Raises ValueError unless it is of this shape."""
+    shape, got = [batch, keys, groups, dim], list(state.k.shape)
+    got[1] -= 1  # a place is free
+    if got != shape or state.meta_age.shape[1] != meta:
+        raise ValueError(f"the state must hold keys {shape} and {meta} meta keys; got {got}, {state.meta_age.shape[1]}")
     return WindowState(*(x.contiguous() for x in state))
 
 
-def _rows(keys: int, dim: int) -> int:
-    """Keys of one tile of a ring."""
-    return min(triton.next_power_of_2(max(keys, 16)), 4096 // dim)
+def _rows(places: int, dim: int) -> int:
+    """Places of one tile of a ring."""
+    return min(triton.next_power_of_2(max(places, 16)), 4096 // dim)
 
 
 def linear_step(
@@ -306,13 +322,13 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
     """`decode_step` of sliding-window attention. Raises ValueError naming what it supports."""
     dim, dtype = q.shape[-1], v.dtype
     q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v)
-    state = _ring(state, (batch, window - 1, groups, dim), meta)
+    state = _ring(state, batch, window - 1, groups, dim, meta)
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
-    after = state._replace(mask=torch.empty_like(state.mask), meta_age=torch.empty_like(state.meta_age))
-    _sliding[(batch * groups,)](
-        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.meta_k, state.meta_v, state.meta_age, o, after.mask,
+    after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
+    _sliding[(batch * heads,)](
+        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, after.first,
         after.meta_age, window, dim**-0.5 if scale is None else scale, H=heads, N=groups, D=dim, R=window - 1, M=meta,
-        MP=triton.next_power_of_2(max(meta, 1)), BR=_rows(window - 1, dim), num_warps=4,
+        MP=triton.next_power_of_2(max(meta, 1)), BR=_rows(window, dim), num_warps=4,
     )  # fmt: skip
     return o, after
 
@@ -326,14 +342,14 @@ def hybrid_step(
     dim, width, dtype = q.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
     q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v, feature, width)
     halves = 2 if feature == "softmax_pm" else 1
-    ring = _ring(state.ring, (batch, window, groups, dim), 0)
+    ring = _ring(state.ring, batch, window, groups, dim, 0)
     linear = _linear_state(state.linear, (batch, heads, halves * width, dim))
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
-    after = ring._replace(mask=torch.empty_like(ring.mask))
-    _hybrid[(batch * groups,)](
+    after = ring._replace(first=torch.empty_like(ring.first))
+    _hybrid[(batch * heads,)](
         q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
-        linear.kv, linear.z, o, after.mask, dim**-0.5 if scale is None else scale, eps,
-        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window, dim),
+        ring.first, linear.kv, linear.z, o, after.first, dim**-0.5 if scale is None else scale, eps,
+        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window + 1, dim),
         num_warps=8 if width * dim > 4096 else 4,
     )  # fmt: skip
     return o, HybridState(after, linear)

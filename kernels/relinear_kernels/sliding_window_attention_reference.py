@@ -6,18 +6,23 @@ Lizard Section 3.1 (sliding window attention with meta memory); Beltagy et al. 2
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from relinear_kernels.linear_attention_reference import _accumulate
 
 
 class WindowState(NamedTuple):
-    """The last keys and values of a prefix, newest last, and its first `meta` ones. Sizes never change; masks say what is filled."""
+    """The last R keys and values of a prefix, and its first `meta` ones. Sizes never change; masks say what is filled.
 
-    k: Float[Tensor, "B R Hkv D"]
-    v: Float[Tensor, "B R Hkv D"]
-    mask: Bool[Tensor, "B R"]
+    The keys lie in a ring of R + 1 places: the oldest at `first`, newer ones behind it, and the place before it is free, so that a token
+    can put its key there while the heads that share the ring still read all others. Nothing moves.
+    """
+
+    k: Float[Tensor, "B R+1 Hkv D"]
+    v: Float[Tensor, "B R+1 Hkv D"]
+    mask: Bool[Tensor, "B R+1"]
+    first: Int[Tensor, " B"]
     meta_k: Float[Tensor, "B M Hkv D"]
     meta_v: Float[Tensor, "B M Hkv D"]
     meta_age: Tensor  # [B, M] int64: positions since the meta key was seen; -1 while it is not there yet
@@ -26,17 +31,26 @@ class WindowState(NamedTuple):
 def window_state(batch, keys, groups, dim, *, meta=0, device=None, dtype=torch.float32) -> WindowState:
     """The state before the first token, remembering `keys` keys."""
     zeros = lambda n: torch.zeros(batch, n, groups, dim, device=device, dtype=dtype)  # noqa: E731
-    empty = torch.zeros(batch, keys, device=device, dtype=torch.bool)
-    return WindowState(zeros(keys), zeros(keys), empty, zeros(meta), zeros(meta), torch.full((batch, meta), -1, device=device))
+    mask = torch.zeros(batch, keys + 1, device=device, dtype=torch.bool)
+    first = torch.zeros(batch, device=device, dtype=torch.int32)
+    return WindowState(zeros(keys + 1), zeros(keys + 1), mask, first, zeros(meta), zeros(meta), torch.full((batch, meta), -1, device=device))
+
+
+def in_order(state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and mask ``[B, R, ...]`` of a window, oldest first."""
+    places = state.k.shape[1]
+    order = (state.first[:, None] + torch.arange(places - 1, device=state.k.device)) % places
+    sequence = torch.arange(len(order), device=order.device)[:, None]
+    return state.k[sequence, order], state.v[sequence, order], state.mask[sequence, order]
 
 
 def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, WindowState]:
     """Keys, values and mask ``[B, R + T, ...]`` as a piece sees them, and the state after the piece."""
     batch, length = k.shape[:2]
     new = key_mask if key_mask is not None else torch.ones(batch, length, dtype=torch.bool, device=k.device)
-    keys, values = torch.cat([state.k.to(k.dtype), k], 1), torch.cat([state.v.to(v.dtype), v], 1)
-    mask = torch.cat([state.mask, new], 1)
-    held, meta = state.k.shape[1], state.meta_age.shape[1]
+    old_k, old_v, old_mask = in_order(state)
+    keys, values, mask = torch.cat([old_k.to(k.dtype), k], 1), torch.cat([old_v.to(v.dtype), v], 1), torch.cat([old_mask, new], 1)
+    meta = state.meta_age.shape[1]
     meta_k, meta_v, age = state.meta_k, state.meta_v, state.meta_age
     if meta:
         # The first real tokens of each sequence, wherever padding put them: token number r of this piece fills slot seen + r.
@@ -51,14 +65,15 @@ def extend(state: WindowState, k: Tensor, v: Tensor, key_mask: Tensor | None) ->
         since = torch.arange(length - 1, -1, -1, device=k.device)
         age = torch.where(filled, (onto * since[None, :, None]).sum(1), age)
     dtype = state.k.dtype
-    last = slice(keys.shape[1] - held, None)
-    after = WindowState(keys[:, last].to(dtype), values[:, last].to(dtype), mask[:, last], meta_k.to(dtype), meta_v.to(dtype), age)
+    ring = lambda x: nn.functional.pad(x[:, length:].to(dtype), (0, 0, 0, 0, 0, 1))  # noqa: E731
+    seen = nn.functional.pad(mask[:, length:], (0, 1))
+    after = WindowState(ring(keys), ring(values), seen, torch.zeros_like(state.first), meta_k.to(dtype), meta_v.to(dtype), age)
     return keys, values, mask, after
 
 
 def begin(state: WindowState, k: Tensor, v: Tensor) -> WindowState:
     """The state after an unpadded piece that nothing precedes: `extend`'s, from the empty `state`, without a copy of all keys."""
-    length, held, meta = k.shape[1], state.k.shape[1], min(state.meta_age.shape[1], k.shape[1])
+    length, held, meta = k.shape[1], state.k.shape[1] - 1, min(state.meta_age.shape[1], k.shape[1])
     tail = slice(max(length - held, 0), length)
     *_, after = extend(state._replace(meta_age=state.meta_age[:, :0]), k[:, tail], v[:, tail], None)
     put = lambda old, x: torch.cat([x[:, :meta].to(old.dtype), old[:, meta:]], 1)  # noqa: E731

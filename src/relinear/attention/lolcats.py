@@ -114,9 +114,9 @@ class Method(Attention):
     def _delayed_state(self, batch: int, device):
         """Keys waiting to leave the window, the linear state of those that left, and whether any has."""
         w, h = self.options.window, self.heads
-        ring = window_state(batch, w, h.groups, h.dim, device=device)
-        left = torch.zeros(batch, dtype=torch.long, device=device)
-        return ring.k, ring.v, ring.mask, linear_state(batch, h.heads, self.features, h.dim, device), left
+        keys, values = torch.zeros(2, batch, w, h.groups, h.dim, device=device).unbind()
+        mask, left = torch.zeros(batch, w, dtype=torch.bool, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+        return keys, values, mask, linear_state(batch, h.heads, self.features, h.dim, device), left
 
     def init_state(self, batch, device=None):
         h, o = self.heads, self.options
