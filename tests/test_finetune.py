@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import test_laws
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
 from relinear.finetune import compute_in_input_dtype
+from relinear.model import fuse_norms
 
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "initializer_range": 0.1}  # fmt: skip
@@ -86,3 +88,21 @@ def test_no_layer_s_input_is_cast_for_its_adapter(base):
             model(torch.zeros(2, LENGTH, dtype=torch.long), use_cache=False)
         counts.append(counting.count)
     assert counts[1] - counts[0] == 4 * SHAPE["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("family", test_laws.TEACHERS)
+def test_fused_norms_compute_what_transformers_does(family):
+    model = test_laws.teacher(family, torch.float32)
+    found, ids = [], test_laws.tokens(20)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "norm" in n:
+                p.normal_(1.0, 0.3)
+    for fused in (False, True):
+        if fused:
+            fuse_norms(model)
+        loss = model(ids, labels=ids, use_cache=False).loss
+        found.append((loss, *torch.autograd.grad(loss, model.parameters())))
+    norms = [layer for layer in model.modules() if "RMSNorm" in type(layer).__name__]
+    assert sum("forward" in vars(layer) for layer in norms) == (0 if family == "gemma3" else len(norms))
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*found, strict=True))

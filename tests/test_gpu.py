@@ -1,12 +1,16 @@
 """On a GPU, methods run on Triton kernels: held to the torch form they replace. Skipped, and said so, where there is none."""
 
+import copy
+
 import pytest
 import torch
 from test_laws import CASES, name
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from relinear import linearize
 from relinear.attention._base import DISTILL_LOSSES
+from relinear.model import fuse_norms
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
 from relinear_kernels import attention_cross_entropy
@@ -68,6 +72,25 @@ def test_fused_cross_entropy_equals_its_definition_in_float64(heads, groups, dim
     assert all(distance(a, b) < 2e-2 for a, b in zip(gradients, want, strict=True))
 
 
+def test_fused_norms_are_nearer_to_float64_than_those_they_replace():
+    torch.manual_seed(0)
+    norm = LlamaRMSNorm(576).cuda()
+    norm.weight.data.normal_(1.0, 0.3)
+    x, weights = (3 * torch.randn(4, 301, 576, device="cuda")).bfloat16(), torch.randn(4, 301, 576, device="cuda").bfloat16()
+    norm.weight.data = norm.weight.data.bfloat16()
+
+    def computed(cast, fused):
+        layer, given = copy.deepcopy(norm).to(cast), x.detach().to(cast).requires_grad_()
+        if fused:
+            fuse_norms(layer)
+        out = layer(given) if cast != torch.float64 else layer.weight * given * (given.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return out, *torch.autograd.grad((out * weights.to(cast)).sum(), [given, layer.weight])
+
+    exact, ours, theirs = computed(torch.float64, False), computed(torch.bfloat16, True), computed(torch.bfloat16, False)
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert distance(a, c) < 5e-3 and distance(a, c) < 1.1 * distance(b, c)
+
+
 @pytest.mark.parametrize("method", ["hedgehog", "lolcats", "lizard", "t2r", "supra"])
 def test_replayed_training_steps_equal_plain_ones(method, tmp_path):
     """Loss and gradients of all methods, by stage 1's terms and by stage 2's, with the graph and without."""
@@ -77,6 +100,7 @@ def test_replayed_training_steps_equal_plain_ones(method, tmp_path):
     for recorded in (False, True):
         torch.manual_seed(0)
         model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda(), method)
+        fuse_norms(model)
         transferred = method not in ("t2r", "supra")
         model.requires_grad_(not transferred)
         trained = list(model.method_parameters().values()) if transferred else list(model.parameters())

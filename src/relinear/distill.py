@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from relinear.corpus import Packed, micro_batches
 from relinear.distributed import rank, size, spread
 from relinear.hardware import memory_bytes, place
-from relinear.model import assemble, save_method
+from relinear.model import assemble, fuse_norms, save_method
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
 
@@ -41,6 +41,8 @@ def fit(context: "Context", model: PreTrainedModel, device: str) -> dict:
     model.requires_grad_(False)
     for p in parameters:
         p.requires_grad_(True)
+    if device == "cuda":
+        fuse_norms(model)
     context.hardware["engine"] = spread(model, parameters, device, context.plan.config.hardware.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from relinear.corpus import IGNORED, Packed, chance_loss, micro_batches
 from relinear.distributed import rank, size, spread, whole
 from relinear.hardware import memory_bytes, place
-from relinear.model import assemble, maskless, save_method
+from relinear.model import assemble, fuse_norms, maskless, save_method
 from relinear.train import train
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
         adapters = [p for p in model.parameters() if p.requires_grad]
         for p in added:
             p.requires_grad_(True)
+    if device == "cuda":
+        fuse_norms(model)
     context.hardware["engine"] = spread(model, None if full else adapters + added, device, context.plan.config.hardware.engine)
     # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
     recorded = device == "cuda" and context.hardware["engine"] == "ddp" and maskless(base)
