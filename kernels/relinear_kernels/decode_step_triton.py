@@ -80,9 +80,6 @@ def _linear(
     kv = n * N + h // (H // N)
     s += pid * (P * F * V)
     z += pid * (P * F)
-    plus = _half(s, 0, F, V)
-    if P == 2:
-        minus = _half(s, 1, F, V)
     if wq is not None:
         wq += h * (D * F)
         wk += h * (D * F)
@@ -102,8 +99,10 @@ def _linear(
     value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
     x = _logits(q + pid * D, wq, bq, D, F)
     y = _logits(k + kv * D, wk, bk, D, F)
+    plus = _half(s, 0, F, V)
     out, den = _absorb(x, y, value, real, fade, plus, s, z, 0, F, V, FEATURE)
     if P == 2:
+        minus = _half(s, 1, F, V)
         more, more_den = _absorb(x, y, value, real, fade, minus, s, z, 1, F, V, FEATURE)
         out += more
         den += more_den
@@ -215,9 +214,6 @@ def _hybrid(
     d = tl.arange(0, D)
     s += pid * (P * F * D)
     z += pid * (P * F)
-    plus = _half(s, 0, F, D)
-    if P == 2:
-        minus = _half(s, 1, F, D)
     real = b >= 0
     if real_at is not None:
         real = tl.load(real_at + b) != 0
@@ -241,8 +237,10 @@ def _hybrid(
     px = _logits(q + pid * D, wq, None, D, F)
     py = _logits(rk + oldest, wk, None, D, F)
     fade = tl.full([F], 1.0, tl.float32)
+    plus = _half(s, 0, F, D)
     far, far_den = _absorb(px, py, left_value, left, fade, plus, s, z, 0, F, D, FEATURE)
     if P == 2:
+        minus = _half(s, 1, F, D)
         more, more_den = _absorb(px, py, left_value, left, fade, minus, s, z, 1, F, D, FEATURE)
         far += more
         far_den += more_den
