@@ -134,7 +134,6 @@ rule finetune:
         "<results>/runs/{run}/finetune/run.json",
     log:
         "<results>/logs/{run}.finetune.log",
-    priority: 1
     threads: spread_cores
     resources:
         gpu=spread_gpus,
@@ -176,6 +175,7 @@ rule evaluate:
         "<results>/runs/{run}/evaluate/metrics.json",
     log:
         "<results>/logs/{run}.evaluate.log",
+    priority: 1  # prompts and their tokens are made on the processor, while trainings have the GPU
     threads: spread_cores
     resources:
         gpu=spread_gpus,
