@@ -74,11 +74,11 @@ class Method(Attention):
         if k.shape[2] != v.shape[2]:  # the shared map gave every query head a key of its own
             v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
-            q, k, wide(v), feature="none", log_decay=self._decay(q), normalize=False,
+            q.to(v.dtype), k.to(v.dtype), v, feature="none", log_decay=self._decay(q), normalize=False,
             key_mask=inputs.key_mask, initial_state=state, return_state=True,
         )  # fmt: skip
         b, t, h, d = y.shape
-        return self.norm(y.reshape(b * t, h * d)).view(b, t, h, d).to(inputs.v.dtype), state
+        return self.norm(wide(y).reshape(b * t, h * d)).view(b, t, h, d).to(v.dtype), state
 
     def init_state(self, batch, device=None):
         return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
