@@ -1,5 +1,6 @@
 """The harness's own tasks over local data: prompts unchanged, samples fair, scores those of plain lm-eval."""
 
+import copy
 import json
 import re
 from fnmatch import fnmatch
@@ -15,6 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from relinear import linearize
 from relinear.assets import catalogue
 from relinear.evaluate import harness
 from relinear.evaluate.harness import LocalLM, available, check_tasks, draw, load, score
@@ -117,6 +119,72 @@ def test_scores_are_those_of_plain_hflm(model, batch_size):
     ours, theirs = (kind(model, **options).loglikelihood(requests) for kind in (LocalLM, HFLM))
     torch.testing.assert_close([o[0] for o in ours], [t[0] for t in theirs], rtol=1e-5, atol=1e-5)
     assert [o[1] for o in ours] == [t[1] for t in theirs]
+
+
+SHOTS = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))  # 200 characters, which are this tokenizer's tokens
+
+
+def alike(count: int) -> list[Instance]:
+    """Questions of one beginning and different lengths, choices of one token and of several, among questions of their own."""
+    pairs = [(SHOTS + "Q: " + "more and " * (n % 4) + f"{n}\nA:", choice) for n in range(count) for choice in (" a", " b", " some words")]
+    pairs[5:5] = [("one", " a"), ("a much longer context than that,", " b"), (SHOTS[: harness.SHOTS - 8], " a")]
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("method", [None, "hedgehog", "lolcats", "lizard", "supra"])
+def test_a_beginning_of_many_inputs_is_read_once_and_scores_are_those_of_plain_hflm(model, method):
+    given = {"window": 16} if method == "lolcats" else {}
+    scored = model if method is None else linearize(copy.deepcopy(model), method, **given).eval()
+    options = {"tokenizer": TOKENIZER, "batch_size": 4, "max_length": 300, "softmax_dtype": "float32"}
+    found, read = [], []
+    for kind in (LocalLM, HFLM):
+        fed = []
+        hook = scored.register_forward_pre_hook(lambda _, args, fed=fed: fed.append(args[0].numel()))
+        found.append(kind(scored, **options).loglikelihood(alike(9)))
+        hook.remove()
+        read.append(sum(fed))
+    torch.testing.assert_close(*([score for score, _ in answers] for answers in found), rtol=1e-4, atol=1e-4)
+    assert [greedy for _, greedy in found[0]] == [greedy for _, greedy in found[1]]
+    assert read[0] < read[1] / 3
+
+
+def test_few_inputs_of_one_beginning_are_read_whole(model):
+    fed = []
+    hook = model.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(alike(2))
+    hook.remove()
+    assert max(fed) > len(SHOTS)
+
+
+def test_a_batch_shares_no_token_that_a_choice_is_read_from():
+    beginning = tuple(range(200))
+    inputs = {beginning + (n,) * (n % 3): 190 + n % 2 for n in range(20)} | {(7, n): 1 for n in range(20)}
+    batches = harness.batched(inputs, 4)
+    assert sorted(tokens for _, batch in batches for tokens in batch) == sorted(inputs)
+    for shared, batch in batches:
+        assert len(batch) <= 4 and all(tokens[:shared] == batch[0][:shared] and shared <= inputs[tokens] for tokens in batch)
+        assert shared == (190 if len(batch[0]) > 2 else 0)
+
+
+def test_scoring_that_was_killed_within_a_beginning_goes_on_to_the_bit(model, tmp_path):
+    def answers(work, dies=None):
+        passes = iter(range(1000))
+
+        def count(*_):
+            if next(passes) == dies:
+                raise Killed
+
+        hook = model.register_forward_pre_hook(count)
+        options = {"tokenizer": TOKENIZER, "batch_size": 4, "max_length": 300, "softmax_dtype": "float32", "work": work}
+        try:
+            return LocalLM(model, **options).loglikelihood(alike(9)), next(passes)
+        finally:
+            hook.remove()
+
+    want, passes = answers(None)
+    with pytest.raises(Killed):
+        answers(tmp_path, dies=passes - 2)
+    assert answers(tmp_path) == (want, 1 + 2)  # the beginning is read again
 
 
 def test_a_score_is_the_sum_of_the_choice_tokens_log_probabilities(model):

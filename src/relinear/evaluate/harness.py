@@ -4,6 +4,7 @@ A task is a YAML file in workflow/tasks. It includes the task that lm-eval ships
 harness's own, unchanged) and says where its documents lie: `data` in the folder of evaluation items, `smoke` in workflow/smoke.
 """
 
+import copy
 import functools
 import gzip
 import hashlib
@@ -36,7 +37,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.distributed import agreed, gathered, rank, share
 
@@ -45,6 +46,8 @@ SMOKE = TASKS.parent / "smoke" / "tasks"
 BUNDLED = Path(lm_eval.tasks.__file__).parent
 METRICS = ("acc", "acc_norm")
 CHUNK = 4096  # texts cut into tokens in one call
+SHOTS = 128  # tokens that inputs must begin alike with for these to be read once, as MMLU's five examples a subject
+ALIKE = 8  # of so many inputs
 
 
 def available() -> list[str]:
@@ -143,6 +146,35 @@ def draw(sizes: dict[str, int], limit: int | None, seed: int | str) -> dict[str,
     return {part: sorted(drawn[part]) for part in sorted(drawn)}
 
 
+def batched(starts: dict[tuple[int, ...], int], batch_size: int) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """Batches of inputs, each with how many tokens its inputs share with others from the beginning on: 0, or `SHOTS` and more of `ALIKE`
+    inputs and more, and no token from an input's `starts` on.
+
+    Within a beginning the longest come first: little padding, and memory peaks early.
+    """
+    inputs, at, families = sorted(starts), 0, defaultdict(list)
+    while at < len(inputs):
+        shared = starts[inputs[at]]
+        end = at + 1
+        # In this order what an input shares with the first only falls.
+        while end < len(inputs) and (common := min(shared, starts[inputs[end]], _alike(inputs[at], inputs[end]))) >= SHOTS:
+            shared, end = common, end + 1
+        if end - at < ALIKE:
+            shared, end = 0, at + 1
+        families[inputs[at][:shared]] += inputs[at:end]
+        at = end
+    batches = []
+    for beginning, family in families.items():
+        family.sort(key=lambda tokens: (-len(tokens), tokens))
+        batches += [(len(beginning), family[i : i + batch_size]) for i in range(0, len(family), batch_size)]
+    return batches
+
+
+def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many tokens two inputs begin alike with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 class LocalTask(ConfigurableTask):
     """One of the harness's tasks over documents that are in memory already."""
 
@@ -225,14 +257,17 @@ CONVERT = {"arc": from_arc, "boolq": from_boolq, "lambada": from_lambada}
 
 
 class LocalLM(HFLM):
-    """The harness's transformers adapter, with the output head applied only where a choice is scored.
+    """The harness's transformers adapter, with the output head applied only where a choice is scored, and a beginning that many inputs
+    share read once: each goes on from the state, or the keys and values, after it.
 
     HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
-    more arithmetic and far more memory than the rest of a small model. Same inputs, same numbers; also with several processes,
-    which share the batches that one would make, and all get all answers. What was answered before an interruption is read from `work`.
+    more arithmetic and far more memory than the rest of a small model. Of all tasks' tokens half are MMLU's examples. Same inputs, same
+    numbers to rounding; also with several processes, which share the batches that one would make, and all get all answers. What was
+    answered before an interruption is read from `work`.
     """
 
     _tokens: Mapping[str, np.ndarray] = {}  # of the texts that are being scored
+    _read: tuple[tuple[int, ...], Cache | None] = ((), None)  # the beginning read last, and what the model remembers of it
 
     def __init__(self, *args, work: Path | None = None, **kwargs):
         self.work = work
@@ -272,28 +307,32 @@ class LocalLM(HFLM):
         groups = defaultdict(list)  # input -> the requests it answers: choices of one token share their input, as in HFLM
         for number, (_, context, choice) in enumerate(requests):
             groups[tuple((context + choice)[:-1])].append(number)
-        inputs = sorted(groups, key=lambda tokens: (-len(tokens), tokens))  # longest first: little padding, memory peaks early
-        if len(inputs[0]) > self.max_length:
-            raise ValueError(f"got a prompt of {len(inputs[0])} tokens; the longest possible is max_length={self.max_length}")
-
-        batches = [inputs[at : at + self.batch_size] for at in range(0, len(inputs), self.batch_size)]
+        longest = max(map(len, groups))
+        if longest > self.max_length:
+            raise ValueError(f"got a prompt of {longest} tokens; the longest possible is max_length={self.max_length}")
+        # logits are wanted from here on, and no later
+        starts = {tokens: len(tokens) - max(len(requests[number][2]) for number in numbers) for tokens, numbers in groups.items()}
+        batches = batched(starts, self.batch_size)
         call = repr((self.batch_size, list(groups.items()), [choice for _, _, choice in requests]))
         name = f"answers.{hashlib.sha256(call.encode()).hexdigest()}"  # another call's batches have another name
         answers = agreed(self._kept(name))
         known = {number for number, _, _ in answers}
-        batches = share([batch for batch in batches if groups[batch[0]][0] not in known])  # a batch is kept whole
+        batches = share([(shared, batch) for shared, batch in batches if groups[batch[0]][0] not in known])  # a batch is kept whole
         bar = tqdm(
-            total=len(known) + sum(len(groups[tokens]) for batch in batches for tokens in batch), initial=len(known),
+            total=len(known) + sum(len(groups[tokens]) for _, batch in batches for tokens in batch), initial=len(known),
             desc="lm-eval", unit="choice", disable=rank() > 0,
         )  # fmt: skip
         new = []
         path = Path(os.devnull) if self.work is None else self.work / f"{name}.{rank()}"
         with torch.inference_mode(), bar, path.open("ab", buffering=0) as file:
-            for batch in batches:
-                first = min(len(tokens) - len(requests[number][2]) for tokens in batch for number in groups[tokens])
-                padded = pad_sequence([torch.tensor(tokens) for tokens in batch], batch_first=True).to(self.device)
-                keep = padded.shape[1] - first
-                logits = self.model(padded, logits_to_keep=keep, use_cache=False).logits  # [row, first.., vocabulary]
+            for shared, batch in batches:
+                first = min(starts[tokens] for tokens in batch)
+                padded = pad_sequence([torch.tensor(tokens[shared:]) for tokens in batch], batch_first=True).to(self.device)
+                keep = padded.shape[1] - (first - shared)
+                past = self._after(batch[0][:shared], len(batch))
+                logits = self.model(
+                    padded, past_key_values=past, logits_to_keep=keep, use_cache=past is not None
+                ).logits  # [row, first.., vocabulary]
                 asked = [(number, row, len(tokens) - first) for row, tokens in enumerate(batch) for number in groups[tokens]]
                 scored = self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
                 file.write(f"\n{json.dumps(scored)}".encode())  # the break comes first: the last line may have been cut short
@@ -301,6 +340,17 @@ class LocalLM(HFLM):
                 bar.update(len(asked))
         found = {number: (total, greedy) for number, total, greedy in answers + gathered(new)}
         return [found[number] for number in range(len(requests))]
+
+    def _after(self, shared: tuple[int, ...], rows: int) -> Cache | None:
+        """What a model remembers of tokens, for so many inputs that go on from them; None of none. Batches of one beginning follow each other."""
+        if not shared:
+            return None
+        if self._read[0] != shared:
+            tokens = torch.tensor([shared], device=self.device)
+            self._read = shared, self.model(tokens, use_cache=True, logits_to_keep=1).past_key_values
+        past = copy.deepcopy(self._read[1])
+        past.batch_repeat_interleave(rows)
+        return past
 
     def _kept(self, name: str) -> list[tuple[int, float, bool]]:
         """What earlier attempts at a call answered, with any number of processes: each line of their files is a batch."""
