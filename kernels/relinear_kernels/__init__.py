@@ -1,7 +1,8 @@
 """Attention operations of relinear. One op, one stem: `<op>_reference.py` is its definition (quadratic) and its chunked torch form.
 
 `linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
-token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding.
+token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding,
+`token_cross_entropy` a language model's loss of each token.
 RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 """
 
@@ -22,6 +23,7 @@ from relinear_kernels.sliding_window_attention_reference import (
     sliding_window_weights,
     window_state,
 )
+from relinear_kernels.token_cross_entropy import token_cross_entropy
 
 __all__ = [
     "FEATURES",
@@ -44,5 +46,6 @@ __all__ = [
     "rotary",
     "sliding_window_attention",
     "sliding_window_weights",
+    "token_cross_entropy",
     "window_state",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 SHARED_LIMIT = 227 * 1024
-SCALAR = ("running_sums", "scan", "weights", "turn")  # kernels without a product
+SCALAR = ("running_sums", "scan", "weights", "turn", "token_loss", "token_gradient")  # kernels without a product
 
 
 class _CompileOnly:
@@ -125,6 +125,13 @@ def _rotary(dim):
     (q.float().sum() + k.float().sum()).backward()
 
 
+def _token_cross_entropy(vocabulary):
+    from relinear_kernels.token_cross_entropy_triton import token_cross_entropy
+
+    logits = torch.zeros(2, vocabulary, dtype=torch.bfloat16, requires_grad=True)
+    token_cross_entropy(logits, torch.zeros(2, dtype=torch.int64)).sum().backward()
+
+
 def _gated(feature, dim, features, dtype=torch.bfloat16):
     from relinear_kernels.gated_linear_attention_triton import gated_linear_attention
 
@@ -159,6 +166,7 @@ CASES = {
     "window D128 meta 4": lambda: _window(128, 128, 4),
     "cross_entropy D64 F128": lambda: _cross_entropy(64, 128),
     "rotary D64": lambda: _rotary(64),
+    "token_cross_entropy V49152": lambda: _token_cross_entropy(49152),
 }
 MORE = {
     "linear softmax_pm D128 F64 gate": lambda: _linear("softmax_pm", 128, 64, True),
@@ -184,6 +192,7 @@ MORE = {
     "window D64": lambda: _window(64, 64, 0),
     "window D64 meta 4": lambda: _window(64, 128, 4),
     "rotary D128": lambda: _rotary(128),
+    "token_cross_entropy V128256": lambda: _token_cross_entropy(128256),
     "cross_entropy D64 F64": lambda: _cross_entropy(64, 64),
     "cross_entropy D128 F128": lambda: _cross_entropy(128, 128),
     "cross_entropy D128 F256": lambda: _cross_entropy(128, 256),

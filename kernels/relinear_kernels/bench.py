@@ -35,6 +35,8 @@ from relinear_kernels import (
     rotary_reference,
     sliding_window_attention,
     sliding_window_attention_reference,
+    token_cross_entropy,
+    token_cross_entropy_reference,
     window_state,
 )
 from relinear_kernels.features import ACTIVATIONS
@@ -366,6 +368,18 @@ def rotated(bench, shape, modes):
             bench.row("rotary", provider, shape, mode, run, list(args.values()), error, moved=moved * (1 if mode == "forward" else 2))
 
 
+def tokens(bench, shape, vocabulary, modes):
+    """The loss of each token of a step, whose model the heads name: its logits read once; backwards read once and their gradient written."""
+    count, g = shape[0] * shape[1], torch.Generator("cuda").manual_seed(1)
+    logits = torch.randn(count, vocabulary, device="cuda", generator=g, dtype=torch.bfloat16)
+    labels = torch.randint(vocabulary, (count,), device="cuda", generator=g)
+    error = lambda run: relative(run(), token_cross_entropy_reference.token_cross_entropy(logits.float(), labels))  # noqa: E731
+    for mode in modes:
+        for provider, form in {"relinear": token_cross_entropy, "torch": token_cross_entropy_reference.token_cross_entropy}.items():
+            run, moved = partial(form, logits, labels), logits.nbytes * (1 if mode == "forward" else 3)
+            bench.row(f"token_cross_entropy V={vocabulary}", provider, shape, mode, run, [logits], error, moved=moved)
+
+
 def taylor(bench, shape):
     """Hedgehog's Taylor map (1, x, x x^T / sqrt 2), d^2 + d + 1 features, as ready-made features in the chunked torch form."""
     args = inputs(*shape)
@@ -568,6 +582,7 @@ def main() -> None:
     for shape in ((8, 1024, 9, 3, 64, 64), (4, 1024, 32, 8, 128, 128)):  # a transfer step of SmolLM2-135M, of Llama-3-8B
         cross_entropy(bench, shape, ("forward", "stage 1"))
         rotated(bench, shape, every[:2])
+    tokens(bench, (8, 1024, 9, 3, 64, 64), 49152, every[:2])  # a finetuning step of SmolLM2-135M
     for shape in ((8, 2048, 9, 3, 64, 64), (8, 2048, 32, 8, 128, 64)):  # SmolLM2-135M, Llama-3-8B
         linear(bench, shape, every, peers=shape[4] == 128, chunked=False)  # a peer's tuning takes a minute a shape
         hybrid(bench, shape, every[:2], parts=False)
