@@ -82,6 +82,13 @@ def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
     assert len(rivals[0].stdout.readline().split()) == 4
 
 
+def test_a_process_that_claims_again_keeps_what_it_has(machine):
+    """A second stage in one process, as in a notebook: its own locks would keep it waiting for ever."""
+    again = "import relinear.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True); sys.stdin.read()"
+    first, second, *rest = machine.job(again).stdout.readline().split()
+    assert first != second and rest == [first, second] * 2
+
+
 def test_a_job_that_waits_for_its_only_device_keeps_nobody_from_another(machine):
     assert machine.claimed(CUDA_VISIBLE_DEVICES="3") == ["GPU-3"]
     assert waits(machine.job(CUDA_VISIBLE_DEVICES="3"))

@@ -23,15 +23,21 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 BATCH = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "KUBERNETES_SERVICE_HOST"}
 
 
+_claimed: list[str] = []  # by this process, to its end
+
+
 def claim(count: int = 1) -> list[str]:
     """Wait for `count` free GPUs and make them the only ones this process sees. Call it before anything initialises CUDA.
 
-    Chooses among those that CUDA_VISIBLE_DEVICES names, if it does, and returns their UUIDs. Leaves everything alone, and returns none,
-    where a batch system gave this job its devices and no others, where nvidia-smi finds none, and in the ranks of a torchrun, whose
-    locks were taken before it started: they stay with it across `exec`. Raises UserError for more GPUs than there are.
+    Chooses among those that CUDA_VISIBLE_DEVICES names, if it does, and returns their UUIDs. A process that calls it again keeps what it
+    has. Leaves everything alone, and returns none, where a batch system gave this job its devices and no others, where nvidia-smi finds
+    none, and in the ranks of a torchrun, whose locks were taken before it started: they stay with it across `exec`. Raises UserError for
+    more GPUs than there are.
     """
     if "LOCAL_RANK" in os.environ or not (devices := _visible()):
         return []
+    if 0 < count <= len(_claimed):
+        return list(_claimed)
     if count > len(devices):
         raise UserError(f"{count} GPUs asked for; there are {len(devices)}: {', '.join(devices)}")
     if count == len(devices) and BATCH & os.environ.keys():
@@ -60,6 +66,7 @@ def claim(count: int = 1) -> list[str]:
     if turn is not None:
         os.close(turn)
     os.environ[VISIBLE] = ",".join(held)
+    _claimed[:] = held
     return list(held)
 
 
