@@ -42,7 +42,8 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
     """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded) numbers.
 
     Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states stay float32. `loose`
-    multiplies the tolerance of bfloat16 gradients, `times` every one.
+    multiplies the tolerance of bfloat16 gradients, `times` every one. In bfloat16 an error beyond it may be 1.5 times that of `definition`
+    in bfloat16.
     """
     wide = {"log_decay", "kv", "z", *keep}
     args = {n: x.to(DEVICE) if n in wide else x.to(DEVICE, dtype) for n, x in args.items()}
@@ -57,19 +58,26 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
         return out, dict(zip(x, torch.autograd.grad(loss, x.values(), allow_unused=True), strict=True))
 
     want, want_grad = run(definition, torch.float64)
-    got, got_grad = run(op, None)
-    errors = {}
-    for n, w in want.items():
-        if w.norm() < 1e-9:  # zero by definition: no relative error, only float32's rounding is left
-            assert got[n].abs().max() < 1e-6, f"{n} should vanish"
-        else:
-            errors[n] = relative(got[n], w), tolerance(dtype)
-    for n, w in want_grad.items():
-        g = got_grad[n]
-        if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key): only rounding is left
-            small = 1e-3 if dtype == torch.float32 else 5.0
-            assert g is None or g.abs().max() < small, f"gradient of {n} should vanish"
-            continue
-        errors[f"gradient of {n}"] = (relative(g, w), tolerance(dtype, n) * (1.0 if dtype == torch.float32 else loose))
-    bad = {n: f"{e:.1e} > {times * t:.0e}" for n, (e, t) in errors.items() if not e <= times * t}
-    assert not bad, bad
+
+    def errors(got, got_grad) -> dict[str, tuple[float, float]]:
+        """Error and tolerance of each output and gradient."""
+        found = {}
+        for n, w in want.items():
+            if w.norm() < 1e-9:  # zero by definition: no relative error, only float32's rounding is left
+                assert got[n].abs().max() < 1e-6, f"{n} should vanish"
+            else:
+                found[n] = relative(got[n], w), times * tolerance(dtype)
+        for n, w in want_grad.items():
+            g = got_grad[n]
+            if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key): only rounding is left
+                small = 1e-3 if dtype == torch.float32 else 5.0
+                assert g is None or g.abs().max() < small, f"gradient of {n} should vanish"
+                continue
+            found[f"gradient of {n}"] = (relative(g, w), times * tolerance(dtype, n) * (1.0 if dtype == torch.float32 else loose))
+        return found
+
+    bad = {n: (e, t) for n, (e, t) in errors(*run(op, None)).items() if not e <= t}
+    if bad and dtype != torch.float32:  # numbers that cancel to less than their rounding: the definition is no nearer to itself
+        rounded = errors(*run(definition, None))
+        bad = {n: (e, t) for n, (e, t) in bad.items() if not e <= 1.5 * rounded[n][0]}
+    assert not bad, {n: f"{e:.1e} > {t:.0e}" for n, (e, t) in bad.items()}
