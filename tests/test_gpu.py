@@ -87,7 +87,7 @@ def test_inputs_that_go_on_from_a_beginning_score_as_whole_ones(case, monkeypatc
         monkeypatch.setattr(harness, "ALIKE", alike)
         lm = harness.LocalLM(model, tokenizer=byte_tokenizer(), batch_size=8, max_length=400, softmax_dtype="float32")
         found.append(torch.tensor([score for score, _ in lm.loglikelihood(requests)]))
-    assert distance(*found) < 1e-2 and not torch.equal(*found)
+    assert distance(*found) < 2e-2 and not torch.equal(*found)
 
 
 def test_fused_norms_are_nearer_to_float64_than_those_they_replace():
