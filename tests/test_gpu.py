@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
+from test_harness import TOKENIZER, alike
 from test_laws import CASES, name
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -13,7 +13,6 @@ from relinear import linearize
 from relinear.attention._base import DISTILL_LOSSES
 from relinear.evaluate import harness
 from relinear.model import fuse_norms
-from relinear.teacher import byte_tokenizer
 from relinear.train import train
 from relinear.transfer import layer_inputs, record
 from relinear_kernels import attention_cross_entropy
@@ -79,14 +78,11 @@ def test_fused_cross_entropy_equals_its_definition_in_float64(heads, groups, dim
 def test_inputs_that_go_on_from_a_beginning_score_as_whole_ones(case, monkeypatch):
     torch.manual_seed(0)
     model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda().eval(), case[0], **case[1])
-    shots = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))
-    pairs = [(shots + "Q: " + "more and " * (n % 4) + f"{n}\nA:", choice) for n in range(20) for choice in (" a", " some words")]
-    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     found = []
-    for alike in (harness.ALIKE, 10**6):
-        monkeypatch.setattr(harness, "ALIKE", alike)
-        lm = harness.LocalLM(model, tokenizer=byte_tokenizer(), batch_size=8, max_length=400, softmax_dtype="float32")
-        found.append(torch.tensor([score for score, _ in lm.loglikelihood(requests)]))
+    for least in (harness.ALIKE, 10**6):
+        monkeypatch.setattr(harness, "ALIKE", least)
+        lm = harness.LocalLM(model, tokenizer=TOKENIZER, batch_size=8, max_length=400, softmax_dtype="float32")
+        found.append(torch.tensor([score for score, _ in lm.loglikelihood(alike(20))]))
     assert distance(*found) < 2e-2 and not torch.equal(*found)
 
 

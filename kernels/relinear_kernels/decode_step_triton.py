@@ -48,24 +48,29 @@ def _vector_features(y, FEATURE: tl.constexpr, SIGN: tl.constexpr):
 
 
 @triton.jit
-def _half(s, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr):
-    """One sign's part `[F, V]` of a head's state. Loaded before the features are made, which takes as long as the load."""
-    return tl.load(s + (half * F + tl.arange(0, F)[:, None]) * V + tl.arange(0, V)[None, :])
-
-
-@triton.jit
-def _absorb(
-    x, y, value, real, fade, state, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, FEATURE: tl.constexpr,
-):  # fmt: skip
-    """Fade one sign's part of a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
+def _absorb_half(x, y, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, FEATURE: tl.constexpr):
+    """`_absorb` of one sign's part of the state. Its load does not come before x and y are made: that was slower."""
     f = half * F + tl.arange(0, F)
+    where = s + f[:, None] * V + tl.arange(0, V)[None, :]
+    state = tl.load(where)
     phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
     phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
     total = tl.load(z + f) * fade + phi_k
     tl.store(z + f, total)
     state = state * fade[:, None] + phi_k[:, None] * value[None, :]
-    tl.store(s + f[:, None] * V + tl.arange(0, V)[None, :], state)
+    tl.store(where, state)
     return tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * total, 0)
+
+
+@triton.jit
+def _absorb(x, y, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
+    """Fade a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
+    out, den = _absorb_half(x, y, value, real, fade, s, z, 0, F, V, FEATURE)
+    if P == 2:
+        more, more_den = _absorb_half(x, y, value, real, fade, s, z, 1, F, V, FEATURE)
+        out += more
+        den += more_den
+    return out, den
 
 
 @triton.jit
@@ -99,13 +104,7 @@ def _linear(
     value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
     x = _logits(q + pid * D, wq, bq, D, F)
     y = _logits(k + kv * D, wk, bk, D, F)
-    plus = _half(s, 0, F, V)
-    out, den = _absorb(x, y, value, real, fade, plus, s, z, 0, F, V, FEATURE)
-    if P == 2:
-        minus = _half(s, 1, F, V)
-        more, more_den = _absorb(x, y, value, real, fade, minus, s, z, 1, F, V, FEATURE)
-        out += more
-        den += more_den
+    out, den = _absorb(x, y, value, real, fade, s, z, F, V, P, FEATURE)
     if NORMALIZE:
         out /= tl.maximum(den, eps)
     tl.store(o + pid * V + tl.arange(0, V), out.to(o.dtype.element_ty))
@@ -237,13 +236,7 @@ def _hybrid(
     px = _logits(q + pid * D, wq, None, D, F)
     py = _logits(rk + oldest, wk, None, D, F)
     fade = tl.full([F], 1.0, tl.float32)
-    plus = _half(s, 0, F, D)
-    far, far_den = _absorb(px, py, left_value, left, fade, plus, s, z, 0, F, D, FEATURE)
-    if P == 2:
-        minus = _half(s, 1, F, D)
-        more, more_den = _absorb(px, py, left_value, left, fade, minus, s, z, 1, F, D, FEATURE)
-        far += more
-        far_den += more_den
+    far, far_den = _absorb(px, py, left_value, left, fade, s, z, F, D, P, FEATURE)
     factor = tl.load(gamma + head)
     out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
     tl.store(o + pid * D + d, out.to(o.dtype.element_ty))

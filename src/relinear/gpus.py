@@ -21,8 +21,6 @@ from relinear.errors import UserError
 PER_GPU = "RELINEAR_JOBS_PER_GPU"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BATCH = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "KUBERNETES_SERVICE_HOST"}
-
-
 _claimed: list[str] = []  # by this process, to its end
 
 
@@ -34,10 +32,10 @@ def claim(count: int = 1) -> list[str]:
     none, and in the ranks of a torchrun, whose locks were taken before it started: they stay with it across `exec`. Raises UserError for
     more GPUs than there are.
     """
+    if count <= len(_claimed):
+        return list(_claimed)
     if "LOCAL_RANK" in os.environ or not (devices := _visible()):
         return []
-    if 0 < count <= len(_claimed):
-        return list(_claimed)
     if count > len(devices):
         raise UserError(f"{count} GPUs asked for; there are {len(devices)}: {', '.join(devices)}")
     if count == len(devices) and BATCH & os.environ.keys():

@@ -330,9 +330,8 @@ class LocalLM(HFLM):
                 padded = pad_sequence([torch.tensor(tokens[shared:]) for tokens in batch], batch_first=True).to(self.device)
                 keep = padded.shape[1] - (first - shared)
                 past = self._after(batch[0][:shared], len(batch))
-                logits = self.model(
-                    padded, past_key_values=past, logits_to_keep=keep, use_cache=past is not None
-                ).logits  # [row, first.., vocabulary]
+                # [row, first.., vocabulary]
+                logits = self.model(padded, past_key_values=past, logits_to_keep=keep, use_cache=past is not None).logits
                 asked = [(number, row, len(tokens) - first) for row, tokens in enumerate(batch) for number in groups[tokens]]
                 scored = self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
                 file.write(f"\n{json.dumps(scored)}".encode())  # the break comes first: the last line may have been cut short
