@@ -384,6 +384,36 @@ def test_nodes_in_parallel_share_a_server_and_one_parent(server):
         assert run.data.tags["mlflow.parentRunId"] == parent(server).info.run_id
 
 
+@pytest.mark.parametrize("ends", ["before the other is seen", "after"])
+def test_a_node_whose_parent_is_seen_late_takes_the_children_over(server, monkeypatch, ends):
+    """The older of two parents of a row, made at the same moment, may reach the server last: another node has gone on."""
+    from mlflow import MlflowClient
+
+    create, row, others = MlflowClient.create_run, f"late, ends {ends}", []
+
+    def late(self, experiment, start_time=None, tags=None, run_name=None):
+        if run_name == row and not others:
+            begun = round(1000 * time.time())
+            time.sleep(0.01)
+            others.append(opened(server, run=row, stage="evaluate"))  # finds no parent either, and makes a younger one
+            others[0].__enter__()
+            if ends == "before the other is seen":
+                others[0].__exit__(None, None, None)
+            start_time = begun
+        return create(self, experiment, start_time, tags, run_name)
+
+    monkeypatch.setattr(MlflowClient, "create_run", late)
+    with opened(server, run=row) as tracker:
+        assert tracker.run_id
+        found = parent(server, row)
+        children = runs(server, f"tags.run = '{row}'")
+        assert {r.data.tags["mlflow.parentRunId"] for r in children} == {found.info.run_id} and len(children) == 2
+    if ends == "after":
+        others[0].__exit__(None, None, None)
+    assert [r.info.status for r in runs(server, f"tags.run = '{row}'")] == ["FINISHED", "FINISHED"]
+    assert parent(server, row).info.status == "FINISHED"
+
+
 def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
     run_stage(server, tmp_path / "first", EVALUATION, stage="evaluate", scale="smoke")
     write_folder(tmp_path / "results", record(stage="distill", scale="smoke"), {})

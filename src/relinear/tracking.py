@@ -190,7 +190,7 @@ class Tracker:
 
     def _open(self) -> None:
         client = self._client = _connect(self._uri)
-        experiment = _experiment(client, self._uri, self._scale)
+        experiment = self._experiment = _experiment(client, self._uri, self._scale)
         self._parent = _parent(client, self._uri, experiment, self._run, self._tags)
         client.update_run(self._parent, status="RUNNING")
         for child in _children(client, experiment, self._run, self._stage):
@@ -210,9 +210,18 @@ class Tracker:
             attempt=self._attempt,
         )
         _log_inputs(client, self.run_id, self._params, self._datasets)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Follow the row's run where another node's has taken its place since it was last looked up."""
+        parent = _oldest(self._client, self._experiment, self._run)
+        if parent not in ("", self._parent):
+            self._client.set_tag(self.run_id, "mlflow.parentRunId", parent)
+            self._parent = parent
 
     def _close(self, status: str, error: BaseException | None) -> None:
         self._flush()
+        self._settle()
         if error is not None:
             _log_tags(self._client, self.run_id, {"error": f"{type(error).__name__}: {error}"})
         elif self._headline:
@@ -498,20 +507,29 @@ def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...
 
 def _parent(client: Any, uri: str, experiment: str, run: str, tags: dict[str, str], begin: int | None = None) -> str:
     """The id of a row's run, created if need be at `begin` (milliseconds), with the row's tags on it."""
-
-    def oldest() -> str:
-        found = _search(client, experiment, f"tags.`relinear.row` = '{run}'")
-        return min(((r.info.start_time, r.info.run_id) for r in found), default=(0, ""))[1]
-
     with _lock(uri):
-        parent = oldest()
+        parent = _oldest(client, experiment, run)
         if not parent:
-            own = client.create_run(experiment, begin, {"relinear.row": run}, run).info.run_id
-            parent = oldest()
-            if parent != own:  # another node was first
-                client.delete_run(own)
+            client.create_run(experiment, begin, {"relinear.row": run}, run)
+            parent = _oldest(client, experiment, run)
     _log_tags(client, parent, {name: tags[name] for name in ROW_TAGS if name in tags})
     return parent
+
+
+def _oldest(client: Any, experiment: str, run: str) -> str:
+    """The id of a row's run, empty if there is none; of several the oldest, which takes the others' children.
+
+    Without a lock nodes that find none at the same moment create one each. The oldest may be seen last, by when
+    another has got children; so whoever sees several leaves one, and each stage looks again once its own run
+    exists and when it ends.
+    """
+    found = sorted(_search(client, experiment, f"tags.`relinear.row` = '{run}'"), key=lambda r: (r.info.start_time, r.info.run_id))
+    ids = [r.info.run_id for r in found]
+    for other in ids[1:]:
+        for child in _search(client, experiment, f"tags.`mlflow.parentRunId` = '{other}'"):
+            client.set_tag(child.info.run_id, "mlflow.parentRunId", ids[0])
+        client.delete_run(other)
+    return ids[0] if ids else ""
 
 
 def _create(
