@@ -214,7 +214,7 @@ class Tracker:
 
     def _settle(self) -> None:
         """Follow the row's run where another node's has taken its place since it was last looked up."""
-        parent = _oldest(self._client, self._experiment, self._run)
+        parent = _only_parent(self._client, self._experiment, self._run)
         if parent not in ("", self._parent):
             self._client.set_tag(self.run_id, "mlflow.parentRunId", parent)
             self._parent = parent
@@ -508,15 +508,15 @@ def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...
 def _parent(client: Any, uri: str, experiment: str, run: str, tags: dict[str, str], begin: int | None = None) -> str:
     """The id of a row's run, created if need be at `begin` (milliseconds), with the row's tags on it."""
     with _lock(uri):
-        parent = _oldest(client, experiment, run)
+        parent = _only_parent(client, experiment, run)
         if not parent:
             client.create_run(experiment, begin, {"relinear.row": run}, run)
-            parent = _oldest(client, experiment, run)
+            parent = _only_parent(client, experiment, run)
     _log_tags(client, parent, {name: tags[name] for name in ROW_TAGS if name in tags})
     return parent
 
 
-def _oldest(client: Any, experiment: str, run: str) -> str:
+def _only_parent(client: Any, experiment: str, run: str) -> str:
     """The id of a row's run, empty if there is none; of several the oldest, which takes the others' children.
 
     Without a lock nodes that find none at the same moment create one each. The oldest may be seen last, by when
