@@ -17,6 +17,7 @@ from relinear.distributed import rank, size, spread, whole
 from relinear.hardware import memory_bytes, place
 from relinear.model import assemble, fuse_norms, maskless, save_method
 from relinear.train import train
+from relinear_kernels import token_cross_entropy
 
 if TYPE_CHECKING:
     from relinear.stage import Context
@@ -90,7 +91,7 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
             logits = model(tokens, use_cache=False).logits
         # Labels are moved and not logits cut: a copy of the largest tensor there is.
         following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        total = F.cross_entropy(logits.flatten(0, 1).float(), following.flatten(), reduction="sum")
+        total = token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
         yield "lm", total / labelled / accumulate
 
     tokens_per_step = batch * accumulate * corpus.seq_len
