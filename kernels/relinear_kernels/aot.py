@@ -109,12 +109,12 @@ def _hybrid(dim, features, dtype=torch.bfloat16):
     hybrid_attention(**args, **matrices, window=64, window_factor=gamma, empty_ring=None).float().sum().backward()
 
 
-def _cross_entropy(dim, features, dtype=torch.bfloat16):
+def _cross_entropy(dim, features, dtype=torch.bfloat16, log=False):
     from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy
 
     args, _ = _tensors(2, 1, dim, features, dtype)
     phi = [torch.zeros(1, 128, 2, features, requires_grad=True) for _ in range(2)]
-    attention_cross_entropy(args["q"], args["k"], *phi, scale=1.0, window=None, key_mask=None, eps=1e-6).sum().backward()
+    attention_cross_entropy(args["q"], args["k"], *phi, log, scale=1.0, window=None, key_mask=None, eps=1e-6).sum().backward()
 
 
 def _rotary(dim):
@@ -194,6 +194,9 @@ MORE = {
     "rotary D128": lambda: _rotary(128),
     "token_cross_entropy V128256": lambda: _token_cross_entropy(128256),
     "cross_entropy D64 F64": lambda: _cross_entropy(64, 64),
+    "cross_entropy D64 F64 log": lambda: _cross_entropy(64, 64, log=True),
+    "cross_entropy D64 F128 log": lambda: _cross_entropy(64, 128, log=True),
+    "cross_entropy D128 F256 log": lambda: _cross_entropy(128, 256, log=True),
     "cross_entropy D128 F128": lambda: _cross_entropy(128, 128),
     "cross_entropy D128 F256": lambda: _cross_entropy(128, 256),
     "cross_entropy D128 F256 float32": lambda: _cross_entropy(128, 256, torch.float32),

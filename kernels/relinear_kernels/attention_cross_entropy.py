@@ -13,6 +13,7 @@ def attention_cross_entropy(
     k: Float[Tensor, "B T Hkv D"],
     phi_q: Float[Tensor, "B T H F"],
     phi_k: Float[Tensor, "B T H F"],
+    log: bool = False,
     *,
     scale: float,
     window: int | None = None,
@@ -23,16 +24,17 @@ def attention_cross_entropy(
 
         - sum_{j<=i} p_ij log max(w_ij, 1e-12),   p = softmax(scale q k^T),   w_ij = phi_q_i . phi_k_j / max(sum_j phi_q_i . phi_k_j, eps)
 
-    `window` bounds what the teacher's p sees (its own position included; None: all before), not w. Keys where `key_mask` is False
-    (padding) are seen by neither; a row that sees nothing is zero. Gradients go to phi_q and phi_k (`linear_features`) alone. The
-    kernels take memory linear in T, and no state on the host: they can be recorded in a CUDA graph. Their products of float32 numbers
-    are tf32's, up to 1e-3 off each factor; with bfloat16 q and k (exact) that leaves some 1e-5 of the loss and 4e-4 of the gradients,
-    with float32 ones 1e-4 and 2e-3 (tf32's truncation emulated, scores of order 1), and more the larger their scores.
+    `window` bounds what the teacher's p sees (its own position included; None: all before), not w. Keys where `key_mask` is False (padding) are
+    seen by neither; a row that sees nothing is zero. Gradients go to phi_q and phi_k (`linear_features`) alone; with `log` they are the features'
+    logarithms, of any size, and w has no eps. The kernels take memory linear in T, and no state on the host: they can be recorded in a CUDA
+    graph. Their products of float32 numbers are tf32's, up to 1e-3 off each factor; with bfloat16 q and k (exact) that leaves some 1e-5 of the
+    loss and 4e-4 of the gradients, with float32 ones 1e-4 and 2e-3 (tf32's truncation emulated, scores of order 1), and more the larger their
+    scores.
     Returns float32. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """
     options = {"scale": scale, "window": window, "key_mask": key_mask, "eps": eps}
     if use_triton(q):
         from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy as fused
 
-        return fused(q, k, phi_q, phi_k, **options)
-    return reference.attention_cross_entropy(q, k, phi_q, phi_k, **options)
+        return fused(q, k, phi_q, phi_k, log, **options)
+    return reference.attention_cross_entropy(q, k, phi_q, phi_k, log, **options)

@@ -24,6 +24,7 @@ def attention_cross_entropy(
     k: Float[Tensor, "B T Hkv D"],
     phi_q: Float[Tensor, "B T H F"],
     phi_k: Float[Tensor, "B T H F"],
+    log: bool = False,
     *,
     scale: float,
     window: int | None = None,
@@ -33,4 +34,4 @@ def attention_cross_entropy(
     """One value per query and head, float32 (float64 of float64): `relinear_kernels.attention_cross_entropy` by its definition."""
     window = q.shape[1] if window is None else window
     target = sliding_window_weights(q.detach(), k.detach(), window=window, scale=scale, key_mask=key_mask)
-    return cross_entropy(target, linear_attention_weights(phi_q, phi_k, feature="none", key_mask=key_mask, eps=eps))
+    return cross_entropy(target, linear_attention_weights(phi_q, phi_k, feature="exp" if log else "none", key_mask=key_mask, eps=eps))

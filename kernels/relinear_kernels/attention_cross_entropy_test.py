@@ -54,9 +54,38 @@ def test_fused_equals_definition(case, dtype):
     agree(inputs(length, dim, features, heads, groups), dtype, scale=dim**-0.5, window=window, key_mask=padding(length) if masked else None)
 
 
-def test_a_row_that_sees_nothing_is_zero():
+def logarithms(args, spread=1.0):
+    """Those of the features, `spread` times as far apart."""
+    return args | {n: spread * args[n].log() for n in ("phi_q", "phi_k")}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logarithms_of_features(case, dtype):
+    length, dim, features, heads, groups, window, masked = case
+    mask = padding(length) if masked else None
+    agree(logarithms(inputs(length, dim, features, heads, groups)), dtype, log=True, scale=dim**-0.5, window=window, key_mask=mask)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_features_whose_size_no_float_holds(order):
+    """Logarithms that rise or fall by 600 over a sequence, and spread by 20 within a token: more than float32's range either way."""
+    args = logarithms(inputs(100, 16, 16, 2, 1), spread=5.0)
+    rise = order * torch.linspace(-300, 300, 100)[None, :, None, None]
+    agree({n: x + rise if n.startswith("phi") else x for n, x in args.items()}, log=True, scale=0.25)
+
+
+def test_the_scale_of_logarithms_cancels():
+    args = {n: x.to(DEVICE) for n, x in logarithms(inputs(70, 16, 32, 2, 2)).items()}
+    same = args | {"phi_q": args["phi_q"] + 128.0, "phi_k": args["phi_k"] - 64.0}
+    assert relative(*(attention_cross_entropy(**x, log=True, scale=0.25) for x in (same, args))) < 1e-5
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_row_that_sees_nothing_is_zero(log):
     mask = padding(70)
-    got = attention_cross_entropy(**{n: x.to(DEVICE) for n, x in inputs(70, 16, 16, 1, 1).items()}, scale=1.0, key_mask=mask.to(DEVICE))
+    args = {n: x.to(DEVICE) for n, x in inputs(70, 16, 16, 1, 1).items()}
+    got = attention_cross_entropy(**args, log=log, scale=1.0, key_mask=mask.to(DEVICE))
     assert not got[1, : 70 // 3].any() and got[0, 1:].all()  # a first query sees itself alone
 
 
@@ -81,22 +110,24 @@ def test_the_gradient_of_one_side_alone_is_the_same():
     assert torch.equal(torch.autograd.grad(attention_cross_entropy(**args, scale=0.25).mean(), args["phi_k"])[0], want)
 
 
-def test_the_same_input_twice_gives_the_same_bits():
+@pytest.mark.parametrize("log", [False, True])
+def test_the_same_input_twice_gives_the_same_bits(log):
     args = {n: x.to(DEVICE).requires_grad_(n.startswith("phi")) for n, x in inputs(512 if DEVICE == "cuda" else 70, 16, 16, 4, 2).items()}
-    run = lambda: torch.autograd.grad(attention_cross_entropy(**args, scale=0.25).mean(), (args["phi_q"], args["phi_k"]))  # noqa: E731
+    run = lambda: torch.autograd.grad(attention_cross_entropy(**args, log=log, scale=0.25).mean(), (args["phi_q"], args["phi_k"]))  # noqa: E731
     for a, b in zip(run(), run(), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("length", [256, 250])
-def test_a_recorded_graph_replays_on_new_numbers(length):
+def test_a_recorded_graph_replays_on_new_numbers(length, log):
     """Run from warm kernels of another length: nothing is compiled, tuned or read on the host while recording."""
     fresh = lambda t: {n: x.to(DEVICE) for n, x in inputs(t, 64, 128, 3, 1).items()}  # noqa: E731
 
     def run(args):
         phi = [args[n].requires_grad_() for n in ("phi_q", "phi_k")]
-        loss = attention_cross_entropy(**args, scale=0.125)
+        loss = attention_cross_entropy(**args, log=log, scale=0.125)
         return loss, *torch.autograd.grad(loss.mean(), phi)
 
     run(fresh(100))

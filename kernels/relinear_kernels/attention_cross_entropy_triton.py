@@ -4,6 +4,9 @@ With a_ij = phi_q_i . phi_k_j, den_i = max(sum_j a_ij, eps) and u_i the sum of p
 
     d loss_i / d a_ij = u_i / den_i (0 where den is clamped) - p_ij / a_ij (0 where the weight is clamped).
 
+Exponential features come as logarithms. Each token's exponentials are then relative to its largest, which cancels for a query; a key's is
+its `shift` m_j: the weights are a_ij exp(m_j - lse_i), with lse_i found as a softmax's, by a running maximum of log a_ij + m_j.
+
 Tiles of p and a are formed anew wherever they are needed: for the row sums, then for the loss (what is clamped depends on the row's
 sum), for the gradient of phi_q by blocks of queries and for that of phi_k by blocks of keys. One program writes each number: no
 atomics, so equal inputs give equal bits. Features and what belongs to a row lie head-major, `[B, H, T, ..]`, as
@@ -21,12 +24,12 @@ from relinear_kernels.triton_common import block_of, cdiv, check_triton, kept, p
 COUNTS = (16, 32, 64, 128, 256)  # features
 
 
-def config(dim: int, features: int) -> dict:
+def config(dim: int, features: int, log: bool = False) -> dict:
     """Rows of a block, columns of a step, warps, pipeline stages: what spills no register.
 
     A product of float32 wants both operands along what is summed over, so a step's features pass through registers into a transposed copy.
     """
-    return {"BT": 64, "BC": 32, "num_warps": 4 if dim + features <= 192 else 8, "num_stages": 2}
+    return {"BT": 64, "BC": 32, "num_warps": 4 if dim + features <= (128 if log else 192) else 8, "num_stages": 2}
 
 
 @triton.jit
@@ -67,18 +70,40 @@ def _products(x, y, seen):
 
 
 @triton.jit
-def _gradient(s, a, lse, over, share, g, seen, floor):
-    """That of the products, from what belongs to the tile's queries."""
+def _raised(shift, at, i, T):
+    """The shifts of keys i, None without them."""
+    m = None
+    if shift is not None:
+        m = tl.load(shift + at + i, mask=i < T, other=0.0)
+    return m
+
+
+@triton.jit
+def _share(over, m):
+    """What turns products into weights: 1 / den, or exp(m - lse), which is finite also where the product it belongs to is 0."""
+    if m is not None:
+        over = tl.exp(tl.minimum(m - over, 80.0))
+    return over
+
+
+@triton.jit
+def _gradient(s, a, lse, over, share, g, seen, m, floor):
+    """That of the products, from what belongs to the tile's queries and, of its keys, the shifts."""
+    over = _share(over, m)
+    if m is not None:
+        share *= over
+        seen = seen & (a > 0)
     live = seen & (a * over >= floor)
     return tl.where(seen, g * (share - tl.where(live, tl.exp(s - lse) / tl.where(live, a, 1.0), 0.0)), 0.0)
 
 
 @triton.jit(do_not_specialize=["T", "W"])
 def _forward(
-    q, k, phi_q, phi_k, mask, loss, lse_at, over_at, share_at, T, W, scale, eps, floor,
+    q, k, phi_q, phi_k, mask, shift, loss, lse_at, over_at, share_at, T, W, scale, eps, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The loss of a block of queries, and what a backward pass reads: log-sum-exp of the scores, 1 / den and u / den, `[B, H, T]`."""
+    """The loss of a block of queries, and what a backward pass reads, `[B, H, T]`: log-sum-exp of the scores, 1 / den and u / den; with
+    shifts that of the weights and u."""
     h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
     rows = block * BT + tl.arange(0, BT)
     qt = tile(q + (start * H + h) * D, rows, T, H, D)
@@ -88,23 +113,37 @@ def _forward(
     top = tl.full([BT], float("-inf"), tl.float32)
     total = tl.zeros([BT], tl.float32)
     den = tl.zeros([BT], tl.float32)
+    highest = tl.full([BT], float("-inf"), tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
         cols = j * BC + tl.arange(0, BC)
         far, seen = _seen(rows, cols, mask, start, T)
-        den += tl.sum(_products(fq, tile(phi_k, cols, T, 1, F), seen), 1)
+        a = _products(fq, tile(phi_k, cols, T, 1, F), seen)
+        m = _raised(shift, at, cols, T)
+        if m is not None:
+            log = tl.where(a > 0, tl.log(tl.where(a > 0, a, 1.0)) + m[None, :], float("-inf"))
+            higher = tl.maximum(highest, tl.max(log, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            den = den * tl.exp(highest - base) + tl.sum(tl.exp(log - base[:, None]), 1)
+            highest = higher
+        else:
+            den += tl.sum(a, 1)
         s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
         new = tl.maximum(top, tl.max(s, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), 1)
         top = new
     lse = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
-    over = 1 / tl.maximum(den, eps)
+    if shift is not None:
+        over = tl.where(den > 0, highest + tl.log(tl.where(den > 0, den, 1.0)), 0.0)
+    else:
+        over = 1 / tl.maximum(den, eps)
     value = tl.zeros([BT], tl.float32)
     unclamped = tl.zeros([BT], tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
         cols = j * BC + tl.arange(0, BC)
         far, seen = _seen(rows, cols, mask, start, T)
-        weight = _products(fq, tile(phi_k, cols, T, 1, F), seen) * over[:, None]
+        m = _raised(shift, at, cols[None, :], T)
+        weight = _products(fq, tile(phi_k, cols, T, 1, F), seen) * _share(over[:, None], m)
         p = tl.exp(_scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale) - lse[:, None])
         value -= tl.sum(p * tl.log(tl.maximum(weight, floor)), 1)
         unclamped += tl.sum(tl.where(weight >= floor, p, 0.0), 1)
@@ -112,12 +151,16 @@ def _forward(
     tl.store(loss + at + rows, value, mask=inside)
     tl.store(lse_at + at + rows, lse, mask=inside)
     tl.store(over_at + at + rows, over, mask=inside)
-    tl.store(share_at + at + rows, tl.where(den >= eps, unclamped * over, 0.0), mask=inside)
+    if shift is not None:
+        share = unclamped
+    else:
+        share = tl.where(den >= eps, unclamped * over, 0.0)
+    tl.store(share_at + at + rows, share, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "W"])
 def _queries(
-    q, k, phi_q, phi_k, mask, lse_at, over_at, share_at, g_at, dphi_q, T, W, scale, floor,
+    q, k, phi_q, phi_k, mask, shift, lse_at, over_at, share_at, g_at, dphi_q, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of phi_q of a block of queries."""
@@ -134,13 +177,14 @@ def _queries(
         fk = tile(phi_k + at * F, cols, T, 1, F)
         a = _products(fq, fk, seen)
         s = _scores(qt, tile(k, cols, T, N, D), seen & (far < W), scale)
-        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, floor), fk, acc, input_precision="tf32")
+        m = _raised(shift, at, cols[None, :], T)
+        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, m, floor), fk, acc, input_precision="tf32")
     put(dphi_q + at * F, acc, rows, T, 1, F)
 
 
 @triton.jit(do_not_specialize=["T", "W"])
 def _keys(
-    q, k, phi_q, phi_k, mask, lse_at, over_at, share_at, g_at, dphi_k, T, W, scale, floor,
+    q, k, phi_q, phi_k, mask, shift, lse_at, over_at, share_at, g_at, dphi_k, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of phi_k of a block of keys. All tiles transposed, formed so: an accumulator is never a transposed left operand."""
@@ -149,6 +193,7 @@ def _keys(
     kt = tile(k + (start * N + h // (H // N)) * D, rows, T, N, D)
     fk = tile(phi_k + at * F, rows, T, 1, F)
     keep = kept(mask, start, rows, T)[:, None]
+    m = _raised(shift, at, rows[:, None], T)
     q += (start * H + h) * D
     acc = tl.zeros([BT, F], tl.float32)
     for i in range(block * (BT // BC), tl.cdiv(T, BC)):
@@ -159,7 +204,7 @@ def _keys(
         lse, over, share, g = _of_queries(lse_at, over_at, share_at, g_at, cols[None, :], at, T)
         a = _products(fk, fq, seen)
         s = _scores(kt, tile(q, cols, T, H, D), seen & (far < W), scale)
-        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, floor), fq, acc, input_precision="tf32")
+        acc = tl.dot(_gradient(s, a, lse, over, share, g, seen, m, floor), fq, acc, input_precision="tf32")
     put(dphi_k + at * F, acc, rows, T, 1, F)
 
 
@@ -167,13 +212,13 @@ class _CrossEntropy(torch.autograd.Function):
     """Of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`: the loss `[B, H, T]`."""
 
     @staticmethod
-    def forward(ctx, q, k, phi_q, phi_k, mask, window, scale, eps):
+    def forward(ctx, q, k, phi_q, phi_k, mask, shift, window, scale, eps):
         batch, heads, length, features = phi_q.shape
-        shape = {"H": heads, "N": k.shape[2], "D": q.shape[3], "F": features, **config(q.shape[3], features)}
+        shape = {"H": heads, "N": k.shape[2], "D": q.shape[3], "F": features, **config(q.shape[3], features, shift is not None)}
         grid = (batch * heads * cdiv(length, shape["BT"]),)
         loss, lse, over, share = (torch.empty(batch, heads, length, device=q.device, dtype=torch.float32) for _ in range(4))
-        _forward[grid](q, k, phi_q, phi_k, mask, loss, lse, over, share, length, window, scale, eps, FLOOR, **shape)
-        ctx.save_for_backward(q, k, phi_q, phi_k, mask, lse, over, share)
+        _forward[grid](q, k, phi_q, phi_k, mask, shift, loss, lse, over, share, length, window, scale, eps, FLOOR, **shape)
+        ctx.save_for_backward(q, k, phi_q, phi_k, mask, shift, lse, over, share)
         ctx.launch = grid, (length, window, scale, FLOOR), shape
         return loss
 
@@ -185,10 +230,12 @@ class _CrossEntropy(torch.autograd.Function):
             if ctx.needs_input_grad[2 + i]:
                 gradients[i] = torch.empty_like(saved[2 + i])
                 kernel[grid](*saved, g, gradients[i], *numbers, **shape)
-        return None, None, *gradients, None, None, None, None
+        return None, None, *gradients, None, None, None, None, None
 
 
-def attention_cross_entropy(q, k, phi_q, phi_k, *, scale: float, window: int | None, key_mask: Tensor | None, eps: float) -> Tensor:
+def attention_cross_entropy(
+    q, k, phi_q, phi_k, log: bool = False, *, scale: float, window: int | None, key_mask: Tensor | None, eps: float
+) -> Tensor:  # fmt: skip
     """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError naming what they support."""
     op, heads = "attention_cross_entropy", q.shape[2]
     if heads % k.shape[2]:
@@ -201,6 +248,10 @@ def attention_cross_entropy(q, k, phi_q, phi_k, *, scale: float, window: int | N
     if phi_q.shape[-1] not in COUNTS or {phi_q.dtype, phi_k.dtype} != {torch.float32}:
         raise ValueError(f"{op} on the Triton path takes float32 features, {COUNTS} of them; got {phi_q.shape[-1]} of {phi_q.dtype}, {phi_k.dtype}")
     phi_q, phi_k = (x.transpose(1, 2).contiguous() for x in (phi_q, phi_k))
+    shift = None
+    if log:  # what is taken off is added elsewhere or cancels: it needs no gradient
+        shift = phi_k.detach().amax(-1)
+        phi_q, phi_k = (phi_q - phi_q.detach().amax(-1, keepdim=True)).exp(), (phi_k - shift[..., None]).exp()
     mask = None if key_mask is None else key_mask.contiguous()
     window = q.shape[1] if window is None else window
-    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, window, scale, eps).transpose(1, 2)
+    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, shift, window, scale, eps).transpose(1, 2)

@@ -83,12 +83,12 @@ def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
 
 def linear_features(
     q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None
-) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"]] | None:
-    """phi_q and phi_k, at least float32 and head-major in memory; None for exponential features, which have no common scale."""
-    if check_feature(feature) in EXPONENTIAL:
-        return None
-    phi_q, phi_k, _ = _features(_accumulate(q), _accumulate(k), w_q, w_k, b_q, b_k, feature, None, q.shape[1], None)
-    return phi_q.transpose(1, 2), phi_k.transpose(1, 2)
+) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], bool]:
+    """phi_q and phi_k, at least float32 and head-major in memory, or (True) their logarithms, for exponential features."""
+    log, heads = check_feature(feature) in EXPONENTIAL, q.shape[2]
+    act = (EXPONENTIAL if log else ACTIVATIONS)[feature]
+    phi_q, phi_k = (act(project(_accumulate(x), w, b, heads)).transpose(1, 2) for x, w, b in ((q, w_q, b_q), (k, w_k, b_k)))
+    return phi_q, phi_k, log
 
 
 def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> Float[Tensor, "B H T T"]:

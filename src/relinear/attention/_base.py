@@ -103,9 +103,9 @@ class Attention(nn.Module):
         """The T x T matrix the method implies, row = query: for heatmaps, KL and the cross-entropy transfer. Quadratic."""
         raise NotImplementedError
 
-    def phi(self, inputs: Inputs) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"]] | None:
-        """Features of q and k whose products, over their row's sum, are `attention_weights`: the cross-entropy transfer is then not quadratic
-        in memory. None: the weights are no such thing."""
+    def phi(self, inputs: Inputs) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], bool] | None:
+        """Features of q and k whose products, over their row's sum, are `attention_weights`, or (True) their logarithms: the cross-entropy
+        transfer is then not quadratic in memory. None: the weights are no such thing."""
         return None
 
     def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:
