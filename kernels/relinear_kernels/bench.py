@@ -42,6 +42,7 @@ from relinear_kernels import (
 from relinear_kernels.features import ACTIVATIONS
 
 BANDWIDTH = 4.27e12  # bytes/s, device-to-device copy measured on an H200 (read plus written)
+HELD = 8  # decode steps that share one writing of a linear state, where it holds tokens back
 COLUMNS = ("op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note")
 TOLERANCE = 2e-2
 
@@ -152,12 +153,16 @@ class Bench:
         self._add(op, provider, shape, mode, fewest_bytes(*shape[:5], mode) if moved is None else moved, note, measured)
 
     def decode(self, op, provider, shape, moved, run):
-        """Time one token; `moved` are the bytes of state it must read and write."""
+        """Time one token, the mean of HELD in a row, whatever decodes; `moved` are the bytes of state it must read and write."""
         from triton.testing import do_bench_cudagraph
+
+        def in_a_row():
+            for _ in range(HELD):
+                run()
 
         def measured():
             with torch.no_grad():
-                return {"ms": f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"}
+                return {"ms": f"{do_bench_cudagraph(in_a_row, rep=30, return_mode='median') / HELD:.4f}"}
 
         self._add(op, provider, shape, "decode", moved, "CUDA graph", measured)
 
@@ -424,14 +429,15 @@ def gated(bench, shape, modes, peers=True):
 
 
 def decode(bench, batch, h, n, d=128, f=64):
-    """One token of every op; the floor is its state read once and written once. fla's peer is given features."""
+    """One token of every op; the floor is its state read once and written once, also where it holds tokens back. fla's is given features."""
     shape, args = (batch, 1, h, n, d, f), inputs(batch, 1, h, n, d, f)
     token, maps = {x: args[x] for x in "qkv"}, {x: args[x] for x in ("w_q", "w_k")}
-    linear, window = linear_state(batch, h, 2 * f, d, "cuda"), window_state(batch, 127, n, d, meta=4, device="cuda")
-    hybrid = hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda")
+    linear, holding = (linear_state(batch, h, 2 * f, d, "cuda", held=held) for held in (0, HELD))
+    hybrid, holding_hybrid = (hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda", held=held) for held in (0, HELD))
+    window = window_state(batch, 127, n, d, meta=4, device="cuda")
     gate = torch.nn.functional.logsigmoid(torch.randn(batch, 1, h, f, device="cuda") + 3)
     factor = torch.full((h,), 0.1, device="cuda")
-    for mask in (window.mask, hybrid.ring.mask):
+    for mask in (window.mask, hybrid.ring.mask, holding_hybrid.ring.mask):
         mask.fill_(True)
     sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 8  # bytes of a linear state read and written, of a key and value read
     runs = {
@@ -440,8 +446,13 @@ def decode(bench, batch, h, n, d=128, f=64):
         "sliding_window_attention w=128 meta=4": (127 * key, lambda: decode_step(**token, state=window, window=128, meta=4)),
         "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=hybrid, window=64, window_factor=factor)),
     }
-    for op, (moved, run) in runs.items():
-        bench.decode(f"decode_step {op}", "relinear", shape, moved, run)
+    held = {
+        "linear_attention": (sums, lambda: decode_step(**token, **maps, state=holding)),
+        "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=holding_hybrid, window=64, window_factor=factor)),
+    }
+    for provider, ops in {"relinear": runs, f"relinear, {HELD} held": held}.items():
+        for op, (moved, run) in ops.items():
+            bench.decode(f"decode_step {op}", provider, shape, moved, run)
     if h != n:
         return
     q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
