@@ -480,15 +480,17 @@ def measured_rows(folder: Path) -> list[dict[str, str]]:
 def ratios(rows) -> str:
     """Markdown: each row of ours over its floor and beside its fastest peer, the torch forms aside."""
     lines = ["| op | shape | mode | ms | over its floor | fastest peer | its ms | ours is faster |", "|---|---|---|---:|---:|---|---:|---:|"]
-    for ours in (r for r in rows if r["provider"] == "relinear"):
-        peers = [r for r in rows if all(r[c] == ours[c] for c in ("op", "shape", "mode")) and r["provider"] not in ("relinear", "torch chunked")]
+    for ours in (r for r in rows if r["provider"].startswith("relinear")):
+        same = (r for r in rows if all(r[c] == ours[c] for c in ("op", "shape", "mode")))
+        peers = [r for r in same if not r["provider"].startswith(("relinear", "torch chunked"))]
         ms, cells = float(ours["ms"]), ["", "", ""]
         once = "\u2020" if "launched" in ours["note"] else ""
         if peers:
             best = min(peers, key=lambda r: float(r["ms"]))
             cells = [best["provider"] + _earlier(best), f"{float(best['ms']):.4g}", f"{float(best['ms']) / ms:.2f}x"]
         over = f"{ms / float(ours['floor_ms']):.2f}x"
-        lines.append(f"| {' | '.join([ours['op'], ours['shape'], ours['mode'], f'{ms:.4g}{once}', over, *cells])} |")
+        op = ours["op"] + ours["provider"].removeprefix("relinear")
+        lines.append(f"| {' | '.join([op, ours['shape'], ours['mode'], f'{ms:.4g}{once}', over, *cells])} |")
     marks = {"\\*": ("measured at", "measured at an earlier commit"), "\u2020": ("launched", "kernel by kernel: launches cost what they cost there")}
     notes = [f"\n{mark} {meaning}  " for mark, (word, meaning) in marks.items() if any(word in r["note"] for r in rows)]
     return "\n".join([*lines, *notes]) + "\n"
