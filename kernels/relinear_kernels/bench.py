@@ -440,19 +440,17 @@ def decode(bench, batch, h, n, d=128, f=64):
     for mask in (window.mask, hybrid.ring.mask, holding_hybrid.ring.mask):
         mask.fill_(True)
     sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 8  # bytes of a linear state read and written, of a key and value read
-    runs = {
-        "linear_attention": (sums, lambda: decode_step(**token, **maps, state=linear)),
-        "gated_linear_attention": (sums, lambda: decode_step(**token, **maps, log_gate=gate, state=linear)),
-        "sliding_window_attention w=128 meta=4": (127 * key, lambda: decode_step(**token, state=window, window=128, meta=4)),
-        "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=hybrid, window=64, window_factor=factor)),
-    }
-    held = {
-        "linear_attention": (sums, lambda: decode_step(**token, **maps, state=holding)),
-        "hybrid_attention w=64": (sums + 64 * key, lambda: decode_step(**token, **maps, state=holding_hybrid, window=64, window_factor=factor)),
-    }
-    for provider, ops in {"relinear": runs, f"relinear, {HELD} held": held}.items():
-        for op, (moved, run) in ops.items():
-            bench.decode(f"decode_step {op}", provider, shape, moved, run)
+    step, held = partial(decode_step, **token), f"relinear, {HELD} held"
+    near = partial(step, **maps, window=64, window_factor=factor)
+    for op, provider, moved, run in (
+        ("linear_attention", "relinear", sums, partial(step, **maps, state=linear)),
+        ("linear_attention", held, sums, partial(step, **maps, state=holding)),
+        ("gated_linear_attention", "relinear", sums, partial(step, **maps, log_gate=gate, state=linear)),
+        ("sliding_window_attention w=128 meta=4", "relinear", 127 * key, partial(step, state=window, window=128, meta=4)),
+        ("hybrid_attention w=64", "relinear", sums + 64 * key, partial(near, state=hybrid)),
+        ("hybrid_attention w=64", held, sums + 64 * key, partial(near, state=holding_hybrid)),
+    ):
+        bench.decode(f"decode_step {op}", provider, shape, moved, run)
     if h != n:
         return
     q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])

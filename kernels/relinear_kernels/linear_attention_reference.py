@@ -72,7 +72,7 @@ def folded(state: LinearState) -> LinearState:
         return state
     phi, v, left = held.phi[:, :, :-1] * held.weight[..., :-1, None], held.v[:, :, :-1], held.weight[..., -1, None]
     kv, z = state.kv * left[..., None] + phi.transpose(-1, -2) @ v, state.z * left + phi.sum(2)
-    return LinearState(kv, z, state.shift, _nothing_held(kv, phi.shape[2] + 1))
+    return LinearState(kv, z, state.shift, held_after(kv, state))
 
 
 def _accumulate(x: Tensor) -> Tensor:
