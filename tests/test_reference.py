@@ -4,12 +4,18 @@ import gzip
 import json
 
 import pytest
+import torch
 import yaml
 from conftest import copy_sources
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from relinear import reference
+from relinear import linearize, load_run, reference
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.model import save_method
 
 CURVE = "".join(json.dumps({"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1)}) + "\n" for i in range(50))
 FILES = {
@@ -27,7 +33,7 @@ def results(tmp_path):
             (root / stage / name).parent.mkdir(parents=True, exist_ok=True)
             (root / stage / name).write_text(FILES[name])
         artefacts = {name: {"sha256": sha256(root / stage / name)} for name in names}
-        (root / stage / "run.json").write_text(json.dumps({"artefacts": artefacts}))
+        (root / stage / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": "float32"}}))
     for name in (
         "table2.csv",
         "table2.provenance.json",
@@ -80,6 +86,86 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path
     (tmp_path / "mine/paper.tex").write_text("")
     with pytest.raises(UserError, match="holds what `relinear track export` did not write"):
         reference.export(results, tmp_path / "mine")
+
+
+ADAPTER = "runs/lizard/finetune/adapter/adapter_model.safetensors"
+METHOD = "runs/lizard/distill/method.safetensors"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Makes results of a run, float32 as training leaves them, with a LoRA on the teacher's projections and on a method's gate."""
+
+    def make(**dtypes: str):
+        torch.manual_seed(0)
+        root = tmp_path / "results/tiny"
+        run = root / "runs/lizard"
+        shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        teacher = LlamaForCausalLM(LlamaConfig(**shape))
+        teacher.save_pretrained(root / "teacher")
+        model = linearize(teacher, "lizard")
+        lora = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "gate"]))
+        for name, p in lora.named_parameters():
+            if "lora_" in name or ".method." in name:
+                torch.nn.init.normal_(p)
+        lora.save_pretrained(run / "finetune/adapter")
+        (run / "distill").mkdir()
+        save_method(lora.unload(), run / "distill/method.safetensors")
+        for stage, dtype in dtypes.items():
+            folder = run / stage
+            folder.mkdir(exist_ok=True)
+            artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
+            config = {"method": "lizard", "options": {}}
+            (folder / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": dtype}, "config": config}))
+        return root
+
+    return make
+
+
+def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
+    results, out = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16"), tmp_path / "out"
+    reference.export(results, out)
+    (out / "teacher").symlink_to(results / "teacher")
+    loaded, original = (load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results))
+    assert loaded.keys() == original.keys()
+    for name, tensor in original.items():
+        assert tensor.dtype == (torch.float32 if ".method." in name else torch.bfloat16), name
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
+    (out / "teacher").unlink()
+
+    stored, before = load_file(out / ADAPTER), load_file(results / ADAPTER)
+    assert {x.dtype for x in before.values()} == {torch.float32} and stored.keys() == before.keys()
+    assert {".method." in name: x.dtype for name, x in stored.items()} == {True: torch.float32, False: torch.bfloat16}
+    with safe_open(out / ADAPTER, "pt") as exported, safe_open(results / ADAPTER, "pt") as own:
+        assert exported.metadata() == own.metadata()
+    assert (out / METHOD).read_bytes() == (results / METHOD).read_bytes()
+
+    reference.verify(out)
+    run = json.loads((out / "runs/lizard/finetune/run.json").read_text())
+    rounded = json.loads((out / "reference.json").read_text())["rounded_to_bfloat16"]
+    assert rounded == {ADAPTER: sha256(results / ADAPTER)} == {ADAPTER: run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]}
+    (out / ADAPTER).write_bytes((results / ADAPTER).read_bytes())
+    with pytest.raises(UserError, match="adapter_model.safetensors is not what `relinear track export` wrote"):
+        reference.verify(out)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])
+def test_an_adapter_that_float32_read_keeps_its_digits(trained, tmp_path, dtypes):
+    results, out = trained(distill="bfloat16", finetune=dtypes[0], evaluate=dtypes[1]), tmp_path / "out"
+    reference.export(results, out)
+    assert (out / ADAPTER).read_bytes() == (results / ADAPTER).read_bytes()
+    assert json.loads((out / "reference.json").read_text())["rounded_to_bfloat16"] == {}
+
+
+def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
+    results = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16")
+    size = sum(reference.export(results, tmp_path / "out").values())
+    monkeypatch.setattr(reference, "LARGEST", size)  # which the float32 files exceed
+    assert sum(reference.export(results, tmp_path / "out").values()) == size
+    (results / "runs/lizard/evaluate/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
+    with pytest.raises(UserError, match="more than"):
+        reference.export(results, tmp_path / "out")
+    reference.verify(tmp_path / "out")
 
 
 def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):

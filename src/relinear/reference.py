@@ -1,8 +1,8 @@
 """A folder of results small enough to commit: what a reader, MLflow and a table need of it, and none of what can be made again.
 
 Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve, the scores of each item, adapters and the
-parameters that a method added. Left behind are whole models, corpora, activations, attention weights, checkpoints and logs. Paths in records
-stay those of the clone that made them.
+parameters that a method added. Left behind are whole models, corpora, activations, attention weights, checkpoints and logs. Paths and hashes in
+records stay those of the clone that made them; `reference.json` says which adapters were rounded to bfloat16, and what they hashed to before.
 """
 
 import gzip
@@ -19,15 +19,16 @@ from relinear.tracking import MANIFEST
 LARGEST = 50_000_000  # bytes of a folder that is committed
 LONG = 1_000_000  # bytes from which on lines are compressed
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
-OF_ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+ADAPTER = "adapter_model.safetensors"
+OF_ADAPTER = {"adapter_config.json", ADAPTER}
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
 
 def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
-    Lines (curves, item scores) above `LONG` bytes are compressed. Adapters and methods' parameters stay behind unless `weights`. An `out`
-    that an earlier export made is replaced.
+    Lines (curves, item scores) above `LONG` bytes are compressed. Adapters and methods' parameters stay behind unless `weights`; adapters of
+    runs that computed in bfloat16 are rounded to it, as they are when loaded in it. An `out` that an earlier export made is replaced.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
     more than `LARGEST` bytes.
@@ -38,9 +39,11 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
     kept = {name: path for name, path in sorted(_kept(results)) if weights or path.suffix != ".safetensors"}
+    rounded = {name: path for name, path in kept.items() if path.name == ADAPTER and _in_bfloat16(path.parents[2])}
     with folder_aside(out) as scratch:
         for name, source in kept.items():
-            _copy(source, scratch / name)
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            (_round if name in rounded else _copy)(source, scratch / name)
         files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
         sizes: dict[str, int] = {}
         for name, size in files.items():
@@ -50,7 +53,8 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
             largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
             raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
         left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
-        write_json(scratch / MANIFEST, {"scale": results.name, "files": {n: sha256(scratch / n) for n in files}, "left_out_bytes": left})
+        hashes, before = {n: sha256(scratch / n) for n in files}, {n: sha256(p) for n, p in rounded.items()}
+        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, "rounded_to_bfloat16": before, "left_out_bytes": left})
     return sizes
 
 
@@ -78,8 +82,22 @@ def _kept(results: Path) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
+def _in_bfloat16(run: Path) -> bool:
+    """Whether every stage of a run computed in bfloat16: what one of them loaded in float32 must keep its digits."""
+    return all(read_record(path.parent)["hardware"].get("dtype") == "bfloat16" for path in run.glob("*/run.json"))
+
+
+def _round(source: Path, to: Path) -> None:
+    """Copy an adapter as a bfloat16 model loads it (`relinear.model.assemble`): float32 stays what adapts a method, as methods do."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file  # torch; not needed to import a folder
+
+    with safe_open(source, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file({n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata())
+
+
 def _copy(source: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix != ".jsonl" or source.stat().st_size <= LONG:
         shutil.copyfile(source, to)
         return
