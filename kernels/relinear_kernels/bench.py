@@ -42,7 +42,6 @@ from relinear_kernels import (
 from relinear_kernels.features import ACTIVATIONS
 
 BANDWIDTH = 4.27e12  # bytes/s, device-to-device copy measured on an H200 (read plus written)
-HELD = 8  # decode steps that share one writing of a linear state, where it holds tokens back
 COLUMNS = ("op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note")
 TOLERANCE = 2e-2
 
@@ -153,16 +152,12 @@ class Bench:
         self._add(op, provider, shape, mode, fewest_bytes(*shape[:5], mode) if moved is None else moved, note, measured)
 
     def decode(self, op, provider, shape, moved, run):
-        """Time one token, the mean of HELD in a row, whatever decodes; `moved` are the bytes of state it must read and write."""
+        """Time one token; `moved` are the bytes of state it must read and write."""
         from triton.testing import do_bench_cudagraph
-
-        def in_a_row():
-            for _ in range(HELD):
-                run()
 
         def measured():
             with torch.no_grad():
-                return {"ms": f"{do_bench_cudagraph(in_a_row, rep=30, return_mode='median') / HELD:.4f}"}
+                return {"ms": f"{do_bench_cudagraph(run, rep=30, return_mode='median'):.4f}"}
 
         self._add(op, provider, shape, "decode", moved, "CUDA graph", measured)
 
@@ -429,28 +424,24 @@ def gated(bench, shape, modes, peers=True):
 
 
 def decode(bench, batch, h, n, d=128, f=64):
-    """One token of every op; the floor is its state read once and written once, also where it holds tokens back. fla's is given features."""
+    """One token of every op; the floor is its state read once and written once. fla's is given features."""
     shape, args = (batch, 1, h, n, d, f), inputs(batch, 1, h, n, d, f)
     token, maps = {x: args[x] for x in "qkv"}, {x: args[x] for x in ("w_q", "w_k")}
-    linear, holding = (linear_state(batch, h, 2 * f, d, "cuda", held=held) for held in (0, HELD))
-    hybrid, holding_hybrid = (hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda", held=held) for held in (0, HELD))
+    linear, hybrid = linear_state(batch, h, 2 * f, d, "cuda"), hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda")
     window = window_state(batch, 127, n, d, meta=4, device="cuda")
     gate = torch.nn.functional.logsigmoid(torch.randn(batch, 1, h, f, device="cuda") + 3)
     factor = torch.full((h,), 0.1, device="cuda")
-    for mask in (window.mask, hybrid.ring.mask, holding_hybrid.ring.mask):
+    for mask in (window.mask, hybrid.ring.mask):
         mask.fill_(True)
     sums, key = batch * h * 2 * f * (d + 1) * 8, batch * n * d * 8  # bytes of a linear state read and written, of a key and value read
-    step, held = partial(decode_step, **token), f"relinear, {HELD} held"
-    near = partial(step, **maps, window=64, window_factor=factor)
-    for op, provider, moved, run in (
-        ("linear_attention", "relinear", sums, partial(step, **maps, state=linear)),
-        ("linear_attention", held, sums, partial(step, **maps, state=holding)),
-        ("gated_linear_attention", "relinear", sums, partial(step, **maps, log_gate=gate, state=linear)),
-        ("sliding_window_attention w=128 meta=4", "relinear", 127 * key, partial(step, state=window, window=128, meta=4)),
-        ("hybrid_attention w=64", "relinear", sums + 64 * key, partial(near, state=hybrid)),
-        ("hybrid_attention w=64", held, sums + 64 * key, partial(near, state=holding_hybrid)),
+    step = partial(decode_step, **token)
+    for op, moved, run in (
+        ("linear_attention", sums, partial(step, **maps, state=linear)),
+        ("gated_linear_attention", sums, partial(step, **maps, log_gate=gate, state=linear)),
+        ("sliding_window_attention w=128 meta=4", 127 * key, partial(step, state=window, window=128, meta=4)),
+        ("hybrid_attention w=64", sums + 64 * key, partial(step, **maps, window=64, window_factor=factor, state=hybrid)),
     ):
-        bench.decode(f"decode_step {op}", provider, shape, moved, run)
+        bench.decode(f"decode_step {op}", "relinear", shape, moved, run)
     if h != n:
         return
     q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
@@ -478,17 +469,16 @@ def measured_rows(folder: Path) -> list[dict[str, str]]:
 def ratios(rows) -> str:
     """Markdown: each row of ours over its floor and beside its fastest peer, the torch forms aside."""
     lines = ["| op | shape | mode | ms | over its floor | fastest peer | its ms | ours is faster |", "|---|---|---|---:|---:|---|---:|---:|"]
-    for ours in (r for r in rows if r["provider"].startswith("relinear")):
+    for ours in (r for r in rows if r["provider"] == "relinear"):
         same = (r for r in rows if all(r[c] == ours[c] for c in ("op", "shape", "mode")))
-        peers = [r for r in same if not r["provider"].startswith(("relinear", "torch chunked"))]
+        peers = [r for r in same if r["provider"] not in ("relinear", "torch chunked")]
         ms, cells = float(ours["ms"]), ["", "", ""]
         once = "\u2020" if "launched" in ours["note"] else ""
         if peers:
             best = min(peers, key=lambda r: float(r["ms"]))
             cells = [best["provider"] + _earlier(best), f"{float(best['ms']):.4g}", f"{float(best['ms']) / ms:.2f}x"]
         over = f"{ms / float(ours['floor_ms']):.2f}x"
-        op = ours["op"] + ours["provider"].removeprefix("relinear")
-        lines.append(f"| {' | '.join([op, ours['shape'], ours['mode'], f'{ms:.4g}{once}', over, *cells])} |")
+        lines.append(f"| {' | '.join([ours['op'], ours['shape'], ours['mode'], f'{ms:.4g}{once}', over, *cells])} |")
     marks = {"\\*": ("measured at", "measured at an earlier commit"), "\u2020": ("launched", "kernel by kernel: launches cost what they cost there")}
     notes = [f"\n{mark} {meaning}  " for mark, (word, meaning) in marks.items() if any(word in r["note"] for r in rows)]
     return "\n".join([*lines, *notes]) + "\n"

@@ -40,10 +40,8 @@ def test_ratios_are_against_the_floor_and_the_fastest_peer():
     peers = {"slow": ("9.0", ""), "torch chunked": ("1.0", ""), "fast": ("3.0", "features given; measured at 1234567")}
     rows = [row | {"provider": "relinear", "ms": "1.5", "note": "launched, not replayed"}]
     rows += [row | {"provider": name, "ms": ms, "note": note} for name, (ms, note) in peers.items()]
-    rows.append(row | {"provider": "relinear, 8 held", "ms": "1.0"})
     rows.append(row | {"provider": "relinear", "ms": "1.0", "mode": "decode"})
     text = ratios(rows)
     assert "| op | B1 | forward | 1.5\u2020 | 3.00x | fast* | 3 | 2.00x |" in text and "| op | B1 | decode | 1 | 2.00x |  |  |  |" in text
-    assert "| op, 8 held | B1 | forward | 1 | 2.00x | fast* | 3 | 3.00x |" in text
     assert "\\* measured at an earlier commit" in text and "\u2020 kernel by kernel" in text
     assert "earlier" not in ratios(rows[-1:]) and "kernel by kernel" not in ratios(rows[-1:])

@@ -21,8 +21,7 @@ def decode_step(
 
     The state says whose token it is: a `LinearState` is `linear_attention`'s (with `log_gate`, `gated_linear_attention`'s), a
     `WindowState` `sliding_window_attention`'s, a `HybridState` `hybrid_attention`'s; `options` are that op's. Keys, values and sums
-    stay where they are in memory. A linear state with room to hold tokens back (`linear_state(held=8)`) is read at each step and written
-    once in so many. Inference only: no gradient. Raises ValueError naming what is possible where the kernel does not
+    stay where they are in memory. Inference only: no gradient. Raises ValueError naming what is possible where the kernel does not
     support the arguments.
     """
     if type(state) not in reference.OPS:

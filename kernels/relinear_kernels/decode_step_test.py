@@ -15,8 +15,6 @@ from relinear_kernels import (
     sliding_window_attention,
     window_state,
 )
-from relinear_kernels.dispatch import _map
-from relinear_kernels.linear_attention_reference import folded
 from relinear_kernels.sliding_window_attention_reference import WindowState, in_order
 from relinear_kernels.testing import DEVICE, relative
 
@@ -28,7 +26,6 @@ LINEAR = [("softmax_pm", None, True), ("softmax_pm", "token", False), ("relu", "
 WINDOWS = [(1, 0), (5, 4), (16, 4), (40, 0)]
 HYBRIDS = [(1, "softmax_pm"), (16, "softmax_pm"), (30, "relu")]
 CASES = [("linear", x) for x in LINEAR] + [("window", x) for x in WINDOWS] + [("hybrid", x) for x in HYBRIDS]
-HOLDING = CASES[:3] + [("hybrid", HYBRIDS[0]), ("hybrid", HYBRIDS[2])]  # few: in the interpreter a step takes a third of a second
 
 
 def arguments(kind, how, length, batch, heads, groups):
@@ -58,14 +55,14 @@ def arguments(kind, how, length, batch, heads, groups):
     return linear_attention, tokens, rest
 
 
-def fresh(kind, how, batch, heads, groups, held=0):
-    """The state before the first token, which holds tokens back where the op can."""
+def fresh(kind, how, batch, heads, groups):
+    """The state before the first token."""
     if kind == "window":
         return window_state(batch, how[0] - 1, groups, DIM, meta=how[1], device=DEVICE)
     features = DIM * (2 if "softmax_pm" in how else 1)
     if kind == "hybrid":
-        return hybrid_state(batch, heads, groups, DIM, features, window=how[0], device=DEVICE, held=held)
-    return linear_state(batch, heads, features, DIM, DEVICE, held=held if how[1] != "channel" else 0)
+        return hybrid_state(batch, heads, groups, DIM, features, window=how[0], device=DEVICE)
+    return linear_state(batch, heads, features, DIM, DEVICE)
 
 
 def leaves(state):
@@ -73,12 +70,10 @@ def leaves(state):
 
 
 def laid_out(state):
-    """A state with its ring in order, as the torch form leaves it, and no token held back: where it begins is nobody's business."""
+    """A state with its ring in order, as the torch form leaves it: where it begins is nobody's business."""
     if isinstance(state, WindowState):
         k, v, mask = in_order(state)
         return state._replace(k=k, v=v, mask=mask, first=torch.zeros_like(state.first))
-    if isinstance(state, LinearState):
-        return folded(state)._replace(held=())
     return state if isinstance(state, torch.Tensor) else type(state)(*map(laid_out, state))
 
 
@@ -94,32 +89,25 @@ def close(a, b, tolerance=2e-5):
             assert torch.equal(x, y)
 
 
-def run(kind, how, steps, batch, heads, groups, padded, more=(), held=0):
-    """Decode `steps` tokens after a prefill, then `more`: pieces of so many tokens (one: decoded). Outputs, the last state and its shapes are
-    held against the whole sequence in one piece of the torch form, float64."""
-    cuts = [1] * steps + list(more)
-    length = PREFILL + sum(cuts)
-    op, tokens, rest = arguments(kind, how, length, batch, heads, groups)
+def run(kind, how, steps, batch, heads, groups, padded, step=decode_step):
+    """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of the torch form, float64."""
+    op, tokens, rest = arguments(kind, how, PREFILL + steps, batch, heads, groups)
     if padded:  # the second sequence begins within the prefill, the third within the decoding
         first = torch.tensor([0, PREFILL // 2, PREFILL + 3], device=DEVICE)[:batch, None]
-        tokens["key_mask"] = torch.arange(length, device=DEVICE).expand(batch, -1) >= first
+        tokens["key_mask"] = torch.arange(PREFILL + steps, device=DEVICE).expand(batch, -1) >= first
     double = lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELINEAR_KERNELS", "torch")
         want, end = op(**{n: double(x) for n, x in (tokens | rest).items()}, return_state=True)
         if DEVICE == "cuda":  # in the interpreter a prefill takes seconds
             patch.setenv("RELINEAR_KERNELS", "triton")
-        begin = fresh(kind, how, batch, heads, groups, held)
-        _, state = op(**piece(tokens, 0, PREFILL), **rest, initial_state=begin, return_state=True)
+        _, state = op(**piece(tokens, 0, PREFILL), **rest, initial_state=fresh(kind, how, batch, heads, groups), return_state=True)
     with torch.no_grad():
-        out, at = [], PREFILL
-        for cut in cuts:
-            x = piece(tokens, at, at + cut) | rest
-            y, state = decode_step(**x, state=state) if cut == 1 else op(**x, initial_state=state, return_state=True)
+        out = []
+        for t in range(PREFILL, PREFILL + steps):
+            y, state = step(**piece(tokens, t, t + 1), **rest, state=state)
             out.append(y)
-            at += cut
     assert relative(torch.cat(out, 1), want[:, PREFILL:]) < 2e-5
-    assert [x.shape for x in leaves(state)] == [x.shape for x in leaves(begin)]
     close(laid_out(state), laid_out(end))
 
 
@@ -129,55 +117,9 @@ def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, hea
     run(kind, how, STEPS, batch, heads, groups, padded)
 
 
-@pytest.mark.parametrize("held", [1, 2, 4, 8])
-@pytest.mark.parametrize("kind, how", HOLDING, ids=str)
-def test_tokens_are_held_back_and_added_together(kind, how, held):
-    run(kind, how, 2 * held + 3 + held // 2, 3, 2, 1, True, held=held)
-
-
-@pytest.mark.parametrize("kind, how", HOLDING, ids=str)
-def test_a_piece_goes_on_from_tokens_held_back(kind, how):
-    run(kind, how, 11, 1, 2, 1, False, more=(5, 1, 1, 3, 1), held=8)
-
-
-def test_what_is_held_back_fades_and_is_reordered_with_its_sequence():
-    op, tokens, rest = arguments("linear", ("relu", "token", False), 12, 3, 2, 1)
-    order = torch.tensor([2, 0, 0], device=DEVICE)
-    swapped = {n: x[order] for n, x in tokens.items()}
-    with torch.no_grad():
-        state, other = (linear_state(3, 2, DIM, DIM, DEVICE, held=8) for _ in range(2))
-        for t in range(5):
-            _, state = decode_step(**piece(tokens, t, t + 1), **rest, state=state)
-            _, other = decode_step(**piece(swapped, t, t + 1), **rest, state=other)
-        assert state.held.count.eq(5).all() and not state.kv.any()
-        state = _map(lambda x: x[order], state)
-        for t in range(5, 12):
-            y, state = decode_step(**piece(swapped, t, t + 1), **rest, state=state)
-            want, other = decode_step(**piece(swapped, t, t + 1), **rest, state=other)
-            torch.testing.assert_close(y, want)
-        assert state.held.count.eq(4).all() and state.kv.any()
-
-
-def test_a_gate_a_channel_holds_nothing_back():
-    """Whatever the state has room for: what others held is added first."""
-    op, tokens, rest = arguments("linear", LINEAR[4], 3, 2, 2, 1)
-    plain = {n: x for n, x in tokens.items() if n != "log_gate"}
-    with torch.no_grad():
-        first = lambda held: decode_step(**piece(plain, 0, 1), **rest, state=linear_state(2, 2, 2 * DIM, DIM, DEVICE, held=held))[1]  # noqa: E731
-        holding, at_once = first(8), first(0)
-        assert holding.held.count.eq(1).all() and at_once.held == ()
-        for go in (lambda x, s: decode_step(**x, **rest, state=s), lambda x, s: op(**x, **rest, initial_state=s, return_state=True)):
-            y, after = go(piece(tokens, 1, 2), holding)
-            want, expected = go(piece(tokens, 1, 2), at_once._replace(kv=at_once.kv.clone(), z=at_once.z.clone()))
-            torch.testing.assert_close(y, want)
-            assert after.held.count.eq(0).all()
-            close(laid_out(after), laid_out(expected))
-
-
 @pytest.mark.parametrize("kind, how", [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))], ids=str)
 def test_long_decoding_does_not_drift(kind, how):
-    for held in (0, 8) if DEVICE == "cuda" else (0,):
-        run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False, held=held)
+    run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False)
 
 
 @pytest.mark.parametrize("kind, how", CASES, ids=str)
@@ -212,10 +154,6 @@ def test_what_cannot_be_decoded_is_named():
     state = linear_state(2, 2, 2 * DIM, DIM, DEVICE)
     with pytest.raises(ValueError, match="float32 state in place; got torch.bfloat16"):
         decode_step(**tokens, **rest, state=state._replace(kv=state.kv.bfloat16()))
-    with pytest.raises(ValueError, match="held must be 0 or a power of two; got 6"):
-        linear_state(2, 2, 2 * DIM, DIM, held=6)
-    with pytest.raises(ValueError, match=rf"must hold tokens of {2 * DIM} features and {DIM} values for \[2, 2\] heads"):
-        decode_step(**tokens, **rest, state=state._replace(held=linear_state(2, 2, DIM, DIM, DEVICE, held=8).held))
     with pytest.raises(ValueError, match=rf"the state must be \[2, 2, {2 * DIM}, {DIM}\]; got \[2, 2, {DIM}, {DIM}\]"):
         decode_step(**tokens, **rest, state=LinearState(state.kv[:, :, :DIM].contiguous(), state.z, state.shift))
     with pytest.raises(ValueError, match="takes one token; got 3"):

@@ -3,9 +3,6 @@
 A linear state belongs to one query head, the keys of a window to all query heads of a group. Their ring has a place that nobody reads:
 the group's first program puts the token's key there, and nothing moves. What the programs of a sequence share (where its ring begins,
 how long ago a meta key was seen) is read from the old state and written to a new one.
-
-A linear state is most of what a step moves. One that holds tokens back is only read: tokens wait beside its sums, and are added all at once
-when there is no place for the next (`_hold`).
 """
 
 import torch
@@ -15,7 +12,7 @@ import triton.language as tl
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
 from relinear_kernels.hybrid_attention_reference import HybridState, _check
-from relinear_kernels.linear_attention_reference import EPS, Held, LinearState, folded
+from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, widest
 
@@ -78,88 +75,11 @@ def _absorb(x, y, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: 
 
 
 @triton.jit
-def _read_half(
-    x, y, real, s, z, hk, here, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
-):  # fmt: skip
-    """phi(x) times one sign's part of the sums (numerator, denominator), of the held keys and of the token's own; and phi(y)."""
-    f = half * F + tl.arange(0, F)
-    state = tl.load(s + f[:, None] * V + tl.arange(0, V)[None, :])
-    phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
-    phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
-    j = tl.arange(0, here.shape[0])
-    keys = tl.load(hk + j[:, None] * (P * F) + f[None, :], mask=here[:, None], other=0.0)
-    den = tl.sum(phi_q * tl.load(z + f), 0)
-    return tl.sum(phi_q[:, None] * state, 0), den, tl.sum(keys * phi_q[None, :], 1), tl.sum(phi_q * phi_k, 0), phi_k
-
-
-@triton.jit
-def _fold(fade, left, s, z, hk, hv, weight, HELD: tl.constexpr, F: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr):
-    """Add HELD tokens to the sums of F features, of which the fraction `left` is left; the last token has not faded."""
-    for at in range(0, F, ROWS):
-        f = at + tl.arange(0, ROWS)
-        where = s + f[:, None] * V + tl.arange(0, V)[None, :]
-        state = tl.load(where) * left
-        total = tl.load(z + f) * left
-        for i in tl.static_range(HELD):
-            key = tl.load(hk + i * F + f)
-            if i < HELD - 1:
-                key *= tl.load(weight + i) * fade
-            state += key[:, None] * tl.load(hv + i * V + tl.arange(0, V))[None, :]
-            total += key
-        tl.debug_barrier()  # several warps load the same of z
-        tl.store(where, state)
-        tl.store(z + f, total)
-
-
-@triton.jit
-def _hold(
-    x, y, value, real, fade, s, z, hk, hv, weight, count, HELD: tl.constexpr, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr,
-):  # fmt: skip
-    """`_absorb`, but the sums stay as they are and the token goes beside them; with the HELD-th, all held ones are added to them.
-
-    What that takes is read again: to have it in registers until then costs every step.
-    """
-    j, f, d = tl.arange(0, HELD), tl.arange(0, F), tl.arange(0, V)
-    n = tl.load(count)
-    here = j < n
-    w = tl.load(weight + j) * fade
-    left = tl.sum(tl.where(j == HELD - 1, w, 0.0), 0)
-    out, den, scores, own, phi_k = _read_half(x, y, real, s, z, hk, here, 0, F, V, P, FEATURE)
-    other_k = phi_k
-    if P == 2:
-        more, more_den, more_scores, more_own, other_k = _read_half(x, y, real, s, z, hk, here, 1, F, V, P, FEATURE)
-        out += more
-        den += more_den
-        scores += more_scores
-        own += more_own
-    scores *= w  # without a token: 0 of the keys
-    values = tl.load(hv + j[:, None] * V + d[None, :], mask=here[:, None], other=0.0)
-    out = left * out + tl.sum(scores[:, None] * values, 0) + own * value
-    den = left * den + tl.sum(scores, 0) + own
-    tl.store(hk + n * (P * F) + f, phi_k)
-    if P == 2:
-        tl.store(hk + n * (P * F) + F + f, other_k)
-    tl.store(hv + n * V + d, value)
-    tl.debug_barrier()  # the token is there for all warps, and all have loaded what is written now
-    if n == HELD - 1:
-        _fold(fade, left, s, z, hk, hv, weight, HELD, P * F, V, min(P * F, 32))
-        tl.debug_barrier()
-        w = tl.where(j == HELD - 1, 1.0, 0.0)
-    else:
-        w = tl.where(j == n, 1.0, w)
-    tl.store(weight + j, w)
-    tl.store(count, (n + 1) % HELD)
-    return out, den
-
-
-@triton.jit
 def _linear(
-    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, hk, hv, weight, count, o, eps,
+    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, HELD: tl.constexpr,
+    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
-    """HELD is 0 where the token is added to the sums at once; gates per channel need that."""
     pid = tl.program_id(0).to(tl.int64)
     h = pid % H
     n = pid // H
@@ -185,15 +105,7 @@ def _linear(
     value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
     x = _logits(q + pid * D, wq, bq, D, F)
     y = _logits(k + kv * D, wk, bk, D, F)
-    if HELD:
-        left = 1.0
-        if decay is not None:
-            left = tl.exp(tl.load(decay + pid))
-        hk += pid * (HELD * P * F)
-        hv += pid * (HELD * V)
-        out, den = _hold(x, y, value, real, left, s, z, hk, hv, weight + pid * HELD, count + pid, HELD, F, V, P, FEATURE)
-    else:
-        out, den = _absorb(x, y, value, real, fade, s, z, F, V, P, FEATURE)
+    out, den = _absorb(x, y, value, real, fade, s, z, F, V, P, FEATURE)
     if NORMALIZE:
         out /= tl.maximum(den, eps)
     tl.store(o + pid * V + tl.arange(0, V), out.to(o.dtype.element_ty))
@@ -290,9 +202,9 @@ def _sliding(
 
 @triton.jit
 def _hybrid(
-    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, first_at, s, z, hk, hv, weight, count, o, new_first, scale, eps,
+    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, first_at, s, z, o, new_first, scale, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, HELD: tl.constexpr,
+    FEATURE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """The ring's oldest key leaves the window with this token and enters the linear state."""
     pid = tl.program_id(0).to(tl.int64)
@@ -325,12 +237,7 @@ def _hybrid(
     px = _logits(q + pid * D, wq, None, D, F)
     py = _logits(rk + oldest, wk, None, D, F)
     fade = tl.full([F], 1.0, tl.float32)
-    if HELD:
-        hk += pid * (HELD * P * F)
-        hv += pid * (HELD * D)
-        far, far_den = _hold(px, py, left_value, left, 1.0, s, z, hk, hv, weight + pid * HELD, count + pid, HELD, F, D, P, FEATURE)
-    else:
-        far, far_den = _absorb(px, py, left_value, left, fade, s, z, F, D, P, FEATURE)
+    far, far_den = _absorb(px, py, left_value, left, fade, s, z, F, D, P, FEATURE)
     factor = tl.load(gamma + head)
     out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
     tl.store(o + pid * D + d, out.to(o.dtype.element_ty))
@@ -356,22 +263,11 @@ def _token(op: str, q, k, v, feature=None, width=None):
 
 def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
     """The state, in one stretch of memory. Raises ValueError unless it is float32 and of this shape."""
-    if not all(x.dtype == torch.float32 for x in (state.kv, state.z, *state.held[:3])):
+    if not state.kv.dtype == state.z.dtype == torch.float32:
         raise ValueError(f"decode_step updates a float32 state in place; got {state.kv.dtype}, {state.z.dtype}")
     if state.kv.shape != shape:
         raise ValueError(f"the state must be {list(shape)}; got {list(state.kv.shape)}")
-    held = ()
-    if state.held:
-        held, (batch, heads, features, dim), places = Held(*(x.contiguous() for x in state.held)), shape, state.held.weight.shape[-1]
-        if (held.phi.shape, held.v.shape) != ((batch, heads, places, features), (batch, heads, places, dim)):
-            raise ValueError(f"the state must hold tokens of {features} features and {dim} values for {[batch, heads]} heads; got "
-                             f"{list(held.phi.shape)}, {list(held.v.shape)}")  # fmt: skip
-    return state._replace(kv=state.kv.contiguous(), z=state.z.contiguous(), held=held)
-
-
-def _buffer(held: Held | tuple[()]) -> tuple[tuple, int]:
-    """What a kernel takes of the buffer beside the sums, and how many tokens share one writing of them; 0 without a buffer."""
-    return (held, held.weight.shape[-1]) if held else ((None,) * 4, 0)
+    return state._replace(kv=state.kv.contiguous(), z=state.z.contiguous())
 
 
 def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> WindowState:
@@ -405,12 +301,10 @@ def linear_step(
     if log_gate is not None:
         check_gate(log_gate, batch, 1, heads, width)
         gate = log_gate.contiguous()
-        state = folded(state)
-    buffer, held = _buffer(state.held if gate is None else ())
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
     _linear[(batch * heads,)](
-        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, *buffer, o, eps,
-        H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR, HELD=held,
+        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, eps,
+        H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
         num_warps=8 if width * value_dim > 4096 else 4,
     )  # fmt: skip
     return o, state
@@ -442,13 +336,12 @@ def hybrid_step(
     halves = 2 if feature == "softmax_pm" else 1
     ring = _ring(state.ring, batch, window, groups, dim, 0)
     linear = _linear_state(state.linear, (batch, heads, halves * width, dim))
-    buffer, held = _buffer(linear.held)
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = ring._replace(first=torch.empty_like(ring.first))
     _hybrid[(batch * heads,)](
         q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
-        ring.first, linear.kv, linear.z, *buffer, o, after.first, dim**-0.5 if scale is None else scale, eps,
-        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window + 1, dim), HELD=held,
+        ring.first, linear.kv, linear.z, o, after.first, dim**-0.5 if scale is None else scale, eps,
+        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window + 1, dim),
         num_warps=8 if width * dim > 4096 else 4,
     )  # fmt: skip
     return o, HybridState(after, linear)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature
-from relinear_kernels.linear_attention_reference import EPS, LinearState, _accumulate, _features, _normaliser, folded, held_after, linear_state
+from relinear_kernels.linear_attention_reference import EPS, LinearState, _accumulate, _features, _normaliser, linear_state
 
 CHUNK = 16
 FLOOR = -8.0  # CHUNK / 2 of them are e^64, within the range of float32 and bfloat16
@@ -102,8 +102,7 @@ def gated_linear_attention(
     inside = inside.masked_fill(~causal, 0.0)
     phi_q, phi_k, carry = phi_q * g.exp(), phi_k * (last - g).exp(), last[:, :, :, 0].exp()
     added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)
-    before = initial_state or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
-    state = folded(before)
+    state = initial_state or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
     kv, z, entering, entering_z = state.kv.to(q.dtype), state.z.to(q.dtype), [], []
     for i in range(n):
         entering.append(kv)
@@ -114,4 +113,4 @@ def gated_linear_attention(
         den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
         out = out / _normaliser(den, feature, eps)[..., None]
     out = out.flatten(2, 3).transpose(1, 2)[:, :length].to(dtype)
-    return (out, LinearState(kv, z, state.shift, held_after(kv, before))) if return_state else out
+    return (out, LinearState(kv, z, state.shift)) if return_state else out

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate, check_gated
-from relinear_kernels.linear_attention_reference import EPS, LinearState, folded, held_after
+from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.projection_triton import Side, gradients, group_sum
 from relinear_kernels.triton_common import (
     block_of,
@@ -548,11 +548,11 @@ def gated_linear_attention(
     if q.dtype == torch.float16:
         raise ValueError("gated_linear_attention on the Triton path takes the dtypes torch.bfloat16, torch.float32 (faded keys leave the range"
                          " of float16); got torch.float16")  # fmt: skip
-    s0, z0 = (None, None) if initial_state is None else (x.contiguous() for x in folded(initial_state)[:2])
+    s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
     o, s, z = _GatedLinearAttention.apply(
         q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens, return_state, eps,
     )  # fmt: skip
     o = o.to(dtype)
     if not return_state:
         return o
-    return o, LinearState(s, z, torch.full_like(z, -torch.inf), held_after(s, initial_state))
+    return o, LinearState(s, z, torch.full_like(z, -torch.inf))

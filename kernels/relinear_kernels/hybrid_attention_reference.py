@@ -34,10 +34,10 @@ class HybridState(NamedTuple):
     linear: LinearState
 
 
-def hybrid_state(batch, heads, groups, dim, features, *, window, device=None, dtype=torch.float32, held=0) -> HybridState:
-    """The state before the first token; `held` as of `linear_state`."""
+def hybrid_state(batch, heads, groups, dim, features, *, window, device=None, dtype=torch.float32) -> HybridState:
+    """The state before the first token."""
     ring = window_state(batch, window, groups, dim, device=device, dtype=dtype)
-    return HybridState(ring, linear_state(batch, heads, features, dim, device, dtype, held))
+    return HybridState(ring, linear_state(batch, heads, features, dim, device, dtype))
 
 
 def _check(feature: str, window: int) -> None:

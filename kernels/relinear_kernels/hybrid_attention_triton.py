@@ -9,7 +9,7 @@ several do): sum over the window of p dA = weight (dO . O_window - dO . O) / den
 import torch
 
 from relinear_kernels.hybrid_attention_reference import EPS, HybridState, _check
-from relinear_kernels.linear_attention_reference import LinearState, folded, held_after
+from relinear_kernels.linear_attention_reference import LinearState
 from relinear_kernels.linear_attention_triton import Walk, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.sliding_window_attention_reference import begin, extend
@@ -94,13 +94,10 @@ def hybrid_attention(
     elif initial_state is not None or return_state:
         keys, values, mask, ring = extend(empty_ring() if initial_state is None else initial_state.ring, k, v, key_mask)
         if initial_state is not None:
-            s0, z0 = (x.contiguous() for x in folded(initial_state.linear)[:2])
+            s0, z0 = initial_state.linear.kv.contiguous(), initial_state.linear.z.contiguous()
     o, s, z = _Hybrid.apply(
         q, keys.contiguous(), values.contiguous(), w_q, w_k, window_factor, None if mask is None else mask.contiguous(),
         s0, z0, feature, window, scale, eps, return_state, cu_seqlens,
     )  # fmt: skip
     o = o.to(dtype)
-    if not return_state:
-        return o
-    held = held_after(s, initial_state and initial_state.linear)
-    return o, HybridState(ring, LinearState(s, z, torch.full_like(z, -torch.inf), held))
+    return (o, HybridState(ring, LinearState(s, z, torch.full_like(z, -torch.inf)))) if return_state else o

@@ -8,7 +8,7 @@ with G the running sum of ``log_decay``. LoLCATs Eq. 3 to 5; Katharopoulos et al
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, project
@@ -18,61 +18,21 @@ EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature: fewer o
 EPS = 1e-6  # a normaliser is never smaller: with ReLU features a row can be all zero
 
 
-class Held(NamedTuple):
-    """The tokens that decode steps have not added to the sums yet: with the N-th all are, so no state has more than N - 1.
-
-    Each head has a count of its own, in memory, so that one recorded step serves for all. Places without a token weigh 0.
-    """
-
-    phi: Float[Tensor, "B H N F"]
-    v: Float[Tensor, "B H N D"]
-    weight: Float[Tensor, "B H N"]  # what the decay has left since, of each token and, in the last place, of the sums
-    count: Int[Tensor, "B H"]
-
-
 class LinearState(NamedTuple):
     """What a prefix leaves behind, in float32: size fixed from the first token on."""
 
     kv: Float[Tensor, "B H F D"]  # sum_i exp(G_T - G_i) phi(k_i) v_i^T e^-shift
     z: Float[Tensor, "B H F"]  # sum_i exp(G_T - G_i) phi(k_i) e^-shift
     shift: Float[Tensor, "B H F"]  # per feature, the running maximum exponential keys are held relative to; -inf without one
-    held: Held | tuple[()] = ()  # empty where every token is added at once
 
 
-def linear_state(batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32, held: int = 0) -> LinearState:
-    """The state before the first token.
-
-    `held`: how many decode steps share one writing of the sums, which is most of what a step moves; a power of two, or 0: every token is
-    added at once, as gates per channel and exponential features need it. Raises ValueError for another number.
-    """
-    if held < 0 or held & (held - 1):
-        raise ValueError(f"held must be 0 or a power of two; got {held}")
-    kv = torch.zeros(batch, heads, features, dim, device=device, dtype=dtype)
-    return LinearState(kv, kv.new_zeros(kv.shape[:3]), kv.new_full(kv.shape[:3], -torch.inf), _nothing_held(kv, held) if held else ())
-
-
-def _nothing_held(kv: Float[Tensor, "B H F D"], places: int) -> Held:
-    """The buffer beside sums that have all tokens."""
-    batch, heads, features, dim = kv.shape
-    weight = kv.new_zeros(batch, heads, places)
-    weight[..., -1] = 1
-    phi, v = kv.new_zeros(batch, heads, places, features), kv.new_zeros(batch, heads, places, dim)
-    return Held(phi, v, weight, kv.new_zeros(batch, heads, dtype=torch.int32))
-
-
-def held_after(kv: Float[Tensor, "B H F D"], before: LinearState | None) -> Held | tuple[()]:
-    """The buffer beside the sums `kv` of a whole piece: empty, its own memory, and as large as that of the state before the piece."""
-    return _nothing_held(kv, before.held.weight.shape[-1]) if before and before.held else ()
-
-
-def folded(state: LinearState) -> LinearState:
-    """The state with the tokens it holds back added to the sums: what all but a decode step goes on from. On a GPU nobody waits for a count."""
-    held = state.held
-    if not held or (held.count.device.type == "cpu" and not held.count.any()):
-        return state
-    phi, v, left = held.phi[:, :, :-1] * held.weight[..., :-1, None], held.v[:, :, :-1], held.weight[..., -1, None]
-    kv, z = state.kv * left[..., None] + phi.transpose(-1, -2) @ v, state.z * left + phi.sum(2)
-    return LinearState(kv, z, state.shift, held_after(kv, state))
+def linear_state(batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32) -> LinearState:
+    """The state before the first token."""
+    return LinearState(
+        torch.zeros(batch, heads, features, dim, device=device, dtype=dtype),
+        torch.zeros(batch, heads, features, device=device, dtype=dtype),
+        torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
+    )
 
 
 def _accumulate(x: Tensor) -> Tensor:
@@ -188,7 +148,7 @@ def linear_sums(
     batch, length, heads, _ = q.shape
     groups, dim = v.shape[2:]
     chunk = min(chunk, length, EXPONENTIAL_CHUNK if feature in EXPONENTIAL else length)
-    state = None if initial_state is None else folded(initial_state)
+    state = initial_state
     n, pad = -(-length // chunk), -length % chunk
     decay = _decay(log_decay, batch, length, heads, q.dtype)
     if pad:  # whole chunks; what is added is padding that leaves no trace
@@ -199,7 +159,7 @@ def linear_sums(
     phi_q, phi_k, reference = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, None if state is None else state.shift)
     if state is None:
         state = linear_state(batch, heads, phi_q.shape[-1], dim, q.device, q.dtype)
-    kv, z, shift = (x.to(q.dtype) for x in state[:3])
+    state = LinearState(*(x.to(q.dtype) for x in state))
     phi_q, phi_k = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k))  # [B, H, N, C, F]
     v = v.transpose(1, 2).unsqueeze(2).expand(batch, groups, heads // groups, n * chunk, dim).reshape(batch, heads, n, chunk, dim)
     inside = phi_q @ phi_k.transpose(-1, -2)
@@ -213,12 +173,12 @@ def linear_sums(
         phi_k = phi_k * (g[..., -1:] - g).exp()[..., None]
         phi_q, carry = phi_q * g.exp()[..., None], g[..., -1].exp()  # carry [B, H, N]
     added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)  # [B, H, N, F, D], [B, H, N, F]
-    rescale = None
+    shift, rescale = state.shift, None
     if reference is not None:
         before = torch.cat([shift[:, :, None], reference[:, :, :-1]], 2)
         rescale = torch.where(before.isinf(), torch.zeros_like(before), before - reference).exp()  # [B, H, N, F]
         shift = reference[:, :, -1]
-    entering, entering_z = [], []
+    kv, z, entering, entering_z = state.kv, state.z, [], []
     for i in range(n):
         if rescale is not None:  # what enters a chunk is held relative to that chunk's reference
             kv, z = kv * rescale[:, :, i, :, None], z * rescale[:, :, i]
@@ -230,7 +190,7 @@ def linear_sums(
     num = inside @ v + phi_q @ torch.stack(entering, 2)
     den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
     num, den = num.flatten(2, 3).transpose(1, 2)[:, :length], den.flatten(2, 3).transpose(1, 2)[:, :length]
-    return num, den, LinearState(kv, z, shift, held_after(kv, initial_state))
+    return num, den, LinearState(kv, z, shift)
 
 
 def linear_attention(

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relinear_kernels.features import EXPONENTIAL, check_feature
-from relinear_kernels.linear_attention_reference import EPS, LinearState, folded, held_after
+from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
     FEATURES,
@@ -781,10 +781,10 @@ def linear_attention(
     )
     s0 = z0 = shift = None
     if initial_state is not None:
-        s0, z0, old_shift, _ = folded(initial_state)
+        s0, z0 = initial_state.kv, initial_state.z
         if exponential:  # from a reference per feature to one a head
-            shift = old_shift.float().amax(2)
-            scale = torch.where(old_shift.isinf(), 0.0, (old_shift - shift[:, :, None]).exp())
+            shift = initial_state.shift.float().amax(2)
+            scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
             s0, z0 = s0 * scale[..., None], z0 * scale
         s0, z0 = s0.contiguous(), z0.contiguous()
     eps = 1e-30 if exponential else eps  # those carry their own scale: only what is lost below the reference is kept away
@@ -794,5 +794,4 @@ def linear_attention(
     o = o.to(dtype)
     if not return_state:
         return o
-    shift = torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous()
-    return o, LinearState(s, z, shift, held_after(s, initial_state))
+    return o, LinearState(s, z, torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous())
