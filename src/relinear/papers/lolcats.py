@@ -361,7 +361,7 @@ def _draw_heads(area: SubFigure, kl: np.ndarray, mse: np.ndarray) -> None:
         bar = area.colorbar(image, ax=axis, location="top")
         bar.set_label(f"{title}{', log scale' if norm else ''}\nmean {values.mean():.2g}")
         if norm:
-            ticks = np.geomspace(low, high, 4)
+            ticks = np.geomspace(low, high, 3)  # more of them run into each other
             bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
             bar.minorticks_off()
 
