@@ -43,7 +43,7 @@ def results(tmp_path):
         "corpus/train_tokens.npy",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x")
+        (root / name).write_text("run\nlizard\n")
     return root
 
 
@@ -63,7 +63,13 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path, monke
     reference.export(results, tmp_path / "out", weights=False)
     light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert light == {name for name in kept if not name.endswith(".safetensors")}
-    reference.export(results, tmp_path / "out")  # its own work is replaced
+    sizes = reference.export(results, tmp_path / "out")  # its own work is replaced
+    (results / "table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
+    assert sizes["runs/lizard"] - reference.export(results, tmp_path / "out")["runs/lizard"] == len("ma")
+    (results / "table2.csv").unlink()
+    assert sizes["runs/lizard"] == reference.export(results, tmp_path / "out")["runs/lizard"]
+    (results / "table2.csv").write_text("run\nlizard\n")
+    reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")
     (tmp_path / "out/table2.csv").write_text("y")
     with pytest.raises(UserError, match="table2.csv is not what `relinear track export` wrote"):

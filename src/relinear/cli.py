@@ -188,9 +188,9 @@ def track_rebuild(results: Results = Path("results")) -> None:
 def track_export(
     scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
     out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
-    weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters too: up to 11 MB a run of SmolLM2.")] = True,
+    weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
 ) -> None:
-    """Copy what is worth committing of a scale's results: tables, records, curves, item scores, adapters, methods' parameters.
+    """Copy what is worth committing of a scale's results: tables, figures, records, curves, item scores, adapters, methods' parameters.
 
     Adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it; reference.json has the originals' sha256.
     """

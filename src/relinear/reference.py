@@ -1,10 +1,12 @@
 """A folder of results small enough to commit: what a reader, MLflow and a table need of it, and none of what can be made again.
 
-Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve, the scores of each item, adapters and the
-parameters that a method added. Left behind are whole models, corpora, activations, attention weights, checkpoints and logs. Paths and hashes in
-records stay those of the clone that made them; `reference.json` says which adapters were rounded to bfloat16, and what they hashed to before.
+Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the scores of each item; of the headline
+table's rows also adapters and the parameters that a method added. Left behind are whole models, corpora, activations, attention weights,
+checkpoints and logs. Paths and hashes in records stay those of the clone that made them; `reference.json` says which adapters were rounded to
+bfloat16, and what they hashed to before.
 """
 
+import csv
 import gzip
 import json
 import shutil
@@ -16,8 +18,8 @@ from relinear.files import folder_aside, sha256
 from relinear.stage import read_record, write_json
 from relinear.tracking import MANIFEST
 
-LARGEST = 50_000_000  # bytes of a folder that is committed
-LONG = 1_000_000  # bytes from which on lines are compressed
+LARGEST = 100_000_000  # bytes of a folder that is committed
+LONG = 100_000  # bytes from which on lines are compressed
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}
@@ -27,8 +29,9 @@ RENDERED = {".csv", ".md", ".png", ".pdf"}
 def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
-    Lines (curves, item scores) above `LONG` bytes are compressed. Adapters and methods' parameters stay behind unless `weights`; adapters of
-    runs that computed in bfloat16 are rounded to it, as they are when loaded in it. An `out` that an earlier export made is replaced.
+    Lines (curves, item scores) above `LONG` bytes are compressed. With `weights`, adapters and methods' parameters come along of the rows of
+    table2.csv, or of all runs without that table; adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it.
+    An `out` that an earlier export made is replaced.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
     more than `LARGEST` bytes.
@@ -38,7 +41,7 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    kept = {name: path for name, path in sorted(_kept(results)) if weights or path.suffix != ".safetensors"}
+    kept = dict(sorted(_kept(results, weights)))
     rounded = {name: path for name, path in kept.items() if path.name == ADAPTER and _in_bfloat16(path.parents[2])}
     with folder_aside(out) as scratch:
         for name, source in kept.items():
@@ -66,7 +69,16 @@ def _files(results: Path) -> Iterator[Path]:
             yield path
 
 
-def _kept(results: Path) -> Iterator[tuple[str, Path]]:
+def _rows(results: Path) -> set[str]:
+    """The runs that the headline table shows; all where there is no table."""
+    if not (results / "table2.csv").is_file():
+        return {path.name for path in results.glob("runs/*")}
+    with (results / "table2.csv").open() as file:
+        return {row["run"] for row in csv.DictReader(file)}
+
+
+def _kept(results: Path, weights: bool) -> Iterator[tuple[str, Path]]:
+    shown = _rows(results) if weights else set()
     stages = {path.parent: read_record(path.parent) for path in _files(results) if path.name == "run.json"}
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
@@ -76,6 +88,8 @@ def _kept(results: Path) -> Iterator[tuple[str, Path]]:
             continue
         inside = path.relative_to(stage)
         if path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE) or len(inside.parts) > 2:
+            continue
+        if path.suffix == ".safetensors" and stage.parent.name not in shown:
             continue
         if path.name != "run.json" and sha256(path) != stages[stage]["artefacts"].get(inside.as_posix(), {}).get("sha256"):
             raise UserError(f"{path} is not what its run.json says; run `relinear {stage.name}` of it again")
