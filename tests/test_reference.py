@@ -117,7 +117,7 @@ def trained(tmp_path):
         lora.save_pretrained(run / "finetune/adapter")
         (run / "distill").mkdir()
         save_method(lora.unload(), run / "distill/method.safetensors")
-        for stage, dtype in dtypes.items():
+        for stage, dtype in {"../../teacher": "float32", **dtypes}.items():
             folder = run / stage
             folder.mkdir(exist_ok=True)
             artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
@@ -129,15 +129,13 @@ def trained(tmp_path):
 
 
 def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
-    results, out = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16"), tmp_path / "out"
+    results, out = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
-    (out / "teacher").symlink_to(results / "teacher")
     loaded, original = (load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results))
     assert loaded.keys() == original.keys()
     for name, tensor in original.items():
         assert tensor.dtype == (torch.float32 if ".method." in name else torch.bfloat16), name
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
-    (out / "teacher").unlink()
 
     stored, before = load_file(out / ADAPTER), load_file(results / ADAPTER)
     assert {x.dtype for x in before.values()} == {torch.float32} and stored.keys() == before.keys()
@@ -153,6 +151,19 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
     (out / ADAPTER).write_bytes((results / ADAPTER).read_bytes())
     with pytest.raises(UserError, match="adapter_model.safetensors is not what `relinear track export` wrote"):
         reference.verify(out)
+
+
+def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_path):
+    results, out = trained(distill="float32"), tmp_path / "results/reference/tiny"
+    reference.export(results, out)
+    assert not (out / "teacher/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
+    record = results / "teacher/run.json"
+    record.write_text(record.read_text().replace(sha256(results / "teacher/model.safetensors"), "0"))
+    with pytest.raises(UserError, match="another teacher than that of .*lizard"):
+        load_run(out / "runs/lizard")
+    record.unlink()
+    with pytest.raises(UserError, match="`relinear teacher --scale tiny` makes it"):
+        load_run(out / "runs/lizard")
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from relinear.errors import UserError
 from relinear.hardware import device_of, dtype_of
-from relinear.model import load_run
+from relinear.model import load_run, teacher_of
 from relinear.state import RecurrentCache, nbytes
 
 
@@ -55,7 +55,7 @@ def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTra
         if (folder / "config.json").is_file():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device)
         else:
-            model, tokens = load_run(folder, precision, device), folder.parents[1] / "teacher"
+            model, tokens = load_run(folder, precision, device), teacher_of(folder.resolve())
     except (OSError, ValueError) as error:
         raise UserError(f"no model to load: {error}; possible: a folder with config.json and safetensors, or a run that is distilled") from error
     try:

@@ -387,15 +387,33 @@ def assemble(
     return model.to(device).eval()
 
 
+def teacher_of(run: Path) -> Path:
+    """The folder of a run's teacher: beside its runs or, of committed results (`results/reference/<scale>`), made anew in `results/<scale>`.
+
+    Raises UserError where none is, and where its weights are others than the run's.
+    """
+    scale = run.parents[1]
+    own, made = scale / "teacher", scale.parents[1] / scale.name / "teacher"
+    if (own / "config.json").is_file():
+        return own
+    if not (own / "run.json").is_file():
+        raise UserError(f"the run {run} has lost its teacher: {own} is not there")
+    if not (made / "run.json").is_file():
+        raise UserError(f"the teacher of {run} is not in {made}; `relinear teacher --scale {scale.name}` makes it")
+    records = (json.loads((folder / "run.json").read_text()) for folder in (own, made))
+    theirs, ours = ({name: x["sha256"] for name, x in r["artefacts"].items() if name.endswith(".safetensors")} for r in records)
+    if theirs != ours:
+        raise UserError(f"{made} is another teacher than that of {run}: by their run.json the weights differ")
+    return made
+
+
 def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """The model of a run folder (`results/<scale>/runs/<run>`), as far as its stages are finished. Raises UserError for any other folder."""
     folder = Path(folder).resolve()
     finished = [s for s in ("distill", "finetune", "evaluate") if (folder / s / "run.json").is_file()]
     if not finished:
         raise UserError(f"{folder} is no run: it has no finished distill, finetune or evaluate stage; a run is results/<scale>/runs/<run>")
-    teacher = folder.parents[1] / "teacher"
-    if not teacher.is_dir():
-        raise UserError(f"the run {folder} has lost its teacher: {teacher} is not there")
+    teacher = teacher_of(folder)
     config = json.loads((folder / finished[0] / "run.json").read_text())["config"]
     trained = {s: folder / s if s in finished else None for s in ("distill", "finetune")}
     return assemble(
