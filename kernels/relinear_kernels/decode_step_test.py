@@ -89,7 +89,7 @@ def close(a, b, tolerance=2e-5):
             assert torch.equal(x, y)
 
 
-def run(kind, how, steps, batch, heads, groups, padded, step=decode_step):
+def run(kind, how, steps, batch, heads, groups, padded):
     """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of the torch form, float64."""
     op, tokens, rest = arguments(kind, how, PREFILL + steps, batch, heads, groups)
     if padded:  # the second sequence begins within the prefill, the third within the decoding
@@ -105,7 +105,7 @@ def run(kind, how, steps, batch, heads, groups, padded, step=decode_step):
     with torch.no_grad():
         out = []
         for t in range(PREFILL, PREFILL + steps):
-            y, state = step(**piece(tokens, t, t + 1), **rest, state=state)
+            y, state = decode_step(**piece(tokens, t, t + 1), **rest, state=state)
             out.append(y)
     assert relative(torch.cat(out, 1), want[:, PREFILL:]) < 2e-5
     close(laid_out(state), laid_out(end))
