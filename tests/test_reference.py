@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run, reference
 from relinear.errors import UserError
+from relinear.export import export as export_run
 from relinear.files import sha256
 from relinear.model import save_method
 
@@ -157,6 +158,8 @@ def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_
     results, out = trained(distill="float32"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
     assert not (out / "teacher/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
+    with pytest.raises(UserError, match="lizard is of committed results"):
+        export_run(out / "runs/lizard", tmp_path / "folder")
     record = results / "teacher/run.json"
     record.write_text(record.read_text().replace(sha256(results / "teacher/model.safetensors"), "0"))
     with pytest.raises(UserError, match="another teacher than that of .*lizard"):

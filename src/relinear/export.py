@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
-from relinear.files import folder_aside, sha256
+from relinear.files import MANIFEST, folder_aside, sha256
 from relinear.model import Linearized, load_run
 from relinear.selfcontained import write_code
 from relinear.stage import read_record, write_json
@@ -32,12 +32,14 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
         dtype: of the weights; a method's own parameters stay float32.
         self_contained: also write the modeling code, so that the folder loads without relinear (`trust_remote_code=True`).
 
-    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export did not write, an unknown
-    dtype, and an adapter in a self-contained folder.
+    Raises UserError for a folder that is no run, is not as its records say or is of committed results, an `out` that holds what export did
+    not write, an unknown dtype, and an adapter in a self-contained folder.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
+    if (run.parents[1] / MANIFEST).is_file():
+        raise UserError(f"{run} is of committed results, whose files are not all that its records name; possible: a run of results/<scale>")
     _require_ours(out)
     model = load_run(run)
     record = provenance(run)

@@ -35,6 +35,7 @@ from relinear.attention import load, options
 from relinear.attention._base import Attention, Heads, Inputs, softmax_output
 from relinear.checks import check_padding, check_piece, check_positions, check_prompt
 from relinear.errors import UserError
+from relinear.files import MANIFEST
 from relinear.loading import StrictLoading
 from relinear.state import RecurrentCache, nbytes
 
@@ -394,10 +395,10 @@ def teacher_of(run: Path) -> Path:
     """
     scale = run.parents[1]
     own, made = scale / "teacher", scale.parents[1] / scale.name / "teacher"
-    if (own / "config.json").is_file():
-        return own
-    if not (own / "run.json").is_file():
+    if not own.is_dir():
         raise UserError(f"the run {run} has lost its teacher: {own} is not there")
+    if not (scale / MANIFEST).is_file():
+        return own
     if not (made / "run.json").is_file():
         raise UserError(f"the teacher of {run} is not in {made}; `relinear teacher --scale {scale.name}` makes it")
     records = (json.loads((folder / "run.json").read_text()) for folder in (own, made))

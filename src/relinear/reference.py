@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relinear.errors import UserError
-from relinear.files import folder_aside, sha256
+from relinear.files import MANIFEST, folder_aside, sha256
 from relinear.stage import read_record, write_json
-from relinear.tracking import MANIFEST
 
 LARGEST = 100_000_000  # bytes of a folder that is committed
 LONG = 100_000  # bytes from which on lines are compressed

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any, Self
 
 from relinear.errors import UserError
-from relinear.files import sha256
+from relinear.files import MANIFEST, sha256
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A
 # dead tracking server must fail within seconds, not within mlflow's default of several minutes.
@@ -48,7 +48,6 @@ WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".np
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 ROW_TAGS = ("paper", "table", "row", "method", "variant", "scale")  # shown on the parent run
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
-MANIFEST = "reference.json"  # in a folder of committed results (`relinear.reference`): another experiment's
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 RECORD_FIELDS = (*IDENTITY, "config", "config_hash", "code_hash", "datasets", "git", "versions", "hardware")
