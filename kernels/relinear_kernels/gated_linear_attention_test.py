@@ -67,7 +67,7 @@ def test_fused_equals_definition(case, dtype):
 
 @pytest.mark.parametrize("block", [32, 64])
 def test_blocks_of_bfloat16_equal_the_definition_in_float32(block, monkeypatch):
-    small = Config(block, 16, (4, 4, 4, 4, 4), 1)
+    small = Config(block, 16, (4,) * 6, 1)
     monkeypatch.setattr(gated_linear_attention_triton, "config", lambda *args: small)
     check(fused, definition, inputs(70, 16, 16, 1, 1, "softmax_pm", True), {}, torch.float32, ("log_gate",))
 

@@ -31,18 +31,17 @@ class Config(NamedTuple):
 
     block: int  # rows of one program, and positions between stored states
     split: int  # columns of v one state program holds
-    warps: tuple[int, int, int, int, int]  # states, outputs, queries, reverse states, keys
+    warps: tuple[int, int, int, int, int, int]  # states, outputs, queries, reverse states, values, keys
     stages: int
-    apart: bool = False  # dv and the other gradients of the keys in a launch each
 
 
 def config(dim: int, value_dim: int, features: int, dtype: torch.dtype) -> Config:
     """The configuration shipped for this shape class."""
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
-        return Config(16, min(value_dim, 64), (4, 4, 4, 4, 4), 1)
+        return Config(16, min(value_dim, 64), (4, 4, 4, 4, 4, 4), 1)
     if features > 64:
-        return Config(64, min(value_dim, 64), (4, 8, 8, 4, 8), 2)
-    return Config(64, value_dim, (4, 4, 4, 4, 4), 2)  # below 64 features an unpipelined loop is miscompiled by Triton 3.6
+        return Config(64, min(value_dim, 64), (4, 8, 8, 4, 8, 8), 2)
+    return Config(64, value_dim, (4, 4, 4, 4, 4, 4), 2)  # below 64 features an unpipelined loop is miscompiled by Triton 3.6
 
 
 @triton.jit
@@ -69,19 +68,26 @@ def _added(take, gate, DT: tl.constexpr, GT: tl.constexpr):
 
 
 @triton.jit
-def _fades(gate, totals, DT: tl.constexpr, GT: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr):
-    """exp of the running gate from the middle of each SUB rows and of its negative, the state's fade until there, the keys' from there on."""
+def _fades(
+    gate, totals, DT: tl.constexpr, GT: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr
+):  # fmt: skip
+    """Of queries: exp of the running gate from the middle of each SUB rows, of its negative, and the state's fade until there.
+
+    REVERSE: of keys, the first two exchanged and the fade from there to the end of the block.
+    """
     i = tl.arange(0, BT)[:, None]
     j = tl.arange(0, BT)[None, :]
     middle = i // SUB * SUB + SUB // 2
     run = _added((j <= i).to(tl.float32) - (j < middle).to(tl.float32), gate, DT, GT)
     if SUB == BT:
-        until = tl.load(totals + tl.arange(0, F))[None, :]
-        after = tl.load(totals + F + tl.arange(0, F))[None, :]
+        far = tl.load(totals + REVERSE * F + tl.arange(0, F))[None, :]
+    elif REVERSE:
+        far = _added(j >= middle, gate, DT, GT)
     else:
-        until = _added(j < middle, gate, DT, GT)
-        after = _added(j >= middle, gate, DT, GT)
-    return tl.exp(run), tl.exp(-run), tl.exp(until), tl.exp(after)
+        far = _added(j < middle, gate, DT, GT)
+    if REVERSE:
+        run = -run
+    return tl.exp(run), tl.exp(-run), tl.exp(far)
 
 
 @triton.jit
@@ -104,46 +110,59 @@ def _same(x, BT: tl.constexpr, SUB: tl.constexpr):
 
 @triton.jit
 def _far_pairs(
-    a, q, k, gate, DT: tl.constexpr, GT: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr
+    a, x, y, sign, gate, DT: tl.constexpr, GT: tl.constexpr, FEATURE: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """a plus the scores of pairs of different SUB rows; REVERSE: keys are rows."""
+    """a plus the scores of rows x and columns y of different SUB rows. REVERSE: the rows are keys."""
     i = tl.arange(0, BT) // SUB
+    p = phi(x, sign, None, FEATURE)
+    c = phi(y, sign, None, FEATURE)
     for r in range(1, BT // SUB):
         begun, until = _apart(gate, r, DT, GT, BT, SUB)
         if REVERSE:
-            x = tl.dot((k * until).to(DT), tl.trans((q * begun).to(DT)), input_precision="ieee")
-            a += tl.where((i[:, None] < r) & (i[None, :] == r), x, 0.0)
+            pairs = tl.dot((p * until).to(DT), tl.trans((c * begun).to(DT)), input_precision="ieee")
+            a += tl.where((i[:, None] < r) & (i[None, :] == r), pairs, 0.0)
         else:
-            x = tl.dot((q * begun).to(DT), tl.trans((k * until).to(DT)), input_precision="ieee")
-            a += tl.where((i[:, None] == r) & (i[None, :] < r), x, 0.0)
+            pairs = tl.dot((p * begun).to(DT), tl.trans((c * until).to(DT)), input_precision="ieee")
+            a += tl.where((i[:, None] == r) & (i[None, :] < r), pairs, 0.0)
     return a
 
 
 @triton.jit
 def _far_gradient(
-    dp, da, p, gate, DT: tl.constexpr, GT: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr
+    dp, da, y, sign, gate, DT: tl.constexpr, GT: tl.constexpr, FEATURE: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """dp plus what the features of the rows owe to the columns' p of different SUB rows."""
+    """dp plus what the features of the rows owe to the columns y of different SUB rows."""
     i = tl.arange(0, BT) // SUB
+    c = phi(y, sign, None, FEATURE)
     for r in range(1, BT // SUB):
         begun, until = _apart(gate, r, DT, GT, BT, SUB)
         if REVERSE:
             part = tl.where((i[:, None] < r) & (i[None, :] == r), da, 0.0).to(DT)
-            dp += until * tl.dot(part, (p * begun).to(DT), input_precision="ieee")
+            dp += until * tl.dot(part, (c * begun).to(DT), input_precision="ieee")
         else:
             part = tl.where((i[:, None] == r) & (i[None, :] < r), da, 0.0).to(DT)
-            dp += begun * tl.dot(part, (p * until).to(DT), input_precision="ieee")
+            dp += begun * tl.dot(part, (c * until).to(DT), input_precision="ieee")
     return dp
 
 
 @triton.jit
-def _gradient(
-    x, s, z, e, r, da, p, fade, far_fade, V: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+def _row_features(
+    x, sign, fade, far_fade, z, DT: tl.constexpr, F: tl.constexpr, FEATURE: tl.constexpr
 ):  # fmt: skip
-    """The gradient of one sign of the rows' features: fade (far_fade r (x S + e z) + da p)."""
+    """Of one sign: the faded features for the block's own columns and for the state, and the latter times z."""
+    p = phi(x, sign, None, FEATURE) * fade
+    far = p * far_fade
+    return p.to(DT), far.to(DT), tl.sum(far * tl.load(z + tl.arange(0, F))[None, :], 1)
+
+
+@triton.jit
+def _gradient(x, s, z, e, r, da, c, fade, far_fade, V: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr):
+    """The gradient of one sign of the rows' features: fade (far_fade r (x S + e z) + da c)."""
     dp = tl.dot(x, matrix(s, V, F), input_precision="ieee")
     dp = (dp + e * tl.load(z + tl.arange(0, F))[None, :]) * r * far_fade
-    return fade * tl.dot(_same(da, BT, SUB), p, dp, input_precision="ieee")
+    return fade * tl.dot(_same(da, BT, SUB), c, dp, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -203,11 +222,12 @@ def _states(
 
 @triton.jit(do_not_specialize=["T"])
 def _outputs(
-    yq, yk, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps,
-    H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+    yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
+    SUB: tl.constexpr,
 ):  # fmt: skip
-    """A block of outputs and their (unclamped) denominators `[B, T, H]`."""
+    """A block of o and its (unclamped) denominators `[B, T, H]`, or REVERSE: of dv, where rows are keys, columns queries and v is do."""
     totals += tl.program_id(0).to(tl.int64) * (2 * F)
     if SUB < BT:
         if _mild(totals, F, LIMIT):
@@ -218,42 +238,59 @@ def _outputs(
     DT = v.dtype.element_ty
     GT = g.dtype.element_ty
     rows = block * BT + tl.arange(0, BT)
+    keep = kept(mask, start, rows, T)
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
-    row, col, until, _ = _fades(gate, totals, DT, GT, F, BT, SUB)
-    x = tile(yq + (start * H + h) * F, rows, T, H, F).to(tl.float32)
-    y = tile(yk + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
-    a = tl.zeros([BT, BT], tl.float32)
-    d = tl.zeros([BT], tl.float32)
-    acc = tl.zeros([BT, V], tl.float32)
-    for half in tl.static_range(P):
-        q = phi(x, 1.0 - 2.0 * half, None, FEATURE)
-        k = phi(y, 1.0 - 2.0 * half, None, FEATURE)
-        near = tl.dot((q * row).to(DT), tl.trans((k * col).to(DT)), input_precision="ieee")
-        a += _same(near, BT, SUB)
-        if SUB < BT:
-            a = _far_pairs(a, q, k, gate, DT, GT, BT, SUB, False)
-        q *= row * until
-        at = (tl.program_id(0).to(tl.int64) * P + half) * F
-        d += tl.sum(q * tl.load(z + at + tl.arange(0, F))[None, :], 1)
-        acc = tl.dot(q.to(DT), tl.trans(matrix(s + at * V, V, F)), acc, input_precision="ieee")
-    a = tl.where((rows[:, None] >= rows[None, :]) & kept(mask, start, rows, T)[None, :], a, 0.0)
-    d += tl.sum(a, 1)
-    value = tile(v + (start * N + h // (H // N)) * V, rows, T, N, V)
-    acc = tl.dot(a.to(DT), value, acc, input_precision="ieee")
-    if NORMALIZE:
-        acc *= (1 / tl.maximum(d, eps))[:, None]
+    fade, col_fade, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    at = tl.program_id(0).to(tl.int64) * (P * F)
+    # The columns first, and both signs at once: what a product reads lies in shared memory or takes half the registers.
+    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
+    cp = (phi(y, 1.0, None, FEATURE) * col_fade).to(DT)
+    if P == 2:
+        cm = (phi(y, -1.0, None, FEATURE) * col_fade).to(DT)
+    x = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F).to(tl.float32)
+    p, fp, d = _row_features(x, 1.0, fade, far_fade, z + at, DT, F, FEATURE)
+    a = tl.dot(p, tl.trans(cp), input_precision="ieee")
+    if P == 2:
+        m, fm, dm = _row_features(x, -1.0, fade, far_fade, z + at + F, DT, F, FEATURE)
+        a = tl.dot(m, tl.trans(cm), a, input_precision="ieee")
+        d += dm
+    a = _same(a, BT, SUB)
+    if SUB < BT:
+        for half in tl.static_range(P):
+            a = _far_pairs(a, x, y, 1.0 - 2.0 * half, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
+    if REVERSE:
+        a = tl.where(rows[:, None] <= rows[None, :], a, 0.0)
+        if NORMALIZE:
+            scale = tl.load(den + (start + rows) * H + h, mask=rows < T, other=1.0)
+            a *= (1 / tl.maximum(scale, eps))[None, :]
+    else:
+        a = tl.where((rows[:, None] >= rows[None, :]) & keep[None, :], a, 0.0)
+        d += tl.sum(a, 1)
+    acc = tl.dot(fp, tl.trans(matrix(s + at * V, V, F)), input_precision="ieee")
+    if P == 2:
+        acc = tl.dot(fm, tl.trans(matrix(s + (at + F) * V, V, F)), acc, input_precision="ieee")
+    acc = tl.dot(a.to(DT), tile(v + (start * N + h // (H // N)) * V, rows, T, N, V), acc, input_precision="ieee")
+    if REVERSE:
+        acc = tl.where(keep[:, None], acc, 0.0)
+    else:
+        if NORMALIZE:
+            acc *= (1 / tl.maximum(d, eps))[:, None]
+        if den is not None:
+            tl.store(den + (start + rows) * H + h, d, mask=rows < T)
     put(o + (start * H + h) * V, acc, rows, T, H, V)
-    if den is not None:
-        tl.store(den + (start + rows) * H + h, d, mask=rows < T)
 
 
 @triton.jit(do_not_specialize=["T"])
-def _queries(
-    yq, yk, v, mask, g, totals, s, z, o, den, do, dy, dg, delta, cu, blocks, T, eps,
-    H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+def _maps(
+    yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr,
+    BT: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """delta, and of a block of queries the gradient of what phi takes and the gate's row term (if wanted)."""
+    """The gradient of what phi takes, of a block of queries, where x is do, or REVERSE: of keys, where x is v and v is do.
+
+    Of queries also delta and the gates' row term, of keys the gates' gradient. All but delta only if wanted.
+    """
     totals += tl.program_id(0).to(tl.int64) * (2 * F)
     if SUB < BT:
         if _mild(totals, F, LIMIT):
@@ -264,39 +301,63 @@ def _queries(
     DT = v.dtype.element_ty
     GT = g.dtype.element_ty
     rows = block * BT + tl.arange(0, BT)
-    here = start * H + h
-    do = tile(do + here * V, rows, T, H, V)
-    da = tl.dot(do, tl.trans(tile(v + (start * N + h // (H // N)) * V, rows, T, N, V)), input_precision="ieee")
-    e = 0.0
+    keep = kept(mask, start, rows, T)
+    x = tile(x + (start * X + h // (H // X)) * V, rows, T, X, V)
+    da = tl.dot(x, tl.trans(tile(v + (start * N + h // (H // N)) * V, rows, T, N, V)), input_precision="ieee")
+    e = 1.0 if REVERSE else 0.0
     r = 1.0
     if NORMALIZE:
         scalar = (start + rows) * H + h
         d = tl.load(den + scalar, mask=rows < T, other=1.0)
-        e = tl.sum(do.to(tl.float32) * tile(o + here * V, rows, T, H, V).to(tl.float32), 1)
-        e = tl.where(d >= eps, e, 0.0)
-        tl.store(delta + scalar, e, mask=rows < T)
-        e = -e[:, None]
-        r = (1 / tl.maximum(d, eps))[:, None]
-    da = tl.where((rows[:, None] >= rows[None, :]) & kept(mask, start, rows, T)[None, :], (da + e) * r, 0.0).to(DT)
-    gate = _gate(g + here * F, rows, T, H, F, LOWEST)
-    row, col, until, _ = _fades(gate, totals, DT, GT, F, BT, SUB)
-    x = tile(yq + here * F, rows, T, H, F).to(tl.float32)
-    y = tile(yk + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
-    dx = tl.zeros([BT, F], tl.float32)
-    term = tl.zeros([BT, F], tl.float32)
-    for half in tl.static_range(P):
-        k = phi(y, 1.0 - 2.0 * half, None, FEATURE)
-        at = (tl.program_id(0).to(tl.int64) * P + half) * F
-        dp = _gradient(do, s + at * V, z + at, e, r, da, (k * col).to(DT), row, until, V, F, BT, SUB)
+        over = 1 / tl.maximum(d, eps)
+        if REVERSE:
+            da = (da - tl.load(delta + scalar, mask=rows < T, other=0.0)[None, :]) * over[None, :]
+        else:
+            e = tl.sum(x.to(tl.float32) * tile(o + (start * H + h) * V, rows, T, H, V).to(tl.float32), 1)
+            e = tl.where(d >= eps, e, 0.0)
+            tl.store(delta + scalar, e, mask=rows < T)
+            e = -e[:, None]
+            r = over[:, None]
+            da = (da + e) * r
+    if REVERSE:
+        da = tl.where(rows[:, None] <= rows[None, :], da, 0.0).to(DT)
+    else:
+        da = tl.where((rows[:, None] >= rows[None, :]) & keep[None, :], da, 0.0).to(DT)
+    gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
+    fade, col_fade, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    at = tl.program_id(0).to(tl.int64) * (P * F)
+    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
+    c = (phi(y, 1.0, None, FEATURE) * col_fade).to(DT)
+    dp = _gradient(x, s + at * V, z + at, e, r, da, c, fade, far_fade, V, F, BT, SUB)
+    if SUB < BT:
+        dp = _far_gradient(dp, da, y, 1.0, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
+    if REVERSE:
+        dp = tl.where(keep[:, None], dp, 0.0)
+    if P == 2:
+        at += F
+        c = (phi(y, -1.0, None, FEATURE) * col_fade).to(DT)
+        dm = _gradient(x, s + at * V, z + at, e, r, da, c, fade, far_fade, V, F, BT, SUB)
         if SUB < BT:
-            dp = _far_gradient(dp, da, k, gate, DT, GT, BT, SUB, False)
-        q = phi(x, 1.0 - 2.0 * half, None, FEATURE)
-        term += q.to(DT).to(tl.float32) * dp  # rounded, as in `_keys`: what is behind a gate then cancels to the last bit
-        dx += phi_backward(x, q, dp, 1.0 - 2.0 * half, FEATURE)
-    if dg is not None:
-        put(dg + here * F, term, rows, T, H, F)
+            dm = _far_gradient(dm, da, y, -1.0, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
+        if REVERSE:
+            dm = tl.where(keep[:, None], dm, 0.0)
+    y = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F).to(tl.float32)
+    p = phi(y, 1.0, None, FEATURE)
+    own = p.to(DT).to(tl.float32) * dp  # rounded on both sides: what is behind a gate then cancels to the last bit
+    dp = phi_backward(y, p, dp, 1.0, FEATURE)
+    if P == 2:
+        p = phi(y, -1.0, None, FEATURE)
+        own += p.to(DT).to(tl.float32) * dm
+        dp += phi_backward(y, p, dm, -1.0, FEATURE)
     if dy is not None:
-        put(dy + here * F, dx, rows, T, H, F)
+        put(dy + (start * H + h) * F, dp, rows, T, H, F)
+    if dg is not None:
+        if REVERSE:
+            own = tile(term + (start * H + h) * F, rows, T, H, F) - own
+            later = tl.load(owed + tl.program_id(0).to(tl.int64) * F + tl.arange(0, F))
+            own = _added(rows[None, :] >= rows[:, None], own, DT, tl.float32) + later[None, :]
+            own = tl.where(tile(g + (start * H + h) * F, rows, T, H, F).to(tl.float32) > LOWEST, own, 0.0)
+        put(dg + (start * H + h) * F, own, rows, T, H, F)
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -370,84 +431,11 @@ def _reverse_states(
         tl.store(dz0 + at + f, total)
 
 
-@triton.jit(do_not_specialize=["T"])
-def _keys(
-    yq, yk, v, mask, g, totals, rs, rz, den, delta, do, dv, dy, row_term, owed, dg, cu, blocks, T, eps,
-    H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
-):  # fmt: skip
-    """Of a block of keys, per query head: dv, the gradient of what phi takes and the gates' gradient (each if wanted)."""
-    totals += tl.program_id(0).to(tl.int64) * (2 * F)
-    if SUB < BT:
-        if _mild(totals, F, LIMIT):
-            return
-    h = tl.program_id(0) % H
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
-    start, T = sequence(n, T, cu)
-    DT = v.dtype.element_ty
-    GT = g.dtype.element_ty
-    rows = block * BT + tl.arange(0, BT)
-    keep = kept(mask, start, rows, T)
-    here = start * H + h
-    gate = _gate(g + here * F, rows, T, H, F, LOWEST)
-    row, col, _, after = _fades(gate, totals, DT, GT, F, BT, SUB)
-    x = tile(yq + here * F, rows, T, H, F).to(tl.float32)
-    y = tile(yk + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
-    do = tile(do + here * V, rows, T, H, V)
-    seen = (rows[:, None] <= rows[None, :]) & (rows < T)[None, :] & keep[:, None]
-    if NORMALIZE:
-        scalar = (start + rows) * H + h
-        r = 1 / tl.maximum(tl.load(den + scalar, mask=rows < T, other=1.0), eps)
-    base = tl.program_id(0).to(tl.int64) * (P * F)
-    if dv is not None:
-        a = tl.zeros([BT, BT], tl.float32)
-        acc = tl.zeros([BT, V], tl.float32)
-        for half in tl.static_range(P):
-            k = phi(y, 1.0 - 2.0 * half, None, FEATURE)
-            q = phi(x, 1.0 - 2.0 * half, None, FEATURE)
-            near = tl.dot((k * col).to(DT), tl.trans((q * row).to(DT)), input_precision="ieee")
-            a += _same(near, BT, SUB)
-            if SUB < BT:
-                a = _far_pairs(a, q, k, gate, DT, GT, BT, SUB, True)
-            k = tl.where(keep[:, None], k * col * after, 0.0).to(DT)
-            acc = tl.dot(k, tl.trans(matrix(rs + (base + half * F) * V, V, F)), acc, input_precision="ieee")
-        a = tl.where(seen, a, 0.0)
-        if NORMALIZE:
-            a *= r[None, :]
-        put(dv + here * V, tl.dot(a.to(DT), do, acc, input_precision="ieee"), rows, T, H, V)
-    if dy is not None or dg is not None:
-        value = tile(v + (start * N + h // (H // N)) * V, rows, T, N, V)
-        da = tl.dot(value, tl.trans(do), input_precision="ieee")
-        if NORMALIZE:
-            da = (da - tl.load(delta + scalar, mask=rows < T, other=0.0)[None, :]) * r[None, :]
-        da = tl.where(seen, da, 0.0).to(DT)
-        dx = tl.zeros([BT, F], tl.float32)
-        term = tl.zeros([BT, F], tl.float32)
-        for half in tl.static_range(P):
-            q = phi(x, 1.0 - 2.0 * half, None, FEATURE)
-            at = base + half * F
-            dp = _gradient(value, rs + at * V, rz + at, 1.0, 1.0, da, (q * row).to(DT), col, after, V, F, BT, SUB)
-            if SUB < BT:
-                dp = _far_gradient(dp, da, q, gate, DT, GT, BT, SUB, True)
-            dp = tl.where(keep[:, None], dp, 0.0)
-            k = phi(y, 1.0 - 2.0 * half, None, FEATURE)
-            term -= k.to(DT).to(tl.float32) * dp
-            dx += phi_backward(y, k, dp, 1.0 - 2.0 * half, FEATURE)
-        if dy is not None:
-            put(dy + here * F, dx, rows, T, H, F)
-        if dg is not None:
-            term += tile(row_term + here * F, rows, T, H, F)
-            later = tl.load(owed + tl.program_id(0).to(tl.int64) * F + tl.arange(0, F))
-            term = tl.cumsum(term, 0, reverse=True) + later[None, :]
-            above = tile(g + here * F, rows, T, H, F).to(tl.float32) > LOWEST
-            put(dg + here * F, tl.where(above, term, 0.0), rows, T, H, F)
-
-
 def _launch(kernel, programs: int, warps: int, cfg: Config, *args, **flags) -> None:
     """The fast form for all blocks, then the other for those whose gates are too hard for it."""
-    kernel[(programs,)](*args, **flags, SUB=cfg.block, num_warps=warps)
+    kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=cfg.block, num_warps=warps)
     if cfg.block > CHUNK:
-        kernel[(programs,)](*args, **flags, SUB=CHUNK, num_warps=8)
+        kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=CHUNK, num_warps=8)
 
 
 class _GatedLinearAttention(torch.autograd.Function):
@@ -466,18 +454,19 @@ class _GatedLinearAttention(torch.autograd.Function):
         s_end = z_end = None
         if keep_state:
             s_end, z_end = new(cut.sequences, heads, halves * width, value_dim), new(cut.sequences, heads, halves * width)
-        shape = {"H": heads, "C": y_k.shape[2], "N": groups, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
+        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
                  "BT": cfg.block, "num_stages": cfg.stages}  # fmt: skip
+        heads_k = y_k.shape[2]
         _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
             y_k, v, mask, log_gate, s0, z0, s, z, totals, s_end, z_end, cut.cu, cut.chunk_start, length,
-            **shape, BV=cfg.split, num_warps=cfg.warps[0],
+            **shape, C=heads_k, N=groups, BV=cfg.split, num_warps=cfg.warps[0],
         )  # fmt: skip
         o = torch.empty(batch, length, heads, value_dim, device=q.device, dtype=v.dtype)
         training = any(ctx.needs_input_grad)
         den = new(batch, length, heads) if training and normalize else None
         shape |= {"NORMALIZE": normalize}
         _launch(_outputs, cut.programs * heads, cfg.warps[1], cfg, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, cut.cu, cut.blocks,
-                length, eps, **shape, LIMIT=MILD)  # fmt: skip
+                length, eps, **shape, R=heads, C=heads_k, N=groups, REVERSE=False)  # fmt: skip
         ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, s, z, o, den, s_end, z_end, s0,
                               cut.cu, cut.blocks, cut.chunk_start)  # fmt: skip
         ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, cut[:1] + cut[3:4] + cut[5:]
@@ -497,8 +486,10 @@ class _GatedLinearAttention(torch.autograd.Function):
         delta = None if den is None else torch.empty_like(den)
         row = like(width, need_g, torch.float32)
         dy, side_q, side_k = like(width, need_q or need_wq or need_bq), None, None
-        _launch(_queries, programs * heads, cfg.warps[2], cfg, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, do, dy, row, delta,
-                cu, blocks, length, ctx.eps, **flags, LIMIT=MILD)  # fmt: skip
+        heads_k, groups = y_k.shape[2], v.shape[2]
+        queries, keys = {**flags, "R": heads, "C": heads_k, "REVERSE": False}, {**flags, "R": heads_k, "C": heads, "REVERSE": True}
+        _launch(_maps, programs * heads, cfg.warps[2], cfg, y_q, y_k, do, v, mask, log_gate, totals, s, z, o, den, delta, dy, row, None, None,
+                cu, blocks, length, ctx.eps, **queries, X=heads, N=groups)  # fmt: skip
         if dy is not None:
             side_q = Side(dy[None], q, w_q, b_q, (need_q, need_wq, need_bq))
         dv = ds0 = dz0 = dg = owed = None
@@ -512,15 +503,17 @@ class _GatedLinearAttention(torch.autograd.Function):
                 dz0 = ds0.new_empty(ds0.shape[:-1])
             _reverse_states[(sequences * heads * flags["P"] * (value_dim // cfg.split),)](
                 y_q, log_gate, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, owed,
-                cu, chunk_start, length, chunks, ctx.eps, **{n: x for n, x in flags.items() if n not in ("C", "N")},
+                cu, chunk_start, length, chunks, ctx.eps, **flags,
                 BV=cfg.split, num_warps=cfg.warps[3],
             )  # fmt: skip
             dv, dy, dg = like(value_dim, need_v), like(width, need_k or need_wk or need_bk), like(width, need_g, log_gate.dtype)
-            owed = owed.sum((0, 3)) if need_g else None  # [chunks, H, F]
-            for out in ((dv, None, None), (None, dy, dg)) if cfg.apart else ((dv, dy, dg),):
-                if any(x is not None for x in out):
-                    _launch(_keys, programs * heads, cfg.warps[4], cfg, y_q, y_k, v, mask, log_gate, totals, rs, rz, den, delta, do,
-                            *out[:2], row, owed, out[2], cu, blocks, length, ctx.eps, **flags, LIMIT=MILD)  # fmt: skip
+            if need_v:
+                _launch(_outputs, programs * heads, cfg.warps[4], cfg, y_k, y_q, do, mask, log_gate, totals, rs, rz, dv, den,
+                        cu, blocks, length, ctx.eps, **keys, N=heads)  # fmt: skip
+            if not (dy is dg is None):
+                owed = owed.sum((0, 3)) if need_g else None  # [chunks, H, F]
+                _launch(_maps, programs * heads, cfg.warps[5], cfg, y_k, y_q, v, do, mask, log_gate, totals, rs, rz, None, den, delta, dy, dg,
+                        row, owed, cu, blocks, length, ctx.eps, **keys, X=groups, N=heads)  # fmt: skip
             if dy is not None:
                 side_k = Side(dy[None], k, w_k, b_k, (need_k, need_wk, need_bk))
         (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
