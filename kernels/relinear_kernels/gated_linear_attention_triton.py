@@ -71,9 +71,9 @@ def _added(take, gate, DT: tl.constexpr, GT: tl.constexpr):
 def _fades(
     gate, totals, DT: tl.constexpr, GT: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr
 ):  # fmt: skip
-    """Of queries: exp of the running gate from the middle of each SUB rows, of its negative, and the state's fade until there.
+    """Of queries: the running gate from the middle of each SUB rows, and the state's fade until there.
 
-    REVERSE: of keys, the first two exchanged and the fade from there to the end of the block.
+    REVERSE: of keys, the negative of the former, and the fade from there to the end of the block.
     """
     i = tl.arange(0, BT)[:, None]
     j = tl.arange(0, BT)[None, :]
@@ -87,7 +87,16 @@ def _fades(
         far = _added(j < middle, gate, DT, GT)
     if REVERSE:
         run = -run
-    return tl.exp(run), tl.exp(-run), tl.exp(far)
+    return run, tl.exp(far)
+
+
+@triton.jit
+def _beside(y, run):
+    """Preactivations laid out in the registers as run is: all that is made of them then needs no exchange between threads.
+
+    The condition always holds, which the compiler cannot know: it moves y, of 16 bits, to where run is.
+    """
+    return tl.where(run < float("inf"), y, 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -209,8 +218,8 @@ def _states(
             tl.store(totals + ((chunk + i) * H + h) * (2 * F) + F + f, last - first)
         last = tl.exp(last)
         keep = kept(mask, start, rows, T)
-        p = phi(tile(y, rows, T, C, F).to(tl.float32), 1.0 - 2.0 * half, None, FEATURE)
-        p *= tl.exp(_added(j[None, :] > j[:, None], gate, DT, g.dtype.element_ty))
+        run = _added(j[None, :] > j[:, None], gate, DT, g.dtype.element_ty)
+        p = phi(_beside(tile(y, rows, T, C, F), run), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
         p = tl.where(keep[:, None], p, 0.0)
         x = tl.trans(tl.load(v + rows[:, None] * (N * V) + tl.arange(0, BV)[None, :], mask=keep[:, None], other=0.0))
         state = tl.dot(x, p.to(DT), state * last[None, :], input_precision="ieee")
@@ -240,14 +249,18 @@ def _outputs(
     rows = block * BT + tl.arange(0, BT)
     keep = kept(mask, start, rows, T)
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
-    fade, col_fade, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
+    x = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F)
+    run, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
     at = tl.program_id(0).to(tl.int64) * (P * F)
     # The columns first, and both signs at once: what a product reads lies in shared memory or takes half the registers.
-    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
+    y = _beside(y, run)
+    col_fade = tl.exp(-run)
     cp = (phi(y, 1.0, None, FEATURE) * col_fade).to(DT)
     if P == 2:
         cm = (phi(y, -1.0, None, FEATURE) * col_fade).to(DT)
-    x = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F).to(tl.float32)
+    x = _beside(x, run)
+    fade = tl.exp(run)
     p, fp, d = _row_features(x, 1.0, fade, far_fade, z + at, DT, F, FEATURE)
     a = tl.dot(p, tl.trans(cp), input_precision="ieee")
     if P == 2:
@@ -324,24 +337,28 @@ def _maps(
     else:
         da = tl.where((rows[:, None] >= rows[None, :]) & keep[None, :], da, 0.0).to(DT)
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
-    fade, col_fade, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
+    run, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
     at = tl.program_id(0).to(tl.int64) * (P * F)
-    y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F).to(tl.float32)
-    c = (phi(y, 1.0, None, FEATURE) * col_fade).to(DT)
-    dp = _gradient(x, s + at * V, z + at, e, r, da, c, fade, far_fade, V, F, BT, SUB)
+    y = _beside(y, run)
+    c = tl.exp(-run)
+    cp = (phi(y, 1.0, None, FEATURE) * c).to(DT)
+    if P == 2:
+        cm = (phi(y, -1.0, None, FEATURE) * c).to(DT)
+    fade = tl.exp(run)
+    dp = _gradient(x, s + at * V, z + at, e, r, da, cp, fade, far_fade, V, F, BT, SUB)
     if SUB < BT:
         dp = _far_gradient(dp, da, y, 1.0, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
     if REVERSE:
         dp = tl.where(keep[:, None], dp, 0.0)
     if P == 2:
         at += F
-        c = (phi(y, -1.0, None, FEATURE) * col_fade).to(DT)
-        dm = _gradient(x, s + at * V, z + at, e, r, da, c, fade, far_fade, V, F, BT, SUB)
+        dm = _gradient(x, s + at * V, z + at, e, r, da, cm, fade, far_fade, V, F, BT, SUB)
         if SUB < BT:
             dm = _far_gradient(dm, da, y, -1.0, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
         if REVERSE:
             dm = tl.where(keep[:, None], dm, 0.0)
-    y = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F).to(tl.float32)
+    y = _beside(tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F), dp)
     p = phi(y, 1.0, None, FEATURE)
     own = p.to(DT).to(tl.float32) * dp  # rounded on both sides: what is behind a gate then cancels to the last bit
     dp = phi_backward(y, p, dp, 1.0, FEATURE)
@@ -414,8 +431,8 @@ def _reverse_states(
         live = rows < T
         gate = _gate(g, rows, T, H, F, LOWEST)
         last = tl.exp(tl.sum(gate, 0))
-        p = phi(tile(y, rows, T, H, F).to(tl.float32), 1.0 - 2.0 * half, None, FEATURE)
-        p *= tl.exp(_added(j[None, :] <= j[:, None], gate, DT, g.dtype.element_ty))
+        run = _added(j[None, :] <= j[:, None], gate, DT, g.dtype.element_ty)
+        p = phi(_beside(tile(y, rows, T, H, F), run), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
         scale = live.to(tl.float32)
         if NORMALIZE:
             scalar = (start + rows) * H + h
