@@ -21,7 +21,7 @@ from relinear_kernels.gated_linear_attention_reference import CHUNK, FLOOR, chec
 from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.linear_attention_triton import both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
-from relinear_kernels.triton_common import block_of, first_chunk, kept, matrix, phi, phi_backward, pieces, prepared, put, sequence, tile
+from relinear_kernels.triton_common import block_of, cdiv, first_chunk, kept, matrix, phi, phi_backward, pieces, prepared, put, sequence, tile
 
 MILD = -60.0  # the log of what half a block may fade by in the fast form
 
@@ -50,10 +50,34 @@ def _gate(g, rows, T, H, F: tl.constexpr, LOWEST: tl.constexpr):
     return tl.maximum(tile(g, rows, T, H, F).to(tl.float32), LOWEST)
 
 
+@triton.jit(do_not_specialize=["T"])
+def _totals(g, totals, cu, blocks, T, W, LOWEST: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
+    """The log of what each half of a block fades by, `[chunks, 2, H F]`. A program: one half, BW of the W = H F channels."""
+    parts = tl.cdiv(W, BW)
+    i = tl.program_id(0) // parts
+    n, block = block_of(i // 2, T, blocks, BT)
+    start, T = sequence(n, T, cu)
+    rows = (block * 2 + i % 2) * (BT // 2) + tl.arange(0, BT // 2)
+    cols = tl.program_id(0) % parts * BW + tl.arange(0, BW)
+    inside = (rows < T)[:, None] & (cols < W)[None, :]
+    gate = tl.load(g + (start + rows)[:, None] * W + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(totals + i.to(tl.int64) * W + cols, tl.sum(tl.maximum(gate, LOWEST), 0), mask=cols < W)
+
+
 @triton.jit
-def _mild(totals, F: tl.constexpr, LIMIT: tl.constexpr):
-    """Whether the fast form holds for a block, from what its halves fade by."""
-    return tl.min(tl.load(totals + tl.arange(0, 2 * F))) >= LIMIT
+def _hard(totals, H: tl.constexpr, F: tl.constexpr, LIMIT: tl.constexpr):
+    """Whether the gates of a block are too hard for the fast form."""
+    f = tl.arange(0, F)
+    return tl.min(tl.minimum(tl.load(totals + f), tl.load(totals + H * F + f))) < LIMIT
+
+
+@triton.jit
+def _weighted(x, p, DT: tl.constexpr):
+    """sum_t x_t p_t: a small product with 16 rows, x rounded, what the rounding left and zeros. Cheaper than a sum over threads."""
+    row = tl.arange(0, 16)[:, None]
+    high = x.to(DT).to(tl.float32)
+    x = tl.where(row == 0, high[None, :], tl.where(row == 1, (x - high)[None, :], 0.0)).to(DT)
+    return tl.sum(tl.dot(x, p, input_precision="ieee"), 0)
 
 
 @triton.jit
@@ -69,7 +93,8 @@ def _added(take, gate, DT: tl.constexpr, GT: tl.constexpr):
 
 @triton.jit
 def _fades(
-    gate, totals, DT: tl.constexpr, GT: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr
+    gate, totals, DT: tl.constexpr, GT: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr,
+    REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Of queries: the running gate from the middle of each SUB rows, and the state's fade until there.
 
@@ -80,7 +105,7 @@ def _fades(
     middle = i // SUB * SUB + SUB // 2
     run = _added((j <= i).to(tl.float32) - (j < middle).to(tl.float32), gate, DT, GT)
     if SUB == BT:
-        far = tl.load(totals + REVERSE * F + tl.arange(0, F))[None, :]
+        far = tl.load(totals + REVERSE * H * F + tl.arange(0, F))[None, :]
     elif REVERSE:
         far = _added(j >= middle, gate, DT, GT)
     else:
@@ -91,11 +116,13 @@ def _fades(
 
 
 @triton.jit
-def _beside(y, run):
+def _beside(y, run, rows, T):
     """Preactivations laid out in the registers as run is: all that is made of them then needs no exchange between threads.
 
-    The condition always holds, which the compiler cannot know: it moves y, of 16 bits, to where run is.
+    Both conditions always hold where it matters, which the compiler cannot know: it moves y, of 16 bits, to where run is, and not
+    before the first: what was loaded meanwhile need not wait for y.
     """
+    y = tl.where((rows < T)[:, None], y, 0.0)
     return tl.where(run < float("inf"), y, 0.0).to(tl.float32)
 
 
@@ -174,16 +201,20 @@ def _gradient(x, s, z, e, r, da, c, fade, far_fade, V: tl.constexpr, F: tl.const
     return fade * tl.dot(_same(da, BT, SUB), c, dp, input_precision="ieee")
 
 
+@triton.jit
+def _last(totals, chunk, h, H: tl.constexpr, F: tl.constexpr):
+    """By what a chunk fades."""
+    totals += (chunk.to(tl.int64) * 2 * H + h) * F + tl.arange(0, F)
+    return tl.exp(tl.load(totals) + tl.load(totals + H * F))
+
+
 @triton.jit(do_not_specialize=["T"])
 def _states(
     y, v, mask, g, s0, z0, s, z, totals, s_end, z_end, cu, chunk_start, T,
     H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, LOWEST: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The state at every chunk's start, `[chunks, H, P, V, F]`, and at the end, `[N, H, P F, V]`. A program: one sign, BV columns.
-
-    And what each half of a chunk fades by, `[chunks, H, 2, F]`.
-    """
+    """The state at every chunk's start, `[chunks, H, P, V, F]`, and at the end, `[N, H, P F, V]`. A program: one sign, BV columns."""
     pid = tl.program_id(0)
     part = pid % (V // BV)
     half = (pid // (V // BV)) % P
@@ -211,19 +242,14 @@ def _states(
         tl.store(z + to + f, total)
         rows = i * BT + j
         gate = _gate(g, rows, T, H, F, LOWEST)
-        first = tl.sum(tl.where((j < BT // 2)[:, None], gate, 0.0), 0)
-        last = tl.sum(gate, 0)
-        if (half == 0) & (part == 0):
-            tl.store(totals + ((chunk + i) * H + h) * (2 * F) + f, first)
-            tl.store(totals + ((chunk + i) * H + h) * (2 * F) + F + f, last - first)
-        last = tl.exp(last)
+        last = _last(totals, chunk + i, h, H, F)
         keep = kept(mask, start, rows, T)
         run = _added(j[None, :] > j[:, None], gate, DT, g.dtype.element_ty)
-        p = phi(_beside(tile(y, rows, T, C, F), run), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
-        p = tl.where(keep[:, None], p, 0.0)
+        p = phi(_beside(tile(y, rows, T, C, F), run, rows, T), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
+        p = tl.where(keep[:, None], p, 0.0).to(DT)
         x = tl.trans(tl.load(v + rows[:, None] * (N * V) + tl.arange(0, BV)[None, :], mask=keep[:, None], other=0.0))
-        state = tl.dot(x, p.to(DT), state * last[None, :], input_precision="ieee")
-        total = total * last + tl.sum(p, 0)
+        state = tl.dot(x, p, state * last[None, :], input_precision="ieee")
+        total = total * last + _weighted(keep.to(tl.float32), p, DT)
     if s_end is not None:
         tl.store(s_end + (at + f[None, :]) * V + c[:, None], state)
         tl.store(z_end + at + f, total)
@@ -237,11 +263,11 @@ def _outputs(
     SUB: tl.constexpr,
 ):  # fmt: skip
     """A block of o and its (unclamped) denominators `[B, T, H]`, or REVERSE: of dv, where rows are keys, columns queries and v is do."""
-    totals += tl.program_id(0).to(tl.int64) * (2 * F)
-    if SUB < BT:
-        if _mild(totals, F, LIMIT):
-            return
     h = tl.program_id(0) % H
+    totals += (tl.program_id(0) // H).to(tl.int64) * (2 * H * F) + h * F
+    if SUB < BT:
+        if not _hard(totals, H, F, LIMIT):
+            return
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     start, T = sequence(n, T, cu)
     DT = v.dtype.element_ty
@@ -251,15 +277,15 @@ def _outputs(
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
     y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
     x = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F)
-    run, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    run, far_fade = _fades(gate, totals, DT, GT, H, F, BT, SUB, REVERSE)
     at = tl.program_id(0).to(tl.int64) * (P * F)
     # The columns first, and both signs at once: what a product reads lies in shared memory or takes half the registers.
-    y = _beside(y, run)
+    y = _beside(y, run, rows, T)
     col_fade = tl.exp(-run)
     cp = (phi(y, 1.0, None, FEATURE) * col_fade).to(DT)
     if P == 2:
         cm = (phi(y, -1.0, None, FEATURE) * col_fade).to(DT)
-    x = _beside(x, run)
+    x = _beside(x, run, rows, T)
     fade = tl.exp(run)
     p, fp, d = _row_features(x, 1.0, fade, far_fade, z + at, DT, F, FEATURE)
     a = tl.dot(p, tl.trans(cp), input_precision="ieee")
@@ -304,11 +330,11 @@ def _maps(
 
     Of queries also delta and the gates' row term, of keys the gates' gradient. All but delta only if wanted.
     """
-    totals += tl.program_id(0).to(tl.int64) * (2 * F)
-    if SUB < BT:
-        if _mild(totals, F, LIMIT):
-            return
     h = tl.program_id(0) % H
+    totals += (tl.program_id(0) // H).to(tl.int64) * (2 * H * F) + h * F
+    if SUB < BT:
+        if not _hard(totals, H, F, LIMIT):
+            return
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     start, T = sequence(n, T, cu)
     DT = v.dtype.element_ty
@@ -338,9 +364,9 @@ def _maps(
         da = tl.where((rows[:, None] >= rows[None, :]) & keep[None, :], da, 0.0).to(DT)
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
     y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
-    run, far_fade = _fades(gate, totals, DT, GT, F, BT, SUB, REVERSE)
+    run, far_fade = _fades(gate, totals, DT, GT, H, F, BT, SUB, REVERSE)
     at = tl.program_id(0).to(tl.int64) * (P * F)
-    y = _beside(y, run)
+    y = _beside(y, run, rows, T)
     c = tl.exp(-run)
     cp = (phi(y, 1.0, None, FEATURE) * c).to(DT)
     if P == 2:
@@ -358,7 +384,7 @@ def _maps(
             dm = _far_gradient(dm, da, y, -1.0, gate, DT, GT, FEATURE, BT, SUB, REVERSE)
         if REVERSE:
             dm = tl.where(keep[:, None], dm, 0.0)
-    y = _beside(tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F), dp)
+    y = _beside(tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F), dp, rows, T)
     p = phi(y, 1.0, None, FEATURE)
     own = p.to(DT).to(tl.float32) * dp  # rounded on both sides: what is behind a gate then cancels to the last bit
     dp = phi_backward(y, p, dp, 1.0, FEATURE)
@@ -379,7 +405,7 @@ def _maps(
 
 @triton.jit(do_not_specialize=["T", "chunks"])
 def _reverse_states(
-    y, g, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, dg, cu, chunk_start, T, chunks, eps,
+    y, g, totals, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, dg, cu, chunk_start, T, chunks, eps,
     H: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, LOWEST: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -430,19 +456,19 @@ def _reverse_states(
         rows = i * BT + j
         live = rows < T
         gate = _gate(g, rows, T, H, F, LOWEST)
-        last = tl.exp(tl.sum(gate, 0))
+        last = _last(totals, chunk + i, h, H, F)
         run = _added(j[None, :] <= j[:, None], gate, DT, g.dtype.element_ty)
-        p = phi(_beside(tile(y, rows, T, H, F), run), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
+        p = phi(_beside(tile(y, rows, T, H, F), run, rows, T), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
         scale = live.to(tl.float32)
         if NORMALIZE:
             scalar = (start + rows) * H + h
             scale *= 1 / tl.maximum(tl.load(den + scalar, mask=live, other=1.0), eps)
-        p *= scale[:, None]
+        p = (p * scale[:, None]).to(DT)
         x = tl.trans(tl.load(do + rows[:, None] * (H * V) + tl.arange(0, BV)[None, :], mask=live[:, None], other=0.0))
-        state = tl.dot(x, p.to(DT), state * last[None, :], input_precision="ieee")
+        state = tl.dot(x, p, state * last[None, :], input_precision="ieee")
         total *= last
         if NORMALIZE:
-            total -= tl.sum(p * tl.load(delta + scalar, mask=live, other=0.0)[:, None], 0)
+            total -= _weighted(tl.load(delta + scalar, mask=live, other=0.0), p, DT)
     if ds0 is not None:
         tl.store(ds0 + (at + f[None, :]) * V + c[:, None], state)
         tl.store(dz0 + at + f, total)
@@ -467,13 +493,16 @@ class _GatedLinearAttention(torch.autograd.Function):
         y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k)
         new = lambda *n: torch.empty(*n, device=q.device, dtype=torch.float32)  # noqa: E731
         s = torch.empty(cut.chunks, heads, halves, value_dim, width, device=q.device, dtype=q.dtype)
-        z, totals = new(cut.chunks, heads, halves, width), new(cut.chunks, heads, 2, width)
+        z, totals = new(cut.chunks, heads, halves, width), new(cut.chunks, 2, heads, width)
         s_end = z_end = None
         if keep_state:
             s_end, z_end = new(cut.sequences, heads, halves * width, value_dim), new(cut.sequences, heads, halves * width)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
                  "BT": cfg.block, "num_stages": cfg.stages}  # fmt: skip
         heads_k = y_k.shape[2]
+        _totals[(cut.chunks * 2 * cdiv(heads * width, 256),)](
+            log_gate, totals, cut.cu, cut.blocks, length, heads * width, LOWEST=FLOOR, BT=cfg.block, BW=256, num_warps=4
+        )
         _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
             y_k, v, mask, log_gate, s0, z0, s, z, totals, s_end, z_end, cut.cu, cut.chunk_start, length,
             **shape, C=heads_k, N=groups, BV=cfg.split, num_warps=cfg.warps[0],
@@ -519,7 +548,7 @@ class _GatedLinearAttention(torch.autograd.Function):
                 ds0 = torch.empty_like(s0)
                 dz0 = ds0.new_empty(ds0.shape[:-1])
             _reverse_states[(sequences * heads * flags["P"] * (value_dim // cfg.split),)](
-                y_q, log_gate, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, owed,
+                y_q, log_gate, totals, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, owed,
                 cu, chunk_start, length, chunks, ctx.eps, **flags,
                 BV=cfg.split, num_warps=cfg.warps[3],
             )  # fmt: skip
