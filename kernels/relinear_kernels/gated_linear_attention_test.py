@@ -14,7 +14,10 @@ pytest.importorskip("triton")
 from relinear_kernels import gated_linear_attention_triton  # noqa: E402
 from relinear_kernels.gated_linear_attention_triton import Config  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("triton_path")
+pytestmark = [
+    pytest.mark.usefixtures("triton_path"),
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # pairs nobody sees, and blocks that the other form writes again
+]
 B = 2
 # length, D, F', H, Hkv, feature, normalize, initial state, left padding
 SMALL = [
@@ -65,11 +68,60 @@ def test_fused_equals_definition(case, dtype):
     check(fused, definition, inputs(length, dim, width, heads, groups, feature, state), options, dtype, ("log_gate",), 1.0)
 
 
-@pytest.mark.parametrize("block", [32, 64])
-def test_blocks_of_bfloat16_equal_the_definition_in_float32(block, monkeypatch):
-    small = Config(block, 16, (4,) * 6, 1)
+def blocks(monkeypatch, block, limit=None):
+    """Blocks of so many rows, as bfloat16 has them, and where they stop being mild."""
+    small = Config(block, 16, (4,) * 6, 2)
     monkeypatch.setattr(gated_linear_attention_triton, "config", lambda *args: small)
-    check(fused, definition, inputs(70, 16, 16, 1, 1, "softmax_pm", True), {}, torch.float32, ("log_gate",))
+    if limit is not None:
+        monkeypatch.setattr(gated_linear_attention_triton, "MILD", limit)
+
+
+def gates(kind, *shape):
+    """Gates that all blocks of 64 rows take the fast form with, that none does, or either by turns of 48 rows."""
+    g = torch.randn(*shape)
+    mild, hard = torch.nn.functional.logsigmoid(g + 3), torch.nn.functional.logsigmoid(3 * g - 4)
+    if kind == "mixed":
+        return torch.where((torch.arange(shape[1]) // 48 % 2 == 0)[:, None, None], mild, hard)
+    return mild if kind == "mild" else hard
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("kind", ["mild", "hard", "mixed"])
+def test_blocks_of_bfloat16_equal_the_definition_in_float32(kind, block, monkeypatch):
+    blocks(monkeypatch, block)
+    args = inputs(150, 16, 16, 2, 1, "softmax_pm", True) | {"log_gate": gates(kind, B, 150, 2, 16)}
+    mask = torch.arange(150).expand(B, -1) >= torch.tensor([[0], [70]])
+    check(fused, definition, args, {"key_mask": mask}, torch.float32, ("log_gate",))
+
+
+@pytest.mark.parametrize("feature, normalize", [("none", True), ("relu", False)])
+def test_blocks_of_one_sided_features_equal_the_definition(feature, normalize, monkeypatch):
+    blocks(monkeypatch, 64)
+    args = inputs(150, 16, 16, 2, 1, feature, False) | {"log_gate": gates("mixed", B, 150, 2, 16)}
+    args |= {n: args[n].abs() for n in "qk"}  # denominators that do not cancel
+    check(fused, definition, args, {"feature": feature, "normalize": normalize}, torch.float32, ("log_gate",))
+
+
+def test_gates_choose_the_form_of_a_block(monkeypatch):
+    args = {n: x.to(DEVICE).requires_grad_() for n, x in inputs(150, 16, 16, 1, 1, "softmax_pm").items()}
+    forms = {"chosen": None, "fast": -torch.inf, "other": 1.0}
+
+    def run(kind):
+        log_gate, found = gates(kind, B, 150, 1, 16).to(DEVICE), {}
+        for name, limit in forms.items():
+            with monkeypatch.context() as patch:
+                blocks(patch, 64, limit)
+                out = call(gated_linear_attention, args | {"log_gate": log_gate})["out"]
+                found[name] = [out, *torch.autograd.grad(out.square().sum(), args.values(), allow_unused=True)]
+        return found
+
+    for kind, form, other in (("mild", "fast", "other"), ("hard", "other", "fast")):
+        found = run(kind)
+        assert all(x is y is None or torch.equal(x, y) for x, y in zip(found["chosen"], found[form], strict=True))
+        assert not torch.equal(found["chosen"][0], found[other][0])
+    found = {name: x[0] for name, x in run("mixed").items()}  # rows 48 to 95 are hard: so is the first block's second half, and the second
+    assert torch.equal(found["chosen"][:, :128], found["other"][:, :128])
+    assert torch.equal(found["chosen"][:, 128:], found["fast"][:, 128:])
 
 
 @pytest.mark.parametrize("only", ["w_k", "v", "log_gate"])
@@ -88,8 +140,11 @@ def test_adversarial_gates_equal_the_definition(gate):
         check(fused, definition, inputs(length, dim, 32, 2, 1, "softmax_pm", gate=gate), {}, dtype, ("log_gate",))
 
 
+@pytest.mark.parametrize("block", [None, 64])
 @pytest.mark.parametrize("hard", [-1e4, -torch.inf])
-def test_a_closed_gate_and_large_features_stay_finite(hard):
+def test_a_closed_gate_and_large_features_stay_finite(hard, block, monkeypatch):
+    if block is not None:
+        blocks(monkeypatch, block)
     args = inputs(70, 16, 16, 1, 1, "softmax_pm", scale=12.0)
     args["log_gate"][:, 20:60:3] = hard
     for dtype in DTYPES:
@@ -106,10 +161,16 @@ def test_equal_gates_of_all_channels_are_a_scalar_gate():
     assert relative(got, linear_attention(**args, log_decay=gate)) < 1e-5
 
 
-def test_packed_sequences_equal_each_alone():
+@pytest.mark.parametrize("block", [None, 64])
+def test_packed_sequences_equal_each_alone(block, monkeypatch):
     lengths = [3, 20, 1, 17] if DEVICE == "cpu" else [3, 640, 1, 333, 64]
+    args = {}
+    if block is not None:
+        blocks(monkeypatch, block)
+        lengths = [3, 100, 1, 64, 49]
+        args["log_gate"] = gates("mixed", 1, sum(lengths), 2, 16)
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=DEVICE)
-    args = inputs(sum(lengths), 16, 16, 2, 1, "softmax_pm", batch=1)
+    args = inputs(sum(lengths), 16, 16, 2, 1, "softmax_pm", batch=1) | args
     kv = torch.randn(len(lengths), 2, 32, 16)
 
     def packed(return_state, initial_state, **x):

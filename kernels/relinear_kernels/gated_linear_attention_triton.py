@@ -33,6 +33,12 @@ class Config(NamedTuple):
     split: int  # columns of v one state program holds
     warps: tuple[int, int, int, int, int, int]  # states, outputs, queries, reverse states, values, keys
     stages: int
+    registers: tuple[int | None, ...] = (None,) * 6  # of a thread, at most; as `warps`
+
+    def options(self, kernel: int) -> dict:
+        """How the kernel of this place in `warps` is compiled."""
+        most = {} if self.registers[kernel] is None else {"maxnreg": self.registers[kernel]}
+        return {"num_warps": self.warps[kernel], "num_stages": self.stages, **most}
 
 
 def config(dim: int, value_dim: int, features: int, dtype: torch.dtype) -> Config:
@@ -474,11 +480,11 @@ def _reverse_states(
         tl.store(dz0 + at + f, total)
 
 
-def _launch(kernel, programs: int, warps: int, cfg: Config, *args, **flags) -> None:
+def _launch(kernel, cfg: Config, which: int, programs: int, *args, **flags) -> None:
     """The fast form for all blocks, then the other for those whose gates are too hard for it."""
-    kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=cfg.block, num_warps=warps)
+    kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=cfg.block, **cfg.options(which))
     if cfg.block > CHUNK:
-        kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=CHUNK, num_warps=8)
+        kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=CHUNK, num_warps=8, num_stages=cfg.stages)
 
 
 class _GatedLinearAttention(torch.autograd.Function):
@@ -498,20 +504,20 @@ class _GatedLinearAttention(torch.autograd.Function):
         if keep_state:
             s_end, z_end = new(cut.sequences, heads, halves * width, value_dim), new(cut.sequences, heads, halves * width)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
-                 "BT": cfg.block, "num_stages": cfg.stages}  # fmt: skip
+                 "BT": cfg.block}  # fmt: skip
         heads_k = y_k.shape[2]
         _totals[(cut.chunks * 2 * cdiv(heads * width, 256),)](
             log_gate, totals, cut.cu, cut.blocks, length, heads * width, LOWEST=FLOOR, BT=cfg.block, BW=256, num_warps=4
         )
         _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
             y_k, v, mask, log_gate, s0, z0, s, z, totals, s_end, z_end, cut.cu, cut.chunk_start, length,
-            **shape, C=heads_k, N=groups, BV=cfg.split, num_warps=cfg.warps[0],
+            **shape, C=heads_k, N=groups, BV=cfg.split, **cfg.options(0),
         )  # fmt: skip
         o = torch.empty(batch, length, heads, value_dim, device=q.device, dtype=v.dtype)
         training = any(ctx.needs_input_grad)
         den = new(batch, length, heads) if training and normalize else None
         shape |= {"NORMALIZE": normalize}
-        _launch(_outputs, cut.programs * heads, cfg.warps[1], cfg, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, cut.cu, cut.blocks,
+        _launch(_outputs, cfg, 1, cut.programs * heads, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, cut.cu, cut.blocks,
                 length, eps, **shape, R=heads, C=heads_k, N=groups, REVERSE=False)  # fmt: skip
         ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, s, z, o, den, s_end, z_end, s0,
                               cut.cu, cut.blocks, cut.chunk_start)  # fmt: skip
@@ -534,7 +540,7 @@ class _GatedLinearAttention(torch.autograd.Function):
         dy, side_q, side_k = like(width, need_q or need_wq or need_bq), None, None
         heads_k, groups = y_k.shape[2], v.shape[2]
         queries, keys = {**flags, "R": heads, "C": heads_k, "REVERSE": False}, {**flags, "R": heads_k, "C": heads, "REVERSE": True}
-        _launch(_maps, programs * heads, cfg.warps[2], cfg, y_q, y_k, do, v, mask, log_gate, totals, s, z, o, den, delta, dy, row, None, None,
+        _launch(_maps, cfg, 2, programs * heads, y_q, y_k, do, v, mask, log_gate, totals, s, z, o, den, delta, dy, row, None, None,
                 cu, blocks, length, ctx.eps, **queries, X=heads, N=groups)  # fmt: skip
         if dy is not None:
             side_q = Side(dy[None], q, w_q, b_q, (need_q, need_wq, need_bq))
@@ -550,15 +556,15 @@ class _GatedLinearAttention(torch.autograd.Function):
             _reverse_states[(sequences * heads * flags["P"] * (value_dim // cfg.split),)](
                 y_q, log_gate, totals, s, z, s_end, z_end, den, delta, do, ds_end, dz_end, rs, rz, ds0, dz0, owed,
                 cu, chunk_start, length, chunks, ctx.eps, **flags,
-                BV=cfg.split, num_warps=cfg.warps[3],
+                BV=cfg.split, **cfg.options(3),
             )  # fmt: skip
             dv, dy, dg = like(value_dim, need_v), like(width, need_k or need_wk or need_bk), like(width, need_g, log_gate.dtype)
             if need_v:
-                _launch(_outputs, programs * heads, cfg.warps[4], cfg, y_k, y_q, do, mask, log_gate, totals, rs, rz, dv, den,
+                _launch(_outputs, cfg, 4, programs * heads, y_k, y_q, do, mask, log_gate, totals, rs, rz, dv, den,
                         cu, blocks, length, ctx.eps, **keys, N=heads)  # fmt: skip
             if not (dy is dg is None):
                 owed = owed.sum((0, 3)) if need_g else None  # [chunks, H, F]
-                _launch(_maps, programs * heads, cfg.warps[5], cfg, y_k, y_q, v, do, mask, log_gate, totals, rs, rz, None, den, delta, dy, dg,
+                _launch(_maps, cfg, 5, programs * heads, y_k, y_q, v, do, mask, log_gate, totals, rs, rz, None, den, delta, dy, dg,
                         row, owed, cu, blocks, length, ctx.eps, **keys, X=groups, N=heads)  # fmt: skip
             if dy is not None:
                 side_k = Side(dy[None], k, w_k, b_k, (need_k, need_wk, need_bk))
