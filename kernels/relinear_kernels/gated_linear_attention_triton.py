@@ -3,9 +3,9 @@
 One block of rows per chunk, and a stored state at the start of each. The features come as what phi is applied to (`projection_triton`). A
 pair (t, i) fades by exp(G_t - G_i) in every channel, which the products absorb as exp(G_t - c) and exp(c - G_i) with c the running gate in
 the middle of the block: bfloat16 has float32's exponents, so neither leaves its range while no channel loses more than e^60 over half a
-block. That is the fast form of a kernel, for all blocks. A second launch of it, SUB = 16, writes the blocks again whose gates are harder,
-and returns at once for the others: its c is the middle of each 16 rows, which gates of at least e^-8 keep within e^64, and for pairs of
-different 16 rows the running gate at the start of t's, which keeps both factors below 1.
+block. That is the fast form of a kernel, for all blocks. A second launch of it, SUB = 16, writes the blocks again whose gates are harder: its c
+is the middle of each 16 rows, which gates of at least e^-8 keep within e^64, and for pairs of different 16 rows the running gate at the
+start of t's, which keeps both factors below 1.
 
 Pairs that no query sees may be infinite: every product keeps its full size for the tensor cores, and `where` drops what is not wanted.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from relinear_kernels.gated_linear_attention_reference import CHUNK, FLOOR, check_gate, check_gated
 from relinear_kernels.linear_attention_reference import EPS, LinearState
-from relinear_kernels.linear_attention_triton import both
+from relinear_kernels.linear_attention_triton import PROGRAMS, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import block_of, cdiv, first_chunk, kept, matrix, phi, phi_backward, pieces, prepared, put, sequence, tile
 
@@ -57,24 +57,26 @@ def _gate(g, rows, T, H, F: tl.constexpr, LOWEST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _totals(g, totals, cu, blocks, T, W, LOWEST: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
-    """The log of what each half of a block fades by, `[chunks, 2, H F]`. A program: one half, BW of the W = H F channels."""
-    parts = tl.cdiv(W, BW)
-    i = tl.program_id(0) // parts
-    n, block = block_of(i // 2, T, blocks, BT)
+def _totals(
+    g, totals, hardest, cu, blocks, T, H, F: tl.constexpr, LOWEST: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr
+):  # fmt: skip
+    """The log of what each half of a block fades by, `[chunks, 2, H F]`, and the least of a head's, `[chunks, H]`. A program: BH heads."""
+    parts = tl.cdiv(H, BH)
+    i = (tl.program_id(0) // parts).to(tl.int64)
+    h = tl.program_id(0) % parts * BH
+    n, block = block_of(i.to(tl.int32), T, blocks, BT)
     start, T = sequence(n, T, cu)
-    rows = (block * 2 + i % 2) * (BT // 2) + tl.arange(0, BT // 2)
-    cols = tl.program_id(0) % parts * BW + tl.arange(0, BW)
-    inside = (rows < T)[:, None] & (cols < W)[None, :]
-    gate = tl.load(g + (start + rows)[:, None] * W + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(totals + i.to(tl.int64) * W + cols, tl.sum(tl.maximum(gate, LOWEST), 0), mask=cols < W)
-
-
-@triton.jit
-def _hard(totals, H: tl.constexpr, F: tl.constexpr, LIMIT: tl.constexpr):
-    """Whether the gates of a block are too hard for the fast form."""
-    f = tl.arange(0, F)
-    return tl.min(tl.minimum(tl.load(totals + f), tl.load(totals + H * F + f))) < LIMIT
+    cols = h * F + tl.arange(0, BH * F)
+    least = tl.zeros([BH * F], tl.float32)
+    for half in tl.static_range(2):
+        rows = block * BT + half * (BT // 2) + tl.arange(0, BT // 2)
+        inside = (rows < T)[:, None] & (cols < H * F)[None, :]
+        gate = tl.load(g + (start + rows)[:, None] * (H * F) + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+        total = tl.sum(tl.maximum(gate, LOWEST), 0)
+        tl.store(totals + (i * 2 + half) * (H * F) + cols, total, mask=cols < H * F)
+        least = tl.minimum(least, total)
+    heads = h + tl.arange(0, BH)
+    tl.store(hardest + i * H + heads, tl.min(tl.reshape(least, [BH, F]), 1), mask=heads < H)
 
 
 @triton.jit
@@ -261,20 +263,17 @@ def _states(
         tl.store(z_end + at + f, total)
 
 
-@triton.jit(do_not_specialize=["T"])
-def _outputs(
-    yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps,
+@triton.jit
+def _output(
+    i, yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
+    FEATURE: tl.constexpr, LOWEST: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
     SUB: tl.constexpr,
 ):  # fmt: skip
     """A block of o and its (unclamped) denominators `[B, T, H]`, or REVERSE: of dv, where rows are keys, columns queries and v is do."""
-    h = tl.program_id(0) % H
-    totals += (tl.program_id(0) // H).to(tl.int64) * (2 * H * F) + h * F
-    if SUB < BT:
-        if not _hard(totals, H, F, LIMIT):
-            return
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
+    h = i % H
+    n, block = block_of(i // H, T, blocks, BT)
+    totals += (i // H).to(tl.int64) * (2 * H * F) + h * F
     start, T = sequence(n, T, cu)
     DT = v.dtype.element_ty
     GT = g.dtype.element_ty
@@ -284,7 +283,7 @@ def _outputs(
     y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
     x = tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F)
     run, far_fade = _fades(gate, totals, DT, GT, H, F, BT, SUB, REVERSE)
-    at = tl.program_id(0).to(tl.int64) * (P * F)
+    at = i.to(tl.int64) * (P * F)
     # The columns first, and both signs at once: what a product reads lies in shared memory or takes half the registers.
     y = _beside(y, run, rows, T)
     col_fade = tl.exp(-run)
@@ -325,23 +324,44 @@ def _outputs(
     put(o + (start * H + h) * V, acc, rows, T, H, V)
 
 
-@triton.jit(do_not_specialize=["T"])
-def _maps(
-    yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps,
+@triton.jit(do_not_specialize=["T", "count"])
+def _outputs(
+    hardest, count, yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
+    SUB: tl.constexpr,
+):  # fmt: skip
+    """`_output` of every block, or if SUB < BT of those whose gates are too hard for the fast form: few programs share the search for them."""
+    if SUB == BT:
+        _output(
+            tl.program_id(0), yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps, H, R, C, N, V, F, P, FEATURE, LOWEST, NORMALIZE, REVERSE,
+            BT, SUB,
+        )  # fmt: skip
+    else:
+        per = tl.cdiv(count, tl.num_programs(0))
+        first = tl.program_id(0) * per
+        for j in range(0, tl.minimum(per, count - first)):
+            if tl.load(hardest + first + j) < LIMIT:
+                _output(
+                    first + j, yr, yc, v, mask, g, totals, s, z, o, den, cu, blocks, T, eps, H, R, C, N, V, F, P, FEATURE, LOWEST,
+                    NORMALIZE, REVERSE, BT, SUB,
+                )  # fmt: skip
+
+
+@triton.jit
+def _map(
+    i, yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
-    P: tl.constexpr, FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, LOWEST: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr,
     BT: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """The gradient of what phi takes, of a block of queries, where x is do, or REVERSE: of keys, where x is v and v is do.
 
     Of queries also delta and the gates' row term, of keys the gates' gradient. All but delta only if wanted.
     """
-    h = tl.program_id(0) % H
-    totals += (tl.program_id(0) // H).to(tl.int64) * (2 * H * F) + h * F
-    if SUB < BT:
-        if not _hard(totals, H, F, LIMIT):
-            return
-    n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
+    h = i % H
+    n, block = block_of(i // H, T, blocks, BT)
+    totals += (i // H).to(tl.int64) * (2 * H * F) + h * F
     start, T = sequence(n, T, cu)
     DT = v.dtype.element_ty
     GT = g.dtype.element_ty
@@ -371,7 +391,7 @@ def _maps(
     gate = _gate(g + (start * H + h) * F, rows, T, H, F, LOWEST)
     y = tile(yc + (start * C + h // (H // C)) * F, rows, T, C, F)
     run, far_fade = _fades(gate, totals, DT, GT, H, F, BT, SUB, REVERSE)
-    at = tl.program_id(0).to(tl.int64) * (P * F)
+    at = i.to(tl.int64) * (P * F)
     y = _beside(y, run, rows, T)
     c = tl.exp(-run)
     cp = (phi(y, 1.0, None, FEATURE) * c).to(DT)
@@ -403,10 +423,34 @@ def _maps(
     if dg is not None:
         if REVERSE:
             own = tile(term + (start * H + h) * F, rows, T, H, F) - own
-            later = tl.load(owed + tl.program_id(0).to(tl.int64) * F + tl.arange(0, F))
+            later = tl.load(owed + i.to(tl.int64) * F + tl.arange(0, F))
             own = _added(rows[None, :] >= rows[:, None], own, DT, tl.float32) + later[None, :]
             own = tl.where(tile(g + (start * H + h) * F, rows, T, H, F).to(tl.float32) > LOWEST, own, 0.0)
         put(dg + (start * H + h) * F, own, rows, T, H, F)
+
+
+@triton.jit(do_not_specialize=["T", "count"])
+def _maps(
+    hardest, count, yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps,
+    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, LOWEST: tl.constexpr, LIMIT: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr,
+    BT: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """`_map` of every block, or if SUB < BT of those whose gates are too hard for the fast form: few programs share the search for them."""
+    if SUB == BT:
+        _map(
+            tl.program_id(0), yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps, H, R, C, X, N, V, F, P,
+            FEATURE, LOWEST, NORMALIZE, REVERSE, BT, SUB,
+        )  # fmt: skip
+    else:
+        per = tl.cdiv(count, tl.num_programs(0))
+        first = tl.program_id(0) * per
+        for j in range(0, tl.minimum(per, count - first)):
+            if tl.load(hardest + first + j) < LIMIT:
+                _map(
+                    first + j, yr, yc, x, v, mask, g, totals, s, z, o, den, delta, dy, dg, term, owed, cu, blocks, T, eps, H, R, C, X,
+                    N, V, F, P, FEATURE, LOWEST, NORMALIZE, REVERSE, BT, SUB,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -480,11 +524,12 @@ def _reverse_states(
         tl.store(dz0 + at + f, total)
 
 
-def _launch(kernel, cfg: Config, which: int, programs: int, *args, **flags) -> None:
+def _launch(kernel, cfg: Config, which: int, hardest: Tensor, *args, **flags) -> None:
     """The fast form for all blocks, then the other for those whose gates are too hard for it."""
-    kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=cfg.block, **cfg.options(which))
+    count = hardest.numel()
+    kernel[(count,)](hardest, count, *args, **flags, LIMIT=MILD, SUB=cfg.block, **cfg.options(which))
     if cfg.block > CHUNK:
-        kernel[(programs,)](*args, **flags, LIMIT=MILD, SUB=CHUNK, num_warps=8, num_stages=cfg.stages)
+        kernel[(min(count, PROGRAMS),)](hardest, count, *args, **flags, LIMIT=MILD, SUB=CHUNK, num_warps=8, num_stages=cfg.stages)
 
 
 class _GatedLinearAttention(torch.autograd.Function):
@@ -506,8 +551,9 @@ class _GatedLinearAttention(torch.autograd.Function):
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
                  "BT": cfg.block}  # fmt: skip
         heads_k = y_k.shape[2]
-        _totals[(cut.chunks * 2 * cdiv(heads * width, 256),)](
-            log_gate, totals, cut.cu, cut.blocks, length, heads * width, LOWEST=FLOOR, BT=cfg.block, BW=256, num_warps=4
+        hardest, per = new(cut.chunks, heads), 256 // width
+        _totals[(cut.chunks * cdiv(heads, per),)](
+            log_gate, totals, hardest, cut.cu, cut.blocks, length, heads, F=width, LOWEST=FLOOR, BT=cfg.block, BH=per, num_warps=4
         )
         _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
             y_k, v, mask, log_gate, s0, z0, s, z, totals, s_end, z_end, cut.cu, cut.chunk_start, length,
@@ -517,19 +563,19 @@ class _GatedLinearAttention(torch.autograd.Function):
         training = any(ctx.needs_input_grad)
         den = new(batch, length, heads) if training and normalize else None
         shape |= {"NORMALIZE": normalize}
-        _launch(_outputs, cfg, 1, cut.programs * heads, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, cut.cu, cut.blocks,
+        _launch(_outputs, cfg, 1, hardest, y_q, y_k, v, mask, log_gate, totals, s, z, o, den, cut.cu, cut.blocks,
                 length, eps, **shape, R=heads, C=heads_k, N=groups, REVERSE=False)  # fmt: skip
-        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, s, z, o, den, s_end, z_end, s0,
+        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, hardest, s, z, o, den, s_end, z_end, s0,
                               cut.cu, cut.blocks, cut.chunk_start)  # fmt: skip
-        ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, cut[:1] + cut[3:4] + cut[5:]
+        ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, (cut.sequences, cut.chunks)
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
 
     @staticmethod
     def backward(ctx, do, ds_end, dz_end):
-        (q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, s, z, o, den, s_end, z_end, s0,
+        (q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, hardest, s, z, o, den, s_end, z_end, s0,
          cu, blocks, chunk_start) = ctx.saved_tensors  # fmt: skip
-        cfg, (sequences, programs, chunks), flags = ctx.cfg, ctx.cut, ctx.shape
+        cfg, (sequences, chunks), flags = ctx.cfg, ctx.cut, ctx.shape
         need_q, need_k, need_v, need_wq, need_wk, need_bq, need_bk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:11]
         batch, length, heads, dim = q.shape
         value_dim, width = v.shape[3], log_gate.shape[3]
@@ -540,7 +586,7 @@ class _GatedLinearAttention(torch.autograd.Function):
         dy, side_q, side_k = like(width, need_q or need_wq or need_bq), None, None
         heads_k, groups = y_k.shape[2], v.shape[2]
         queries, keys = {**flags, "R": heads, "C": heads_k, "REVERSE": False}, {**flags, "R": heads_k, "C": heads, "REVERSE": True}
-        _launch(_maps, cfg, 2, programs * heads, y_q, y_k, do, v, mask, log_gate, totals, s, z, o, den, delta, dy, row, None, None,
+        _launch(_maps, cfg, 2, hardest, y_q, y_k, do, v, mask, log_gate, totals, s, z, o, den, delta, dy, row, None, None,
                 cu, blocks, length, ctx.eps, **queries, X=heads, N=groups)  # fmt: skip
         if dy is not None:
             side_q = Side(dy[None], q, w_q, b_q, (need_q, need_wq, need_bq))
@@ -560,11 +606,11 @@ class _GatedLinearAttention(torch.autograd.Function):
             )  # fmt: skip
             dv, dy, dg = like(value_dim, need_v), like(width, need_k or need_wk or need_bk), like(width, need_g, log_gate.dtype)
             if need_v:
-                _launch(_outputs, cfg, 4, programs * heads, y_k, y_q, do, mask, log_gate, totals, rs, rz, dv, den,
+                _launch(_outputs, cfg, 4, hardest, y_k, y_q, do, mask, log_gate, totals, rs, rz, dv, den,
                         cu, blocks, length, ctx.eps, **keys, N=heads)  # fmt: skip
             if not (dy is dg is None):
                 owed = owed.sum((0, 3)) if need_g else None  # [chunks, H, F]
-                _launch(_maps, cfg, 5, programs * heads, y_k, y_q, v, do, mask, log_gate, totals, rs, rz, None, den, delta, dy, dg,
+                _launch(_maps, cfg, 5, hardest, y_k, y_q, v, do, mask, log_gate, totals, rs, rz, None, den, delta, dy, dg,
                         row, owed, cu, blocks, length, ctx.eps, **keys, X=groups, N=heads)  # fmt: skip
             if dy is not None:
                 side_k = Side(dy[None], k, w_k, b_k, (need_k, need_wk, need_bk))
