@@ -48,7 +48,7 @@ def test_what_has_no_products_fits(case):
 # Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.
 @pytest.mark.aot
 @pytest.mark.parametrize("case, spills", [("D64", 96), ("linear softmax_pm D128 F64", 400), ("window D128", 96), ("hybrid D128 F64", 400),
-                                          ("D128 F128", 1200), ("gated softmax_pm D64", 16), ("gated softmax_pm D128 F64", 16),
+                                          ("D128 F128", 1200), ("gated softmax_pm D64", 16), ("gated softmax_pm D128 F64", 320),
                                           ("gated softmax_pm D128 F128", 700), ("gated none", 300)])  # fmt: skip
 def test_every_shipped_configuration_fits(case, spills):
     gated = case.startswith("gated")
