@@ -58,7 +58,7 @@ def record(case: str, run) -> list[dict]:
         row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
         row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
         row["mma"] = kernel.asm["ptx"].count("mma.sync")
-        if kwargs.get("SUB", 0) < kwargs.get("BT", 0) and "SUB" in kwargs:
+        if "SUB" in kwargs and kwargs["SUB"] < kwargs["BT"]:
             row["kernel"] += HARD
         rows.append(row)
         return kernel

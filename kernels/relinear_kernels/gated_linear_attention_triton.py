@@ -137,12 +137,26 @@ def _beside(y, run, rows, T):
 
 
 @triton.jit
-def _apart(gate, r, DT: tl.constexpr, GT: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr):
-    """How a query fades from the start of its SUB rows, and a key until that of the r-th SUB rows (1 from there on)."""
+def _apart(gate, r, DT: tl.constexpr, GT: tl.constexpr, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr):
+    """Of rows and of columns: how a query fades from the start of its SUB rows, and a key until that of the r-th SUB rows (1 from there on)."""
     i = tl.arange(0, BT)[:, None]
     j = tl.arange(0, BT)[None, :]
     begun = tl.exp(_added((j <= i) & (j >= i // SUB * SUB), gate, DT, GT))
-    return begun, tl.exp(_added((j > i) & (j < r * SUB), gate, DT, GT))
+    until = tl.exp(_added((j > i) & (j < r * SUB), gate, DT, GT))
+    if REVERSE:
+        return until, begun
+    else:
+        return begun, until
+
+
+@triton.jit
+def _theirs(x, r, BT: tl.constexpr, SUB: tl.constexpr, REVERSE: tl.constexpr):
+    """Pairs of a query of the r-th SUB rows and an earlier key."""
+    i = tl.arange(0, BT) // SUB
+    if REVERSE:
+        return tl.where((i[:, None] < r) & (i[None, :] == r), x, 0.0)
+    else:
+        return tl.where((i[:, None] == r) & (i[None, :] < r), x, 0.0)
 
 
 @triton.jit
@@ -160,17 +174,12 @@ def _far_pairs(
     REVERSE: tl.constexpr,
 ):  # fmt: skip
     """a plus the scores of rows x and columns y of different SUB rows. REVERSE: the rows are keys."""
-    i = tl.arange(0, BT) // SUB
     p = phi(x, sign, None, FEATURE)
     c = phi(y, sign, None, FEATURE)
     for r in range(1, BT // SUB):
-        begun, until = _apart(gate, r, DT, GT, BT, SUB)
-        if REVERSE:
-            pairs = tl.dot((p * until).to(DT), tl.trans((c * begun).to(DT)), input_precision="ieee")
-            a += tl.where((i[:, None] < r) & (i[None, :] == r), pairs, 0.0)
-        else:
-            pairs = tl.dot((p * begun).to(DT), tl.trans((c * until).to(DT)), input_precision="ieee")
-            a += tl.where((i[:, None] == r) & (i[None, :] < r), pairs, 0.0)
+        row, column = _apart(gate, r, DT, GT, BT, SUB, REVERSE)
+        pairs = tl.dot((p * row).to(DT), tl.trans((c * column).to(DT)), input_precision="ieee")
+        a += _theirs(pairs, r, BT, SUB, REVERSE)
     return a
 
 
@@ -180,23 +189,15 @@ def _far_gradient(
     REVERSE: tl.constexpr,
 ):  # fmt: skip
     """dp plus what the features of the rows owe to the columns y of different SUB rows."""
-    i = tl.arange(0, BT) // SUB
     c = phi(y, sign, None, FEATURE)
     for r in range(1, BT // SUB):
-        begun, until = _apart(gate, r, DT, GT, BT, SUB)
-        if REVERSE:
-            part = tl.where((i[:, None] < r) & (i[None, :] == r), da, 0.0).to(DT)
-            dp += until * tl.dot(part, (c * begun).to(DT), input_precision="ieee")
-        else:
-            part = tl.where((i[:, None] == r) & (i[None, :] < r), da, 0.0).to(DT)
-            dp += begun * tl.dot(part, (c * until).to(DT), input_precision="ieee")
+        row, column = _apart(gate, r, DT, GT, BT, SUB, REVERSE)
+        dp += row * tl.dot(_theirs(da, r, BT, SUB, REVERSE).to(DT), (c * column).to(DT), input_precision="ieee")
     return dp
 
 
 @triton.jit
-def _row_features(
-    x, sign, fade, far_fade, z, DT: tl.constexpr, F: tl.constexpr, FEATURE: tl.constexpr
-):  # fmt: skip
+def _row_features(x, sign, fade, far_fade, z, DT: tl.constexpr, F: tl.constexpr, FEATURE: tl.constexpr):
     """Of one sign: the faded features for the block's own columns and for the state, and the latter times z."""
     p = phi(x, sign, None, FEATURE) * fade
     far = p * far_fade
@@ -545,16 +546,16 @@ class _GatedLinearAttention(torch.autograd.Function):
         cut = pieces(batch, length, cu_seqlens, cfg.block)
         y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k)
         new = lambda *n: torch.empty(*n, device=q.device, dtype=torch.float32)  # noqa: E731
-        s = torch.empty(cut.chunks, heads, halves, value_dim, width, device=q.device, dtype=q.dtype)
-        z, totals = new(cut.chunks, heads, halves, width), new(cut.chunks, 2, heads, width)
+        s = torch.empty(cut.programs, heads, halves, value_dim, width, device=q.device, dtype=q.dtype)
+        z, totals = new(cut.programs, heads, halves, width), new(cut.programs, 2, heads, width)
         s_end = z_end = None
         if keep_state:
             s_end, z_end = new(cut.sequences, heads, halves * width, value_dim), new(cut.sequences, heads, halves * width)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "LOWEST": FLOOR,
                  "BT": cfg.block}  # fmt: skip
         heads_k = y_k.shape[2]
-        hardest, per = new(cut.chunks, heads), 256 // width
-        _totals[(cut.chunks * cdiv(heads, per),)](
+        hardest, per = new(cut.programs, heads), 256 // width
+        _totals[(cut.programs * cdiv(heads, per),)](
             log_gate, totals, hardest, cut.cu, cut.blocks, length, heads, F=width, LOWEST=FLOOR, BT=cfg.block, BH=per, num_warps=4
         )
         _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
@@ -569,7 +570,7 @@ class _GatedLinearAttention(torch.autograd.Function):
                 length, eps, **shape, R=heads, C=heads_k, N=groups, REVERSE=False)  # fmt: skip
         ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_gate, mask, totals, hardest, s, z, o, den, s_end, z_end, s0,
                               cut.cu, cut.blocks, cut.chunk_start)  # fmt: skip
-        ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, (cut.sequences, cut.chunks)
+        ctx.shape, ctx.normalize, ctx.eps, ctx.cfg, ctx.cut = shape, normalize, eps, cfg, (cut.sequences, cut.programs)
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
 

@@ -44,29 +44,27 @@ def widest(*tensors: Tensor) -> torch.dtype:
 
 
 class Pieces(NamedTuple):
-    """How a batch is cut: sequences, blocks of rows (one program each) and chunks (one stored state each)."""
+    """How a batch is cut: sequences, and blocks of rows (one program each; a chunk, where each has a stored state)."""
 
     sequences: int
     cu: Tensor | None  # [N + 1] where each sequence starts in a packed batch; None where all have one length
     blocks: Tensor | None  # [programs, 2] int32 (sequence, block within it) of a packed batch
     programs: int
-    chunk_start: Tensor | None  # [N + 1] int32, the first chunk of each sequence of a packed batch
-    chunks: int
+    chunk_start: Tensor | None  # [N + 1] int32, the first block of each sequence of a packed batch
 
 
-def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int, chunk: int | None = None) -> Pieces:
-    """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks and chunks."""
-    chunk = block if chunk is None else chunk
+def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int) -> Pieces:
+    """Cut `batch` sequences of `length` rows, or the sequences `cu_seqlens` marks in one packed row, into blocks."""
     if cu_seqlens is None:
-        return Pieces(batch, None, None, batch * cdiv(length, block), None, batch * cdiv(length, chunk))
+        return Pieces(batch, None, None, batch * cdiv(length, block), None)
     lengths = cu_seqlens.diff().tolist()
     table = [(n, i) for n, size in enumerate(lengths) for i in range(cdiv(size, block))]
     starts = [0]
     for size in lengths:
-        starts.append(starts[-1] + cdiv(size, chunk))
+        starts.append(starts[-1] + cdiv(size, block))
     at = {"dtype": torch.int32, "device": cu_seqlens.device}
     table = torch.tensor(table, **at).view(-1, 2)
-    return Pieces(len(lengths), cu_seqlens.to(torch.int32), table, len(table), torch.tensor(starts, **at), starts[-1])
+    return Pieces(len(lengths), cu_seqlens.to(torch.int32), table, len(table), torch.tensor(starts, **at))
 
 
 def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
@@ -160,66 +158,6 @@ def kept(mask, start, rows, T):
 
 
 @triton.jit
-def preactivation(x, w, b, F: tl.constexpr):
-    """x W + b in float32; x itself without W. `w` is a loaded tile or None."""
-    if w is not None:
-        y = tl.dot(x, w, input_precision="ieee")
-    else:
-        y = x.to(tl.float32)
-    if b is not None:
-        y += tl.load(b + tl.arange(0, F)).to(tl.float32)[None, :]
-    return y
-
-
-@triton.jit
-def features(y, FEATURE: tl.constexpr):
-    """phi, as the tile of +y and the tile of -y; a one-sided map's second tile is its first and nobody reads it."""
-    if FEATURE == "softmax_pm":
-        p = tl.exp(y - tl.max(y, 1)[:, None])
-        m = tl.exp(tl.min(y, 1)[:, None] - y)
-        p = tl.maximum(p * (1 / tl.sum(p, 1))[:, None], 1e-12)
-        m = tl.maximum(m * (1 / tl.sum(m, 1))[:, None], 1e-12)
-    elif FEATURE == "relu":
-        p = tl.maximum(y, 0.0)
-        m = p
-    elif FEATURE == "elu":
-        p = tl.where(y > 0, 1 + y, tl.exp(tl.minimum(y, 0.0)))
-        m = p
-    else:
-        p = y
-        m = p
-    return p, m
-
-
-@triton.jit
-def one_sided(y, half, FEATURE: tl.constexpr):
-    """The tile of +y (half 0) or of -y (half 1) alone."""
-    if FEATURE == "softmax_pm":
-        y *= 1 - 2 * half
-        p = tl.exp(y - tl.max(y, 1)[:, None])
-        p = tl.maximum(p * (1 / tl.sum(p, 1))[:, None], 1e-12)
-    else:
-        p, _ = features(y, FEATURE)
-    return p
-
-
-@triton.jit
-def features_backward(y, p, m, dp, dm, FEATURE: tl.constexpr):
-    """The gradient of y from those of both tiles of phi."""
-    if FEATURE == "softmax_pm":
-        dp = tl.where(p > 1e-12, dp, 0.0) * p
-        dm = tl.where(m > 1e-12, dm, 0.0) * m
-        dy = dp - p * tl.sum(dp, 1)[:, None] - dm + m * tl.sum(dm, 1)[:, None]
-    elif FEATURE == "relu":
-        dy = tl.where(y > 0, dp, 0.0)
-    elif FEATURE == "elu":
-        dy = tl.where(y > 0, dp, dp * p)
-    else:
-        dy = dp
-    return dy
-
-
-@triton.jit
 def phi(y, sign, weight, FEATURE: tl.constexpr):
     """phi of the tile sign * y, in float32, each row times its weight (None: 1)."""
     if FEATURE == "softmax_pm":
@@ -230,17 +168,20 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
             p = tl.maximum(p * (over * weight)[:, None], 1e-12 * weight[:, None])
         else:
             p = tl.maximum(p * over[:, None], 1e-12)
-    elif FEATURE == "exp_pm" or FEATURE == "exp":  # relative to the row's own maximum
-        y *= 1.4426950408889634
-        if FEATURE == "exp_pm":
-            top = tl.max(tl.abs(y), 1)
-        else:
-            top = tl.max(y, 1)
-        p = tl.exp2(y * sign - top[:, None])
-        if weight is not None:
-            p *= weight[:, None]
     else:
-        p, _ = features(y, FEATURE)
+        if FEATURE == "exp_pm" or FEATURE == "exp":  # relative to the row's own maximum
+            y *= 1.4426950408889634
+            if FEATURE == "exp_pm":
+                top = tl.max(tl.abs(y), 1)
+            else:
+                top = tl.max(y, 1)
+            p = tl.exp2(y * sign - top[:, None])
+        elif FEATURE == "relu":
+            p = tl.maximum(y, 0.0)
+        elif FEATURE == "elu":
+            p = tl.where(y > 0, 1 + y, tl.exp(tl.minimum(y, 0.0)))
+        else:
+            p = y
         if weight is not None:
             p *= weight[:, None]
     return p
@@ -254,6 +195,10 @@ def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
     elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
         dy = dp * p * sign
+    elif FEATURE == "relu":
+        dy = tl.where(y > 0, dp, 0.0)
+    elif FEATURE == "elu":
+        dy = tl.where(y > 0, dp, dp * p)
     else:
-        dy = features_backward(y, p, p, dp, dp, FEATURE)
+        dy = dp
     return dy
