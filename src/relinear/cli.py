@@ -11,6 +11,7 @@ import typer
 from relinear import tracking
 from relinear.config import ConfigError
 from relinear.errors import UserError
+from relinear.files import MANIFEST
 from relinear.gpus import claim
 from relinear.plan import ON_DEVICE, PER_RUN, SHARED, SPREAD, Plan
 from relinear.stage import run_stage
@@ -211,7 +212,7 @@ def track_import(
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own."""
     from relinear.reference import verify
 
-    if (folder / tracking.MANIFEST).is_file():
+    if (folder / MANIFEST).is_file():
         verify(folder)
     results.mkdir(parents=True, exist_ok=True)
     print(f"{tracking.import_folder(Plan(results=results).store, folder, label)} runs imported")
