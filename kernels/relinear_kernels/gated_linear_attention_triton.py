@@ -46,7 +46,7 @@ def config(dim: int, value_dim: int, features: int, dtype: torch.dtype) -> Confi
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
         return Config(16, min(value_dim, 64), (4, 4, 4, 4, 4, 4), 1)
     if features > 64:
-        return Config(64, min(value_dim, 64), (4, 8, 8, 4, 8, 8), 2)
+        return Config(64, min(value_dim, 64), (8, 8, 8, 4, 8, 8), 2)
     rows = 64 if features == 64 else 32  # 64 rows of fewer features are miscompiled by Triton 3.6: wrong gradients, illegal reads
     most = 168 if value_dim > 64 else None  # three programs a multiprocessor gain 6 % (forward) and lose less by the bytes then spilled
     return Config(rows, value_dim, (4, 4, 4, 4, 4, 4), 2, (None, most, most, None, most, most))
@@ -219,18 +219,43 @@ def _last(totals, chunk, h, H: tl.constexpr, F: tl.constexpr):
     return tl.exp(tl.load(totals) + tl.load(totals + H * F))
 
 
+@triton.jit
+def _begin(s, z, at, c, f, V: tl.constexpr, BV: tl.constexpr, F: tl.constexpr):
+    """BV columns of one sign of the state `[N, H, P F, V]` that a sequence begins with, transposed, and of z; zeros without one."""
+    if s is not None:
+        state = tl.load(s + (at + f[None, :]) * V + c[:, None])
+        total = tl.load(z + at + f)
+    else:
+        state = tl.zeros([BV, F], tl.float32)
+        total = tl.zeros([F], tl.float32)
+    return state, total
+
+
+@triton.jit
+def _keep(s, z, to, state, total, c, f, V: tl.constexpr, F: tl.constexpr):
+    """Store one sign of a chunk's state."""
+    tl.store(s + to * V + c[:, None] * F + f[None, :], state.to(s.dtype.element_ty))
+    tl.store(z + to + f, total)
+
+
+@triton.jit
+def _finish(s, z, at, state, total, c, f, V: tl.constexpr):
+    """Store one sign of the state that `_begin` reads."""
+    tl.store(s + (at + f[None, :]) * V + c[:, None], state)
+    tl.store(z + at + f, total)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _states(
     y, v, mask, g, s0, z0, s, z, totals, s_end, z_end, cu, chunk_start, T,
     H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, LOWEST: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The state at every chunk's start, `[chunks, H, P, V, F]`, and at the end, `[N, H, P F, V]`. A program: one sign, BV columns."""
+    """The state at every chunk's start, `[chunks, H, P, V, F]`, and at the end, `[N, H, P F, V]`. A program: BV columns of both signs."""
     pid = tl.program_id(0)
     part = pid % (V // BV)
-    half = (pid // (V // BV)) % P
-    h = (pid // (V // BV * P)) % H
-    n = pid // (V // BV * P * H)
+    h = (pid // (V // BV)) % H
+    n = pid // (V // BV * H)
     start, T = sequence(n, T, cu)
     chunk = first_chunk(n, T, chunk_start, BT)
     DT = v.dtype.element_ty
@@ -240,30 +265,36 @@ def _states(
     y += (start * C + h // (H // C)) * F
     v += (start * N + h // (H // N)) * V + part * BV
     g += (start * H + h) * F
-    at = ((n * H + h).to(tl.int64) * P + half) * F
-    if s0 is not None:
-        state = tl.load(s0 + (at + f[None, :]) * V + c[:, None])
-        total = tl.load(z0 + at + f)
-    else:
-        state = tl.zeros([BV, F], tl.float32)
-        total = tl.zeros([F], tl.float32)
+    at = (n * H + h).to(tl.int64) * (P * F)
+    state, total = _begin(s0, z0, at, c, f, V, BV, F)
+    minus, below = state, total
+    if P == 2:
+        minus, below = _begin(s0, z0, at + F, c, f, V, BV, F)
     for i in range(0, tl.cdiv(T, BT)):
-        to = (((chunk + i) * H + h) * P + half) * F
-        tl.store(s + to * V + c[:, None] * F + f[None, :], state.to(s.dtype.element_ty))
-        tl.store(z + to + f, total)
+        to = ((chunk + i) * H + h) * (P * F)
+        _keep(s, z, to, state, total, c, f, V, F)
+        if P == 2:
+            _keep(s, z, to + F, minus, below, c, f, V, F)
         rows = i * BT + j
         gate = _gate(g, rows, T, H, F, LOWEST)
         last = _last(totals, chunk + i, h, H, F)
         keep = kept(mask, start, rows, T)
         run = _added(j[None, :] > j[:, None], gate, DT, g.dtype.element_ty)
-        p = phi(_beside(tile(y, rows, T, C, F), run, rows, T), 1.0 - 2.0 * half, None, FEATURE) * tl.exp(run)
-        p = tl.where(keep[:, None], p, 0.0).to(DT)
+        features = _beside(tile(y, rows, T, C, F), run, rows, T)
+        fade = tl.where(keep[:, None], tl.exp(run), 0.0)
         x = tl.trans(tl.load(v + rows[:, None] * (N * V) + tl.arange(0, BV)[None, :], mask=keep[:, None], other=0.0))
+        ones = keep.to(tl.float32)
+        p = (phi(features, 1.0, None, FEATURE) * fade).to(DT)
         state = tl.dot(x, p, state * last[None, :], input_precision="ieee")
-        total = total * last + _weighted(keep.to(tl.float32), p, DT)
+        total = total * last + _weighted(ones, p, DT)
+        if P == 2:
+            p = (phi(features, -1.0, None, FEATURE) * fade).to(DT)
+            minus = tl.dot(x, p, minus * last[None, :], input_precision="ieee")
+            below = below * last + _weighted(ones, p, DT)
     if s_end is not None:
-        tl.store(s_end + (at + f[None, :]) * V + c[:, None], state)
-        tl.store(z_end + at + f, total)
+        _finish(s_end, z_end, at, state, total, c, f, V)
+        if P == 2:
+            _finish(s_end, z_end, at + F, minus, below, c, f, V)
 
 
 @triton.jit
@@ -462,7 +493,8 @@ def _reverse_states(
     H: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, LOWEST: tl.constexpr, NORMALIZE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state after every chunk, `[chunks, H, P, V, F]`, and of the initial state. Programs as in `_states`.
+    """The gradient of the state after every chunk, `[chunks, H, P, V, F]`, and of the initial state. A program: one sign, BV columns
+    (both signs, as in `_states`, take too many registers: 1.28 ms for 0.86).
 
     And what the gates of a chunk owe to everything after it: that state times its gradient, summed over v, `[V / BV, chunks, H, P, F]`.
     """
@@ -481,18 +513,12 @@ def _reverse_states(
     do += (start * H + h) * V + part * BV
     g += (start * H + h) * F
     at = ((n * H + h).to(tl.int64) * P + half) * F
-    if ds_end is not None:
-        state = tl.load(ds_end + (at + f[None, :]) * V + c[:, None])
-        total = tl.load(dz_end + at + f)
-    else:
-        state = tl.zeros([BV, F], tl.float32)
-        total = tl.zeros([F], tl.float32)
+    state, total = _begin(ds_end, dz_end, at, c, f, V, BV, F)
     count = tl.cdiv(T, BT)
     for back in range(0, count):
         i = count - 1 - back
         to = (((chunk + i) * H + h) * P + half) * F
-        tl.store(rs + to * V + c[:, None] * F + f[None, :], state.to(rs.dtype.element_ty))
-        tl.store(rz + to + f, total)
+        _keep(rs, rz, to, state, total, c, f, V, F)
         if dg is not None:
             owed = tl.zeros([F], tl.float32)
             if back > 0:
@@ -523,8 +549,7 @@ def _reverse_states(
         if NORMALIZE:
             total -= _weighted(tl.load(delta + scalar, mask=live, other=0.0), p, DT)
     if ds0 is not None:
-        tl.store(ds0 + (at + f[None, :]) * V + c[:, None], state)
-        tl.store(dz0 + at + f, total)
+        _finish(ds0, dz0, at, state, total, c, f, V)
 
 
 def _launch(kernel, cfg: Config, which: int, hardest: Tensor, *args, **flags) -> None:
@@ -556,9 +581,9 @@ class _GatedLinearAttention(torch.autograd.Function):
         heads_k = y_k.shape[2]
         hardest, per = new(cut.programs, heads), 256 // width
         _totals[(cut.programs * cdiv(heads, per),)](
-            log_gate, totals, hardest, cut.cu, cut.blocks, length, heads, F=width, LOWEST=FLOOR, BT=cfg.block, BH=per, num_warps=4
+            log_gate, totals, hardest, cut.cu, cut.blocks, length, heads, F=width, LOWEST=FLOOR, BT=cfg.block, BH=per, num_warps=2
         )
-        _states[(cut.sequences * heads * halves * (value_dim // cfg.split),)](
+        _states[(cut.sequences * heads * (value_dim // cfg.split),)](
             y_k, v, mask, log_gate, s0, z0, s, z, totals, s_end, z_end, cut.cu, cut.chunk_start, length,
             **shape, C=heads_k, N=groups, BV=cfg.split, **cfg.options(0),
         )  # fmt: skip
