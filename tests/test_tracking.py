@@ -205,6 +205,17 @@ def test_more_than_a_batch_of_metrics_and_parameters_arrives_whole(uri):
     assert len(client(uri).get_metric_history(child(uri).info.run_id, "loss")) == 1500
 
 
+def test_a_long_run_mirrors_the_losses_of_layers_at_every_tenth_step(uri, second, tmp_path, monkeypatch):
+    steps = [{"step": step, "time": 1.7e9 + step, "loss": 1.0, "terms": {"layer_00": 0.5, "layer_01": 0.5}} for step in range(131)]
+    monkeypatch.setitem(globals(), "HISTORY", steps)
+    run_stage(uri, tmp_path, {})
+    tracking.rebuild(second, tmp_path)
+    for store in (uri, second):
+        points = {n: client(store).get_metric_history(child(store).info.run_id, n) for n in ("loss", "terms/layer_01")}
+        assert [p.step for p in points["loss"]] == list(range(131))
+        assert [p.step for p in points["terms/layer_01"]] == [*range(100), 100, 110, 120, 130]
+
+
 def test_metrics_appear_while_the_run_goes_on(uri, monkeypatch):
     monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.0)
     with opened(uri) as tracker:
