@@ -14,7 +14,7 @@ from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
 from relinear_kernels.hybrid_attention_reference import HybridState, _check
 from relinear_kernels.linear_attention_reference import EPS, LinearState
 from relinear_kernels.sliding_window_attention_reference import WindowState
-from relinear_kernels.triton_common import check_triton, widest
+from relinear_kernels.triton_common import check_triton, phi, widest
 
 
 @triton.jit
@@ -32,29 +32,13 @@ def _logits(x, w, b, D: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def _vector_features(y, FEATURE: tl.constexpr, SIGN: tl.constexpr):
-    """phi of one row, `[F]`: of +y or, for a two-sided map's second half, of -y."""
-    if FEATURE == "softmax_pm":
-        y = SIGN * y
-        p = tl.exp(y - tl.max(y, 1)[:, None])
-        p = tl.maximum(p / tl.sum(p, 1)[:, None], 1e-12)
-    elif FEATURE == "relu":
-        p = tl.maximum(y, 0.0)
-    elif FEATURE == "elu":
-        p = tl.where(y > 0, 1 + y, tl.exp(tl.minimum(y, 0.0)))
-    else:
-        p = y
-    return tl.sum(p, 0)
-
-
-@triton.jit
 def _absorb_half(x, y, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, FEATURE: tl.constexpr):
     """`_absorb` of one sign's part of the state. Its load does not come before x and y are made: that was slower."""
     f = half * F + tl.arange(0, F)
     where = s + f[:, None] * V + tl.arange(0, V)[None, :]
     state = tl.load(where)
-    phi_q = _vector_features(x, FEATURE, 1 - 2 * half)
-    phi_k = tl.where(real, _vector_features(y, FEATURE, 1 - 2 * half), 0.0)
+    phi_q = tl.sum(phi(x, 1 - 2 * half, None, FEATURE), 0)
+    phi_k = tl.where(real, tl.sum(phi(y, 1 - 2 * half, None, FEATURE), 0), 0.0)
     total = tl.load(z + f) * fade + phi_k
     tl.debug_barrier()  # several warps load the same of z
     tl.store(z + f, total)
