@@ -1,4 +1,5 @@
-"""One token of each op in one launch: a program reads the state of its query head, updates it in place and answers.
+"""One token of each op in one launch: a program reads the state of its query head, updates it in place and answers. Of a linear state
+it takes several sequences of a head, one after the other, so that the head's feature maps are read once for all of them.
 
 A linear state belongs to one query head, the keys of a window to all query heads of a group. Their ring has a place that nobody reads:
 the group's first program puts the token's key there, and nothing moves. What the programs of a sequence share (where its ring begins,
@@ -13,33 +14,60 @@ from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
 from relinear_kernels.hybrid_attention_reference import HybridState, _check
 from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.linear_attention_triton import PROGRAMS
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, phi, widest
+
+ROWS = 16  # sequences whose features are made by one product
 
 
 @triton.jit
 def _logits(x, w, b, D: tl.constexpr, F: tl.constexpr):
-    """x W + b of one vector, as a row `[1, F]`."""
+    """x W + b of the vectors that x `[G]` points at: `[G, F]`, by tensor cores but for one."""
+    f = tl.arange(0, F)
     if w is not None:
         d = tl.arange(0, D)
-        m = tl.load(w + d[:, None] * F + tl.arange(0, F)[None, :]).to(tl.float32)
-        y = tl.sum(tl.load(x + d).to(tl.float32)[:, None] * m, 0)[None, :]
+        m = tl.load(w + d[:, None] * F + f[None, :])
+        if x.shape[0] == 1:
+            y = tl.sum(tl.load(x[None, :] + d[:, None]).to(tl.float32) * m.to(tl.float32), 0)[None, :]
+        else:
+            u = tl.load(x[:, None] + d[None, :])
+            if u.dtype == m.dtype:
+                y = tl.dot(u, m, input_precision="ieee")
+            else:
+                y = tl.dot(u.to(tl.float32), m.to(tl.float32), input_precision="ieee")
     else:
-        y = tl.load(x + tl.arange(0, F)).to(tl.float32)[None, :]
+        y = tl.load(x[:, None] + f[None, :]).to(tl.float32)
     if b is not None:
-        y += tl.load(b + tl.arange(0, F)).to(tl.float32)[None, :]
+        y += tl.load(b + f).to(tl.float32)[None, :]
     return y
 
 
 @triton.jit
-def _absorb_half(x, y, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, FEATURE: tl.constexpr):
-    """`_absorb` of one sign's part of the state. Its load does not come before x and y are made: that was slower."""
+def _row(p, i, G: tl.constexpr):
+    """Row i of `[G, F]`."""
+    return tl.sum(tl.where((tl.arange(0, G) == i)[:, None], p, 0.0), 0)
+
+
+@triton.jit
+def _features(y, P: tl.constexpr, FEATURE: tl.constexpr):
+    """phi of +y and, where the map has two sides, of -y."""
+    p = phi(y, 1, None, FEATURE)
+    if P == 2:
+        return p, phi(y, -1, None, FEATURE)
+    else:
+        return p, p
+
+
+@triton.jit
+def _absorb_half(phi_q, phi_k, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr):
+    """`_absorb` of one sign's part of the state. Its load does not come before the features are made: that was slower."""
     f = half * F + tl.arange(0, F)
     where = s + f[:, None] * V + tl.arange(0, V)[None, :]
     state = tl.load(where)
-    phi_q = tl.sum(phi(x, 1 - 2 * half, None, FEATURE), 0)
-    phi_k = tl.where(real, tl.sum(phi(y, 1 - 2 * half, None, FEATURE), 0), 0.0)
-    total = tl.load(z + f) * fade + phi_k
+    total = tl.load(z + f)
+    phi_k = tl.where(real, phi_k, 0.0)
+    total = total * fade + phi_k
     tl.debug_barrier()  # several warps load the same of z
     tl.store(z + f, total)
     state = state * fade[:, None] + phi_k[:, None] * value[None, :]
@@ -48,28 +76,26 @@ def _absorb_half(x, y, value, real, fade, s, z, half: tl.constexpr, F: tl.conste
 
 
 @triton.jit
-def _absorb(x, y, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
-    """Fade a head's state, add phi(y) value^T to it, and read it with phi(x): numerator `[V]` and denominator."""
-    out, den = _absorb_half(x, y, value, real, fade, s, z, 0, F, V, FEATURE)
+def _absorb(qp, qm, kp, km, i, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, G: tl.constexpr):
+    """Fade a head's state, add row i of phi(k) `[G, F]` times value^T, read it with that of phi(q): numerator `[V]` and denominator."""
+    out, den = _absorb_half(_row(qp, i, G), _row(kp, i, G), value, real, fade, s, z, 0, F, V)
     if P == 2:
-        more, more_den = _absorb_half(x, y, value, real, fade, s, z, 1, F, V, FEATURE)
+        more, more_den = _absorb_half(_row(qm, i, G), _row(km, i, G), value, real, fade, s, z, 1, F, V)
         out += more
         den += more_den
     return out, den
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "each"])
 def _linear(
-    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, eps,
+    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, batch, each, eps,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr,
+    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0).to(tl.int64)
-    h = pid % H
-    n = pid // H
-    kv = n * N + h // (H // N)
-    s += pid * (P * F * V)
-    z += pid * (P * F)
+    """A program: `each` sequences of a head, the features of G of them at a time."""
+    h = tl.program_id(0) % H
+    begin = tl.program_id(0) // H * each
+    end = tl.minimum(begin + each, batch)
     if wq is not None:
         wq += h * (D * F)
         wk += h * (D * F)
@@ -77,22 +103,30 @@ def _linear(
         bq += h * F
     if bk is not None:
         bk += h * F
-    real = n >= 0
-    if mask is not None:
-        real = tl.load(mask + n) != 0
-    fade = tl.zeros([F], tl.float32)
-    if decay is not None:
-        fade += tl.load(decay + pid)
-    if gate is not None:
-        fade += tl.maximum(tl.load(gate + pid * F + tl.arange(0, F)).to(tl.float32), LOWEST)
-    fade = tl.exp(fade)
-    value = tl.load(v + kv * V + tl.arange(0, V)).to(tl.float32)
-    x = _logits(q + pid * D, wq, bq, D, F)
-    y = _logits(k + kv * D, wk, bk, D, F)
-    out, den = _absorb(x, y, value, real, fade, s, z, F, V, P, FEATURE)
-    if NORMALIZE:
-        out /= tl.maximum(den, eps)
-    tl.store(o + pid * V + tl.arange(0, V), out.to(o.dtype.element_ty))
+    for lead in range(begin, end, G):
+        rows = tl.minimum(lead + tl.arange(0, G), end - 1).to(tl.int64)
+        x = _logits(q + (rows * H + h) * D, wq, bq, D, F)
+        y = _logits(k + (rows * N + h // (H // N)) * D, wk, bk, D, F)
+        qp, qm = _features(x, P, FEATURE)
+        kp, km = _features(y, P, FEATURE)
+        for i in range(0, tl.minimum(end - lead, G)):
+            n = tl.full([], lead + i, tl.int64)
+            at = n * H + h
+            real = n >= 0
+            if mask is not None:
+                real = tl.load(mask + n) != 0
+            fade = tl.zeros([F], tl.float32)
+            if decay is not None:
+                fade += tl.load(decay + at)
+            if gate is not None:
+                fade += tl.maximum(tl.load(gate + at * F + tl.arange(0, F)).to(tl.float32), LOWEST)
+            fade = tl.exp(fade)
+            value = tl.load(v + (n * N + h // (H // N)) * V + tl.arange(0, V)).to(tl.float32)
+            here, sums = s + at * (P * F * V), z + at * (P * F)
+            out, den = _absorb(qp, qm, kp, km, i, value, real, fade, here, sums, F, V, P, G)
+            if NORMALIZE:
+                out /= tl.maximum(den, eps)
+            tl.store(o + at * V + tl.arange(0, V), out.to(o.dtype.element_ty))
 
 
 @triton.jit
@@ -218,10 +252,12 @@ def _hybrid(
     if wq is not None:
         wq += head * (D * F)
         wk += head * (D * F)
-    px = _logits(q + pid * D, wq, None, D, F)
-    py = _logits(rk + oldest, wk, None, D, F)
+    px = _logits(q + pid * D + tl.arange(0, 1), wq, None, D, F)
+    py = _logits(rk + oldest + tl.arange(0, 1), wk, None, D, F)
+    qp, qm = _features(px, P, FEATURE)
+    kp, km = _features(py, P, FEATURE)
     fade = tl.full([F], 1.0, tl.float32)
-    far, far_den = _absorb(px, py, left_value, left, fade, s, z, F, D, P, FEATURE)
+    far, far_den = _absorb(qp, qm, kp, km, 0, left_value, left, fade, s, z, F, D, P, 1)
     factor = tl.load(gamma + head)
     out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
     tl.store(o + pid * D + d, out.to(o.dtype.element_ty))
@@ -263,6 +299,19 @@ def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta
     return WindowState(*(x.contiguous() for x in state))
 
 
+def _spread(batch: int, heads: int) -> tuple[int, int]:
+    """Programs of each head, and how many sequences each of them takes: its matrices are read once for all of them."""
+    each = triton.cdiv(batch, max(1, PROGRAMS // heads))
+    return triton.cdiv(batch, each), each
+
+
+def _options(size: int, each: int) -> dict:
+    """Warps for a state of `size` numbers a sign; where eight of them take several sequences, registers for two programs a multiprocessor."""
+    if size <= 4096:
+        return {"num_warps": 4}
+    return {"num_warps": 8} if each == 1 else {"num_warps": 8, "maxnreg": 128}
+
+
 def _rows(places: int, dim: int) -> int:
     """Places of one tile of a ring."""
     return min(triton.next_power_of_2(max(places, 16)), 4096 // dim)
@@ -286,10 +335,11 @@ def linear_step(
         check_gate(log_gate, batch, 1, heads, width)
         gate = log_gate.contiguous()
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
-    _linear[(batch * heads,)](
-        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, eps,
+    parts, each = _spread(batch, heads)
+    _linear[(parts * heads,)](
+        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, batch, each, eps,
         H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
-        num_warps=8 if width * value_dim > 4096 else 4,
+        G=1 if each == 1 else ROWS, **_options(width * value_dim, each),
     )  # fmt: skip
     return o, state
 
