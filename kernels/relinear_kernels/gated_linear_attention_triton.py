@@ -447,11 +447,11 @@ def _map(
     y = _beside(tile(yr + (start * R + h // (H // R)) * F, rows, T, R, F), dp, rows, T)
     p = phi(y, 1.0, None, FEATURE)
     own = p.to(DT).to(tl.float32) * dp  # rounded on both sides: what is behind a gate then cancels to the last bit
-    dp = phi_backward(y, p, dp, 1.0, FEATURE)
+    dp = phi_backward(p, dp, 1.0, FEATURE)
     if P == 2:
         p = phi(y, -1.0, None, FEATURE)
         own += p.to(DT).to(tl.float32) * dm
-        dp += phi_backward(y, p, dm, -1.0, FEATURE)
+        dp += phi_backward(p, dm, -1.0, FEATURE)
     if dy is not None:
         put(dy + (start * H + h) * F, dp, rows, T, H, F)
     if dg is not None:

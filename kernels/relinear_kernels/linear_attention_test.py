@@ -84,12 +84,45 @@ def test_fused_equals_definition(case, dtype):
     check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype)
 
 
+@pytest.mark.parametrize("gate", ["head", "token"])
+def test_gates_in_float16_which_no_column_can_absorb(gate):
+    args = inputs(130, 32, 32, 2, 1, "softmax_pm", gate, True)
+    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, {"feature": "softmax_pm"}, torch.float16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gate", [None, "token"])
 def test_a_sequence_cut_into_segments_equals_definition(gate, dtype, monkeypatch):
     monkeypatch.setattr(linear_attention_triton, "SEGMENT", 32)
     dim, width = (64, 64) if DEVICE == "cuda" else (32, 16)
     test_fused_equals_definition((100, dim, width, 2, 1, "softmax_pm", gate, True, gate is None, True), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("segment", [32, None])
+def test_mild_and_hard_gates_side_by_side_equal_the_definition(segment, dtype, monkeypatch):
+    if segment is not None:
+        monkeypatch.setattr(linear_attention_triton, "SEGMENT", segment)
+    dim, width = (64, 64) if DEVICE == "cuda" else (16, 16)
+    args = inputs(200, dim, width, 3, 1, "softmax_pm", "token", True, spread=1.0)
+    args["log_decay"] *= 0.1
+    args["log_decay"][:, :, 1] -= 8.0  # a hard head
+    args["log_decay"][1, 150:170, 2] = -30.0  # a hard stretch of one sequence
+    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, {}, dtype)
+
+
+def test_gates_choose_the_launch_that_writes_a_segment(monkeypatch):
+    args = {n: x.to(DEVICE) for n, x in inputs(100, 16, 16, 2, 1, "softmax_pm", "token", False, spread=1.0).items()}
+    args["log_decay"][:, :, 1] -= 8.0
+    found = {}
+    for name in ("MILD", "HARD"):
+        with monkeypatch.context() as patch:
+            only = getattr(linear_attention_triton, name).value
+            patch.setattr(linear_attention_triton.Walk, "gates", lambda *_, only=only: (only,))
+            found[name] = call(linear_attention, args)["out"].isnan()  # what no launch writes stays as it was
+    assert torch.equal(found["MILD"], ~found["HARD"])
+    assert found["MILD"][:, :, 1].all()
+    assert found["HARD"][:, :, 0].all()
 
 
 @pytest.mark.parametrize("only", ["w_q", "w_k", "v", "log_decay"])

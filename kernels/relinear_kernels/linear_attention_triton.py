@@ -8,12 +8,16 @@ carries the states over. "Rows" are what a block computes, "columns" what it has
     dv   rows k, columns q: dv_i = sum_{t>=i} A_ti g_t                dphi_k  rows k, columns q: sum_{t>=i} (g_t . v_i + e_t) phi(q_t)
 
 with g = dO / den and e = -(dO . O) / den (zero where the denominator is clamped); the right-hand ones run from the end. The features
-come as what phi is applied to (`projection_triton`), and are recomputed wherever they are needed. No accumulator is ever the
-transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
+are made once, with their projection (`projection_triton`), and products read them as they lie. No accumulator is ever the transposed
+left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
 
-Exponential features are held relative to a maximum: a query's to its own, which cancels on normalisation, a key's to the largest so
-far, one number a head (`ranges`). A key's features come relative to its own maximum; what that lies below the largest so far is the
-key's weight, and by what the largest grows the state decays.
+Exponential features come as what phi is applied to, and are made wherever they are needed. They are held relative to a maximum: a
+query's to its own, which cancels on normalisation, a key's to the largest so far, one number a head (`ranges`). A key's features come
+relative to its own maximum; what that lies below the largest so far is the key's weight, and by what the largest grows the state decays.
+
+A gate's decay of a pair, exp2(G_t - G_i) with G running over a step, is absorbed: the columns' features take exp2(-G_i) and the row's sums
+exp2(G_t), so that a pair costs nothing. bfloat16 has float32's exponents, and both stay in range while no step fades by more than 2^LEAST.
+A segment with a harder gate is left to a second launch, which takes the decays of all pairs; one with none left to it ends at once.
 """
 
 from typing import NamedTuple
@@ -42,6 +46,8 @@ from relinear_kernels.triton_common import (
     tile,
 )
 
+NONE, MILD, HARD, ANY = (tl.constexpr(i) for i in range(4))  # gates: none, absorbed by the columns, of every pair, of every pair in all
+LEAST = tl.constexpr(-96.0)  # the power of two that a step may fade by where columns absorb its gates
 PROGRAMS = 264  # two for each multiprocessor of an H200
 SEGMENT = 512  # the shortest segment worth its state and the two launches that find it
 
@@ -69,6 +75,18 @@ def config(value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Co
 def _get(x, n, row, i, BT: tl.constexpr, W: tl.constexpr):
     """Rows of head i through a descriptor of `[B, T, heads W]`; zero beyond the tensor, the next sequence's beyond a packed one."""
     return x.load([n, row, i * W]).reshape(BT, W)
+
+
+@triton.jit
+def _phi(x, n, row, i, half, use, P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, BT: tl.constexpr, F: tl.constexpr):
+    """One half of phi of head i's rows, each times its `use` (None: 1): GIVEN, and then as it lies in memory unless used, or made."""
+    if GIVEN:
+        p = _get(x, n, row, i * P + half, BT, F)
+        if use is not None:
+            p = p.to(tl.float32) * use[:, None]
+    else:
+        p = phi(_get(x, n, row, i, BT, F).to(tl.float32), 1.0 - 2.0 * half, use, FEATURE)
+    return p
 
 
 @triton.jit
@@ -144,15 +162,37 @@ def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _fades(g, rows, j, last, REVERSE: tl.constexpr, BT: tl.constexpr):
-    """Decays of a block (g runs over the block, in powers of two): a row's from the state, a column's into it, the whole block's."""
+def _mine(g, first, last, GATES: tl.constexpr, BT: tl.constexpr):
+    """The last row of a segment, or its first where its gates are another launch's: MILD if no step fades by more than LEAST, else HARD."""
+    if GATES == MILD or GATES == HARD:
+        least = 0.0
+        for i in range(0, tl.cdiv(last - first, 128 * BT)):
+            ends = first + (i * 128 + 1 + tl.arange(0, 128)) * BT
+            least = tl.minimum(least, tl.min(tl.load(g + tl.minimum(ends, last) - 1)))
+        if (least >= LEAST) != (GATES == MILD):
+            last = first
+    return last
+
+
+@triton.jit
+def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """Decays of a block (g runs over the block, in powers of two): a row's from the state, a column's into it, the whole block's.
+
+    MILD: a row's from where g begins and a column's until there, the other way round for REVERSE. Their product is a pair's decay.
+    """
     end = tl.load(g + tl.minimum(j + BT, last) - 1)
     gr = tl.load(g + tl.minimum(rows, last - 1))  # beyond the end as at it: no difference of two rows is ever positive
-    to_end = tl.exp2(end - gr)
-    if REVERSE:
-        return gr, to_end, tl.exp2(gr), tl.exp2(end)
+    if GATES == MILD:
+        if REVERSE:
+            return gr, tl.exp2(-gr), tl.exp2(gr), tl.exp2(end)
+        else:
+            return gr, tl.exp2(gr), tl.exp2(-gr), tl.exp2(end)
     else:
-        return gr, tl.exp2(gr), to_end, tl.exp2(end)
+        to_end = tl.exp2(end - gr)
+        if REVERSE:
+            return gr, to_end, tl.exp2(gr), tl.exp2(end)
+        else:
+            return gr, tl.exp2(gr), to_end, tl.exp2(end)
 
 
 @triton.jit
@@ -174,7 +214,7 @@ def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
 def _sums(
     y, v, mask, g, weight, scalar, s, z, decay, cu, blocks, T, L, total, offset, shift,
     H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]`."""
     part = tl.program_id(0) % (V // BV)
@@ -194,12 +234,12 @@ def _sums(
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         if g is not None:
-            _, _, into, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+            _, _, into, fade = _fades(g + h * total + start, rows, j, last, ANY, REVERSE, BT)
             use *= into
             state *= fade
             sums *= fade
             whole *= fade
-        p = phi(_get(y, n, base + jc, h // (H // C), BT, F).to(tl.float32), 1.0 - 2.0 * half, use, FEATURE)
+        p = _phi(y, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
         x = _get(v, n, base + jc, h // (H // N) * (V // BV) + part, BT, BV)
         state = tl.dot(tl.trans(x), p.to(DT), state, input_precision="ieee")
         if scalar is not None:
@@ -265,20 +305,27 @@ def _two(z, DT: tl.constexpr):
 
 
 @triton.jit
-def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr):
+def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr):
     """A block's values for the columns x, and the state after it."""
+    if GATES == MILD and REVERSE:
+        sp *= fade
+        sm *= fade
     acc = tl.dot(qp, tl.trans(sp.to(x.dtype)), input_precision="ieee")
     if P == 2:
         acc = tl.dot(qm, tl.trans(sm.to(x.dtype)), acc, input_precision="ieee")
-    if row_fade is not None:
+    if GATES >= HARD:
         acc *= row_fade[:, None]
         sp *= fade
-        if P == 2:
-            sm *= fade
+        sm *= fade
     acc = tl.dot(a, x, acc, input_precision="ieee")
     sp = tl.dot(tl.trans(x), kp, sp, input_precision="ieee")
     if P == 2:
         sm = tl.dot(tl.trans(x), km, sm, input_precision="ieee")
+    if GATES == MILD:
+        acc *= row_fade[:, None]
+        if not REVERSE:
+            sp *= fade
+            sm *= fade
     return acc, sp, sm
 
 
@@ -286,13 +333,15 @@ def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr):
 def _outputs(
     yr, yc, v, o, row_mask, mask, g, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
+    BV: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """o of a segment and its (unclamped) denominators `[H, rows]`, or dv. A program holds PARTS tiles of BV columns of v."""
     part = tl.program_id(0) % (V // (BV * PARTS)) * PARTS
     h = tl.program_id(0) // (V // (BV * PARTS)) % H
     i = tl.program_id(0) // (V // (BV * PARTS) * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    last = _mine(g + h * total + start, first, last, GATES, BT) if g is not None else last
     DT = v.dtype
     CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
     at = (i.to(tl.int64) * H + h) * (P * F)
@@ -321,41 +370,48 @@ def _outputs(
         lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
-        y = _get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32)
-        if g is not None:
-            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+        if GATES != NONE:
+            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
+            if GATES == MILD:  # in the fades
+                gr = None
         else:
             gr, row_fade, col_fade, fade = None, None, None, None
+        if GATES == MILD:
+            use *= col_fade
         if NORMALIZE:
             high_p = _two(zp, DT)
             high_m = high_p
             if P == 2:
                 high_m = _two(zm, DT)
-            if g is not None:
+            if GATES >= HARD:
                 zp *= fade
                 zm *= fade
-        k = phi(y, 1.0, use, FEATURE)
+        if GIVEN and mask is None and weight is None and cu is None and GATES != MILD:  # beyond the ends a descriptor reads zeros
+            use = None
+        k = _phi(yc, n, base + jc, h // (H // C), 0, use, P, FEATURE, GIVEN, BT, F)
         kp = k.to(DT)
         cp = kp
-        if g is not None:
+        if GATES >= HARD:
             cp = (k * col_fade[:, None]).to(DT)
         if NORMALIZE:  # this early so that phi(k) leaves the registers
             zp = tl.dot(ones, cp, zp, input_precision="ieee")
         km = kp
         cm = cp
         if P == 2:
-            k = phi(y, -1.0, use, FEATURE)
+            k = _phi(yc, n, base + jc, h // (H // C), 1, use, P, FEATURE, GIVEN, BT, F)
             km = k.to(DT)
             cm = km
-            if g is not None:
+            if GATES >= HARD:
                 cm = (k * col_fade[:, None]).to(DT)
             if NORMALIZE:
                 zm = tl.dot(ones, cm, zm, input_precision="ieee")
-        y = _get(yr, n, base + jr, h // (H // R), BT, F).to(tl.float32)
-        qp = phi(y, 1.0, None, FEATURE).to(DT)
+        if NORMALIZE and GATES == MILD:
+            zp *= fade
+            zm *= fade
+        qp = _phi(yr, n, base + jr, h // (H // R), 0, None, P, FEATURE, GIVEN, BT, F).to(DT)
         qm = qp
         if P == 2:
-            qm = phi(y, -1.0, None, FEATURE).to(DT)
+            qm = _phi(yr, n, base + jr, h // (H // R), 1, None, P, FEATURE, GIVEN, BT, F).to(DT)
         a = tl.dot(qp, tl.trans(kp), input_precision="ieee")
         if P == 2:
             a = tl.dot(qm, tl.trans(km), a, input_precision="ieee")
@@ -364,9 +420,11 @@ def _outputs(
             d = tl.dot(qp, tl.trans(high_p), input_precision="ieee")
             if P == 2:
                 d = tl.dot(qm, tl.trans(high_m), d, input_precision="ieee")
-            if g is not None:
+            if GATES >= HARD:
                 d *= row_fade[:, None]
             d = tl.sum(tl.dot(a, unit, d, input_precision="ieee"), 1)
+            if GATES == MILD:
+                d *= row_fade
             if near_den is not None:
                 near_d = tl.load(near_den + h * total + start + rows, mask=rows < last, other=0.0)
                 d += near_d
@@ -377,7 +435,7 @@ def _outputs(
         elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
-        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P)
+        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, REVERSE)
         if near_den is not None:
             acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         if NORMALIZE or row_mask is not None or shift is not None:
@@ -386,7 +444,7 @@ def _outputs(
             acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
         if PARTS == 2:
-            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P)
+            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, REVERSE)
             if near_den is not None:
                 acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
             if NORMALIZE or row_mask is not None or shift is not None:
@@ -400,7 +458,7 @@ def _outputs(
 def _maps(
     yr, yc, x, v, dy, row_mask, mask, g, row_weight, weight, row_scalar, scalar, dg, s, z, cu, blocks, T, L, total, offset, shift, size,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
-    P: tl.constexpr, FEATURE: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`.
 
@@ -410,6 +468,7 @@ def _maps(
     h = tl.program_id(0) // P % H
     i = tl.program_id(0) // (P * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    last = _mine(g + h * total + start, first, last, GATES, BT) if g is not None else last
     DT = v.dtype
     sign = 1.0 - 2.0 * half
     TILES: tl.constexpr = V // BV
@@ -433,7 +492,10 @@ def _maps(
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         # what no product reads is not pipelined: asked for here, used at the end
-        y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
+        if GIVEN:
+            y = tile(yr + ((lead * R + h // (H // R)) * P + half) * F, place, end, R * P, F)
+        else:
+            y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
         if row_scalar is not None:
             e = tl.load(row_scalar + lane, mask=inside, other=0.0)
         if scalar is not None:
@@ -442,10 +504,22 @@ def _maps(
             w = tl.load(weight + lane, mask=inside, other=0.0)
         if row_weight is not None:
             r = tl.load(row_weight + lane, mask=inside, other=0.0)
-        if g is not None:
-            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, REVERSE, BT)
+        if GATES != NONE:
+            gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
+            if GATES == MILD:  # in the fades
+                gr = None
         else:
             gr, row_fade, col_fade, fade = None, None, None, None
+        # MILD: scores take the queries' fade and features the keys', whichever side is the rows. What is rounded is then the same there
+        # and here, and what is behind a gate cancels to the last bit (dg).
+        if GATES == MILD:
+            if REVERSE:
+                s0 *= fade
+                sums *= fade
+                if TILES == 2:
+                    s1 *= fade
+            else:
+                use *= col_fade
         x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
         v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
         a = tl.dot(x0, tl.trans(v0), input_precision="ieee")
@@ -466,16 +540,20 @@ def _maps(
         if row_weight is not None:
             a *= r[:, None]
             d *= r[:, None]
+        if GATES == MILD:
+            a *= col_fade[None, :] if REVERSE else row_fade[:, None]
         a = _seen(a, gr, REVERSE, BT).to(DT)
-        if g is not None:
+        if GATES >= HARD or (GATES == MILD and not REVERSE):
             d *= row_fade[:, None]
-        c = phi(_get(yc, n, base + jc, h // (H // C), BT, F).to(tl.float32), sign, use, FEATURE)
+        c = _phi(yc, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
         d = tl.dot(a, c.to(DT), d, input_precision="ieee")
         if row_mask is not None or shift is not None:
             d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
         if weight is not None:
             c *= w[:, None]
-        if g is not None:
+        if GATES == MILD and REVERSE:
+            c *= col_fade[:, None]
+        if GATES >= HARD:
             c *= col_fade[:, None]
             s0 *= fade
             sums *= fade
@@ -489,11 +567,20 @@ def _maps(
             sums += tl.sum(c, 0)
         if scalar is not None:
             sums += tl.sum(c * e[:, None], 0)
-        y = y.to(tl.float32)
-        p = phi(y, sign, None, FEATURE)
-        if dg is not None:  # from the rounded features, as on the other side: what is behind a gate then cancels to the last bit
-            tl.store(dg + half * (H * total) + lane, tl.sum(p.to(DT).to(tl.float32) * d, 1), mask=inside)
-        d = phi_backward(y, p, d, sign, FEATURE)
+        if GATES == MILD and not REVERSE:
+            s0 *= fade
+            sums *= fade
+            if TILES == 2:
+                s1 *= fade
+        p = y.to(tl.float32)
+        if not GIVEN:
+            p = phi(p, sign, None, FEATURE)
+        if dg is not None:  # from the rounded features, as on the other side
+            b = p * row_fade[:, None] if GATES == MILD and REVERSE else p
+            tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
+        if GATES == MILD and REVERSE:
+            d *= row_fade[:, None]
+        d = phi_backward(p, d, sign, FEATURE)
         if CLIPS:
             _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:
@@ -597,12 +684,13 @@ class Walk(NamedTuple):
     shape: dict
 
     @classmethod
-    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
+    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, given: bool, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
         (batch, length, heads, _), value_dim = q.shape, v.shape[3]
         halves = 2 if feature.endswith("_pm") else 1
         cfg = config(value_dim, width, halves, q.dtype)
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
-        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "BT": cfg.block, "BV": cfg.part, "num_warps": 4}
+        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "GIVEN": given}
+        shape |= {"BT": cfg.block, "BV": cfg.part, "num_warps": 4}
         return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
 
     def scalars(self, batch: int, device, *parts: int) -> Tensor:
@@ -646,6 +734,12 @@ class Walk(NamedTuple):
         )  # fmt: skip
         return s, z
 
+    def gates(self, g: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
+        """The launches that gates take: a segment is written by one of them."""
+        if g is None:
+            return (NONE.value,)
+        return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # what mild gates are absorbed into leaves its range
+
     def outputs(
         self, rows, columns, v, out, states, *, eps, reverse=False, normalize=False, row_mask=None, mask=None, g=None, weight=None,
         den=None, near=None, near_den=None,
@@ -653,12 +747,13 @@ class Walk(NamedTuple):
         """Writes o, or dv if `reverse`."""
         width, part = self.shape["F"], self.cfg.part
         parts = self.cfg.parts if self.shift is None or not reverse else 1  # two are an illegal instruction there with Triton 3.6
-        _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
-            self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask, g, weight,
-            *states, den, near, near_den, *self._where(v.shape[0]), eps,
-            **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, REVERSE=reverse, PARTS=parts,
-            num_stages=self.cfg.stages,
-        )  # fmt: skip
+        for gates in self.gates(g, v.dtype):
+            _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
+                self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask,
+                g, weight, *states, den, near, near_den, *self._where(v.shape[0]), eps,
+                **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, GATES=gates, REVERSE=reverse, PARTS=parts,
+                num_stages=self.cfg.stages,
+            )  # fmt: skip
         return out
 
     def maps(
@@ -669,12 +764,13 @@ class Walk(NamedTuple):
         (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
         new = torch.empty if self.shift is None else torch.zeros  # some keys are no query's: nothing is written there
         dy = new(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
-        _maps[(self.cut.programs * heads * halves,)](
-            rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
-            self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
-            *self._where(batch), batch,
-            **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=self.cfg.stages,
-        )  # fmt: skip
+        for gates in self.gates(g, v.dtype):
+            _maps[(self.cut.programs * heads * halves,)](
+                rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
+                self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
+                *self._where(batch), batch, **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], GATES=gates,
+                REVERSE=reverse, num_stages=self.cfg.stages,
+            )  # fmt: skip
         return dy
 
     def weights(self, do, o, den, eps, near=None, near_den=None):
@@ -698,8 +794,9 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
         batch, length, heads, dim = q.shape
-        walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, cu_seqlens)
-        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k)
+        given = feature == "none" or w_q is not None and feature not in EXPONENTIAL
+        walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, given, cu_seqlens)
+        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k, feature=feature if given else None)
         decay, weight, last = log_decay, None, None
         if feature in EXPONENTIAL:
             weight, decay, last = ranges(y_k, heads, feature, mask, shift, cu_seqlens)

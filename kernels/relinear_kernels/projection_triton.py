@@ -11,15 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.triton_common import cdiv, matrix, put, tile
+from relinear_kernels.triton_common import cdiv, matrix, phi, put, tile
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "splits", "per"])
 def _project(
     xq, xk, wq, wk, bq, bk, yq, yk, rows_q, rows_k, splits, per,
-    H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr,
+    H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
+    BT: tl.constexpr,
 ):  # fmt: skip
-    """y of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others those of k."""
+    """y, or the P halves of phi(y), of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others k's."""
     h = tl.program_id(0) % H
     part = tl.program_id(0) // H
     x, w, b, y, total, heads = xq, wq, bq, yq, rows_q, NQ + 0 * part
@@ -31,15 +32,19 @@ def _project(
     f = tl.arange(0, F)
     w = matrix(w + h * (D * F), D, F).to(x.dtype.element_ty)
     x += begin * (heads * D) + h // (H // heads) * D
-    y += begin * (H * F) + h * F
+    y += begin * (H * P * F) + h * (P * F)
     for i in range(0, (end - begin).to(tl.int32), BT):
         rows = i + tl.arange(0, BT)
         value = tl.dot(tile(x, rows, end - begin, heads, D), w, input_precision="ieee")
         if b is not None:
             value += tl.load(b + h * F + f).to(tl.float32)[None, :]
-        if y.dtype.element_ty == tl.float16:
-            value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
-        put(y, value, rows, end - begin, H, F)
+        for half in tl.static_range(P):
+            out = value
+            if FEATURE is not None:
+                out = phi(value, 1.0 - 2.0 * half, None, FEATURE)
+            if y.dtype.element_ty == tl.float16:
+                out = tl.minimum(tl.maximum(out, -65504.0), 65504.0)
+            put(y + half * F, out, rows, end - begin, H * P, F)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "programs"])
@@ -103,16 +108,20 @@ def _block(dtype: torch.dtype, rows: int) -> int:
     return 16 if dtype == torch.float32 else rows
 
 
-def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16."""
-    (heads, dim, width), dtype = w_q.shape, torch.float16 if q.dtype == torch.bfloat16 else q.dtype
-    y_q, y_k = (torch.empty(*x.shape[:2], heads, width, device=q.device, dtype=dtype) for x in (q, k))
+def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None, *, feature: str | None = None):
+    """y = q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16.
+
+    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take.
+    """
+    (heads, dim, width), halves = w_q.shape, 2 if feature == "softmax_pm" else 1
+    dtype = torch.float16 if feature is None and q.dtype == torch.bfloat16 else q.dtype
+    y_q, y_k = (torch.empty(*x.shape[:2], heads, halves * width, device=q.device, dtype=dtype) for x in (q, k))
     rows_q, rows_k = (x.shape[0] * x.shape[1] for x in (q, k))
     per = max(256, cdiv(rows_q * heads, 1056 * 64) * 64)
     splits = cdiv(rows_q, per)
     _project[((splits + cdiv(rows_k, per)) * heads,)](
-        q, k, w_q, w_k, b_q, b_k, y_q, y_k, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width,
-        BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
+        q, k, w_q, w_k, b_q, b_k, y_q, y_k, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width, P=halves,
+        FEATURE=feature, BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
     return y_q, y_k
 

@@ -12,9 +12,11 @@ DTYPES = (torch.bfloat16, torch.float32) if DEVICE == "cuda" else (torch.float32
 
 
 # Gradients that are sums of cancelling terms (exactly zero for one visible key): in bfloat16 the rounding of O in dO . O, which
-# FlashAttention shares, is a few per cent of what is left (14 % was seen of one decay a head over 300 positions). float32 holds them to
-# the same 5e-5 as the rest.
+# FlashAttention shares, is a few per cent of what is left. float32 holds them to the same 5e-5 as the rest.
 CANCELLING = {"log_decay": 0.15, "log_gate": 0.05, "gamma": 0.6, "b_q": 0.012, "b_k": 0.012}
+# One decay a head sums the gradients of all its positions, which cancel once more. Its error is held relative to the sum of their sizes,
+# where one left out is off by 0.06 to 0.7: 0.01 to 0.12 was seen over 300 positions with bfloat16's rounding emulated on a CPU.
+SUMMED = 0.2
 
 
 def tolerance(dtype: torch.dtype, gradient: str = "") -> float:
@@ -43,13 +45,13 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
 
     Both take (tensors, options) and return a dict of outputs; arguments named in `keep`, gates and states stay float32. `loose`
     multiplies the tolerance of bfloat16 gradients, `times` every one. In bfloat16 an error beyond it may be 1.5 times that of `definition`
-    in bfloat16.
+    in bfloat16, and one log_decay a head is held to SUMMED.
     """
     wide = {"log_decay", "kv", "z", *keep}
     args = {n: x.to(DEVICE) if n in wide else x.to(DEVICE, dtype) for n, x in args.items()}
     options = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
 
-    def run(f, cast):
+    def run(f, cast, args=args):
         x = {n: t.detach().to(cast) if cast else t.detach().clone() for n, t in args.items()}
         x = {n: t.requires_grad_() for n, t in x.items()}
         out = f(x, options)
@@ -58,6 +60,10 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
         return out, dict(zip(x, torch.autograd.grad(loss, x.values(), allow_unused=True), strict=True))
 
     want, want_grad = run(definition, torch.float64)
+    sizes = None
+    if dtype != torch.float32 and "log_decay" in args and args["log_decay"].dim() == 1:
+        each = args["log_decay"].expand(*args["q"].shape[:3])
+        sizes = run(definition, torch.float64, args | {"log_decay": each})[1]["log_decay"].abs().sum((0, 1))
 
     def errors(got, got_grad) -> dict[str, tuple[float, float]]:
         """Error and tolerance of each output and gradient."""
@@ -72,6 +78,9 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
             if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key): only rounding is left
                 small = 1e-3 if dtype == torch.float32 else 5.0
                 assert g is None or g.abs().max() < small, f"gradient of {n} should vanish"
+                continue
+            if n == "log_decay" and sizes is not None:
+                found[f"gradient of {n}"] = (((g - w).norm() / sizes.norm()).item(), SUMMED)
                 continue
             found[f"gradient of {n}"] = (relative(g, w), times * tolerance(dtype, n) * (1.0 if dtype == torch.float32 else loose))
         return found

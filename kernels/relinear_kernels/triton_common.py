@@ -188,7 +188,7 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
+def phi_backward(p, dp, sign, FEATURE: tl.constexpr):
     """The gradient of y from that of phi(sign * y) = p."""
     if FEATURE == "softmax_pm":
         dp = tl.where(p > 1e-12, dp, 0.0) * p
@@ -196,9 +196,9 @@ def phi_backward(y, p, dp, sign, FEATURE: tl.constexpr):
     elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
         dy = dp * p * sign
     elif FEATURE == "relu":
-        dy = tl.where(y > 0, dp, 0.0)
+        dy = tl.where(p > 0, dp, 0.0)
     elif FEATURE == "elu":
-        dy = tl.where(y > 0, dp, dp * p)
+        dy = tl.where(p > 1, dp, dp * p)
     else:
         dy = dp
     return dy
