@@ -19,6 +19,8 @@ from relinear_kernels.sliding_window_attention_reference import WindowState, in_
 from relinear_kernels.testing import DEVICE, relative
 
 pytest.importorskip("triton")
+from relinear_kernels import decode_step_triton  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("triton_path")
 PREFILL, STEPS, DIM = 20, 300 if DEVICE == "cuda" else 5, 64 if DEVICE == "cuda" else 16
 LINEAR = [("softmax_pm", None, True), ("softmax_pm", "token", False), ("relu", "head", True), ("none", None, True), ("softmax_pm", "channel", True),
@@ -93,7 +95,7 @@ def run(kind, how, steps, batch, heads, groups, padded):
     """Decode after a prefill, and hold outputs and the last state against the whole sequence in one piece of the torch form, float64."""
     op, tokens, rest = arguments(kind, how, PREFILL + steps, batch, heads, groups)
     if padded:  # the second sequence begins within the prefill, the third within the decoding
-        first = torch.tensor([0, PREFILL // 2, PREFILL + 3], device=DEVICE)[:batch, None]
+        first = torch.tensor([0, PREFILL // 2, PREFILL + 3], device=DEVICE).repeat(batch)[:batch, None]
         tokens["key_mask"] = torch.arange(PREFILL + steps, device=DEVICE).expand(batch, -1) >= first
     double = lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
@@ -115,6 +117,13 @@ def run(kind, how, steps, batch, heads, groups, padded):
 @pytest.mark.parametrize("kind, how", CASES, ids=str)
 def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, heads, groups, padded):
     run(kind, how, STEPS, batch, heads, groups, padded)
+
+
+@pytest.mark.parametrize("programs, batch", [(2, 19), (7, 8)])
+@pytest.mark.parametrize("kind, how", [case for case in CASES if case[0] == "linear"], ids=str)
+def test_a_program_may_take_several_sequences(kind, how, programs, batch, monkeypatch):
+    monkeypatch.setattr(decode_step_triton, "PROGRAMS", programs)
+    run(kind, how, min(STEPS, 40) if DEVICE == "cuda" else 2, batch, 2, 1, True)
 
 
 @pytest.mark.parametrize("kind, how", [("linear", LINEAR[0]), ("linear", LINEAR[4]), ("window", (16, 4)), ("hybrid", (16, "softmax_pm"))], ids=str)
