@@ -376,7 +376,7 @@ def hybrid_step(
         q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
         ring.first, linear.kv, linear.z, o, after.first, dim**-0.5 if scale is None else scale, eps,
         H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window + 1, dim),
-        num_warps=8 if width * dim > 4096 else 4,
+        **_options(width * dim, 1),
     )  # fmt: skip
     return o, HybridState(after, linear)
 

@@ -20,9 +20,8 @@ from relinear_kernels.triton_common import prepared
 class _Hybrid(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, gamma, mask, s0, z0, feature, window, scale, eps, keep_state, cu_seqlens):
-        (batch, *_, dim), offset = q.shape, k.shape[1] - q.shape[1]
-        given = w_q is not None or feature == "none"
-        walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, given, cu_seqlens, offset, offset - window)
+        batch, offset = len(q), k.shape[1] - q.shape[1]
+        walk = Walk.over(q, v, w_q, feature, cu_seqlens, offset, offset - window)
         near = Near.over(q, k, window, scale, cu_seqlens, gamma.float().contiguous())
         y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, feature=feature)
         close, *of_window = near.forward(q, k, v, mask)

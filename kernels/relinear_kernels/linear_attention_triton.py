@@ -684,8 +684,10 @@ class Walk(NamedTuple):
     shape: dict
 
     @classmethod
-    def over(cls, q: Tensor, v: Tensor, width: int, feature: str, given: bool, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
-        (batch, length, heads, _), value_dim = q.shape, v.shape[3]
+    def over(cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
+        (batch, length, heads, dim), value_dim = q.shape, v.shape[3]
+        width = dim if w_q is None else w_q.shape[-1]
+        given = feature == "none" or w_q is not None and feature not in EXPONENTIAL
         halves = 2 if feature.endswith("_pm") else 1
         cfg = config(value_dim, width, halves, q.dtype)
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
@@ -793,10 +795,9 @@ def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Te
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
-        batch, length, heads, dim = q.shape
-        given = feature == "none" or w_q is not None and feature not in EXPONENTIAL
-        walk = Walk.over(q, v, dim if w_q is None else w_q.shape[-1], feature, given, cu_seqlens)
-        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k, feature=feature if given else None)
+        batch, length, heads, _ = q.shape
+        walk = Walk.over(q, v, w_q, feature, cu_seqlens)
+        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k, feature=feature if walk.shape["GIVEN"] else None)
         decay, weight, last = log_decay, None, None
         if feature in EXPONENTIAL:
             weight, decay, last = ranges(y_k, heads, feature, mask, shift, cu_seqlens)
