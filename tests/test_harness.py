@@ -121,6 +121,17 @@ def test_scores_are_those_of_plain_hflm(model, batch_size):
     assert [o[1] for o in ours] == [t[1] for t in theirs]
 
 
+def test_the_output_head_is_applied_where_a_choice_is_read(model):
+    pairs = [("Q: " + "more and " * n + "x\nA:", letter) for n in (5, 9, 30) for letter in "AB"] + [("short", " of three words")]
+    fed = []
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[:2].numel()))
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(requests)
+    hook.remove()
+    several = len(TOKENIZER(" of three words")["input_ids"])
+    assert fed == [4 * (3 + several)]  # four inputs in one batch: three places that one reads, and those of the last
+
+
 SHOTS = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))  # 200 characters, which are this tokenizer's tokens
 
 

@@ -4,12 +4,14 @@ A map sends a head vector x in R^D through a learned matrix W (``[H, D, F]``, on
 concatenate the activation of +xW and -xW and therefore have 2F features (Hedgehog Eq. 6 and Appendix A.1).
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+LOG2E = math.log2(math.e)
 FLOOR = 1e-12  # the smallest feature of softmax_pm: a key can never be dropped from the normaliser altogether
 
 
@@ -27,6 +29,12 @@ def project(x: Float[Tensor, "B T N D"], w: Float[Tensor, "H D F"] | None, b: Fl
         out = x @ w.view(groups, heads // groups, dim, -1).to(x.dtype)
     out = out.reshape(batch, heads, length, -1)
     return out if b is None else out + b[:, None].to(out.dtype)
+
+
+def exp(x: Tensor) -> Tensor:
+    """e^x, as a power of two: of what is masked or faded, whose exponential is nothing or next to it, torch's own on a CPU takes 20 to 100
+    times as long as of other numbers."""
+    return (x * LOG2E).exp2()
 
 
 def _softmax_pm(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature
-from relinear_kernels.linear_attention_reference import EPS, LinearState, _accumulate, _features, _normaliser, linear_state
+from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, exp
+from relinear_kernels.linear_attention_reference import EPS, LinearState, _accumulate, _features, _normaliser, blocks, linear_state
 
 CHUNK = 16
 FLOOR = -8.0  # CHUNK / 2 of them are e^64, within the range of float32 and bfloat16
@@ -86,8 +86,7 @@ def gated_linear_attention(
     check_gate(log_gate, batch, length, heads, dim if w_q is None else w_q.shape[-1])
     groups, value_dim = v.shape[2:]
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
-    chunk = min(CHUNK, length)
-    n, pad = -(-length // chunk), -length % chunk
+    chunk, n, pad = blocks(length, CHUNK)
     real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
     q, k, v, log_gate = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v, log_gate))
     phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, nn.functional.pad(real, (0, pad)), chunk, None)
@@ -97,10 +96,8 @@ def gated_linear_attention(
     g = g.cumsum(3)
     middle, last = g[:, :, :, (chunk - 1) // 2, None], g[:, :, :, -1:]
     # Pairs above the diagonal can overflow: they are dropped, never multiplied by zero.
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    inside = (phi_q * (g - middle).exp()) @ (phi_k * (middle - g).exp()).transpose(-1, -2)
-    inside = inside.masked_fill(~causal, 0.0)
-    phi_q, phi_k, carry = phi_q * g.exp(), phi_k * (last - g).exp(), last[:, :, :, 0].exp()
+    inside = ((phi_q * exp(g - middle)) @ (phi_k * exp(middle - g)).transpose(-1, -2)).tril()
+    phi_q, phi_k, carry = phi_q * exp(g), phi_k * exp(last - g), exp(last[:, :, :, 0])
     added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)
     state = initial_state or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
     kv, z, entering, entering_z = state.kv.to(q.dtype), state.z.to(q.dtype), [], []

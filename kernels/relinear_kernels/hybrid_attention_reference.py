@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from relinear_kernels.features import ACTIVATIONS
+from relinear_kernels.features import ACTIVATIONS, exp
 from relinear_kernels.linear_attention_reference import LinearState, _accumulate, linear_attention_weights, linear_state, linear_sums
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
@@ -102,7 +102,7 @@ def hybrid_attention(
     scores, n, c = window_scores(q, keys[:, 1:], mask[:, 1:], window, scale)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
-    p = (scores - top).exp() * window_factor.to(q.dtype).view(1, groups, -1, 1, 1, 1)
+    p = exp(scores - top) * window_factor.to(q.dtype).view(1, groups, -1, 1, 1, 1)
     near, near_den = window_values(p, values[:, 1:], n, c, window, length), rows(p.sum(-1), n, c, length)
     # The key that leaves the window at step t is the one w positions back: linear attention over the keys delayed by w.
     far, far_den, linear = linear_sums(

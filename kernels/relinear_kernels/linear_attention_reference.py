@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, project
+from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, exp, project
 
 CHUNK = 64
 EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature: fewer of them, less spread to lose below it
@@ -33,6 +33,13 @@ def linear_state(batch: int, heads: int, features: int, dim: int, device=None, d
         torch.zeros(batch, heads, features, device=device, dtype=dtype),
         torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
     )
+
+
+def blocks(length: int, size: int) -> tuple[int, int, int]:
+    """(positions in a block, blocks, padding of the last): as few blocks of at most `size` as hold `length`, and of these the smallest."""
+    n = -(-length // size)
+    even = -(-length // n)
+    return even, n, n * even - length
 
 
 def _accumulate(x: Tensor) -> Tensor:
@@ -77,7 +84,7 @@ def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
     reference = torch.cat([first, top[:, :, 1:]], 2).cummax(2).values
     anchor = torch.where(reference.isinf(), torch.zeros_like(reference), reference).repeat_interleave(chunk, 2)
     x = x + anchor
-    phi_q, phi_k = (x - x.detach().amax(-1, keepdim=True)).exp(), (y - anchor).exp()
+    phi_q, phi_k = exp(x - x.detach().amax(-1, keepdim=True)), exp(y - anchor)
     return phi_q, phi_k, reference
 
 
@@ -147,9 +154,8 @@ def linear_sums(
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     batch, length, heads, _ = q.shape
     groups, dim = v.shape[2:]
-    chunk = min(chunk, length, EXPONENTIAL_CHUNK if feature in EXPONENTIAL else length)
+    chunk, n, pad = blocks(length, min(chunk, EXPONENTIAL_CHUNK) if feature in EXPONENTIAL else chunk)
     state = initial_state
-    n, pad = -(-length // chunk), -length % chunk
     decay = _decay(log_decay, batch, length, heads, q.dtype)
     if pad:  # whole chunks; what is added is padding that leaves no trace
         q, k, v = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
@@ -162,21 +168,18 @@ def linear_sums(
     state = LinearState(*(x.to(q.dtype) for x in state))
     phi_q, phi_k = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k))  # [B, H, N, C, F]
     v = v.transpose(1, 2).unsqueeze(2).expand(batch, groups, heads // groups, n * chunk, dim).reshape(batch, heads, n, chunk, dim)
-    inside = phi_q @ phi_k.transpose(-1, -2)
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    inside = (phi_q @ phi_k.transpose(-1, -2)).tril()
     carry = None
-    if decay is None:
-        inside = inside.masked_fill(~causal, 0.0)
-    else:
+    if decay is not None:
         g = decay.transpose(1, 2).unflatten(2, (n, chunk)).cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
-        inside = inside * (g[..., :, None] - g[..., None, :]).masked_fill(~causal, -torch.inf).exp()
-        phi_k = phi_k * (g[..., -1:] - g).exp()[..., None]
-        phi_q, carry = phi_q * g.exp()[..., None], g[..., -1].exp()  # carry [B, H, N]
+        inside = inside * exp((g[..., :, None] - g[..., None, :]).tril())
+        phi_k = phi_k * exp(g[..., -1:] - g)[..., None]
+        phi_q, carry = phi_q * exp(g)[..., None], exp(g[..., -1])  # carry [B, H, N]
     added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)  # [B, H, N, F, D], [B, H, N, F]
     shift, rescale = state.shift, None
     if reference is not None:
         before = torch.cat([shift[:, :, None], reference[:, :, :-1]], 2)
-        rescale = torch.where(before.isinf(), torch.zeros_like(before), before - reference).exp()  # [B, H, N, F]
+        rescale = exp(torch.where(before.isinf(), torch.zeros_like(before), before - reference))  # [B, H, N, F]
         shift = reference[:, :, -1]
     kv, z, entering, entering_z = state.kv, state.z, [], []
     for i in range(n):

@@ -1,6 +1,7 @@
 """Each op's chunked form against its quadratic definition, in float64: values, every gradient, pieces, padding."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from relinear_kernels import (
     linear_attention,
     sliding_window_attention,
 )
-from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, project
+from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, exp, project
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_quadratic
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_quadratic
-from relinear_kernels.linear_attention_reference import linear_attention_quadratic, linear_attention_weights
+from relinear_kernels.linear_attention_reference import blocks, linear_attention_quadratic, linear_attention_weights
 from relinear_kernels.sliding_window_attention_reference import sliding_window_quadratic
 from relinear_kernels.testing import relative
 
@@ -46,6 +47,23 @@ def inputs(name, length, heads=6, groups=2, batch=2, seed=0):
     if name.startswith("hybrid"):
         args |= {"window_factor": torch.rand(heads, generator=g, dtype=torch.float64)}
     return args
+
+
+def test_blocks_are_the_fewest_and_hardly_padded():
+    for length in range(1, 200):
+        for size in (1, 16, 64):
+            block, n, pad = blocks(length, size)
+            assert block <= size and n == math.ceil(length / size) and 0 <= pad == n * block - length < n
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_exponential_is_that_of_torch_where_it_vanishes_too(dtype):
+    x = torch.tensor([-torch.inf, -1e4, -700.0, -100.0, -88.0, -50.0, -1.0, 0.0, 3.0, 80.0, torch.inf], dtype=dtype, requires_grad=True)
+    [slope] = torch.autograd.grad(exp(x)[:-1].sum(), x)
+    tiny = torch.finfo(dtype).tiny  # below it, digits go one by one
+    for found in (exp(x)[:-1], slope[:-1]):
+        torch.testing.assert_close(found, x.exp()[:-1], rtol=100 * torch.finfo(dtype).eps, atol=tiny)
+    assert exp(x)[0] == 0 and exp(x)[-1] == torch.inf
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -326,13 +327,16 @@ class LocalLM(HFLM):
         path = Path(os.devnull) if self.work is None else self.work / f"{name}.{rank()}"
         with torch.inference_mode(), bar, path.open("ab", buffering=0) as file:
             for shared, batch in batches:
-                first = min(starts[tokens] for tokens in batch)
                 padded = pad_sequence([torch.tensor(tokens[shared:]) for tokens in batch], batch_first=True).to(self.device)
-                keep = padded.shape[1] - (first - shared)
+                # Where any row is asked, and nowhere between: prompts of one batch differ in length by more than a choice has tokens.
+                places = sorted({at - shared for tokens in batch for at in range(starts[tokens], len(tokens))})
+                keep = torch.tensor(places, device=self.device)
                 past = self._after(batch[0][:shared], len(batch))
-                # [row, first.., vocabulary]
+                # [row, place, vocabulary]
                 logits = self.model(padded, past_key_values=past, logits_to_keep=keep, use_cache=past is not None).logits
-                asked = [(number, row, len(tokens) - first) for row, tokens in enumerate(batch) for number in groups[tokens]]
+                # A row's tokens that are asked lie side by side in `places`, up to its last.
+                ends = [bisect_right(places, len(tokens) - shared - 1) for tokens in batch]
+                asked = [(number, row, ends[row]) for row, tokens in enumerate(batch) for number in groups[tokens]]
                 scored = self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
                 file.write(f"\n{json.dumps(scored)}".encode())  # the break comes first: the last line may have been cut short
                 new += scored
