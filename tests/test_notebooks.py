@@ -1,0 +1,78 @@
+"""The notebooks of notebooks/: they run from a clone as it is, and what they compute of committed results is what those say."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+REFERENCE = NOTEBOOKS.parent / "results" / "reference"
+READABLE = ("text/html", "image/png", "text/plain")
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def executed(notebook: nbformat.NotebookNode, *asked: str) -> list:
+    """Run a notebook where a user would, then expressions in its kernel: their values. What it shows stays in `notebook`."""
+    notebook.cells += [nbformat.v4.new_code_cell(f"import json; print(json.dumps({expression}))") for expression in asked]
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    cells, last = notebook.cells[: len(notebook.cells) - len(asked)], notebook.cells[len(notebook.cells) - len(asked) :]
+    notebook.cells = cells
+    return [json.loads(cell.outputs[0].text) for cell in last]
+
+
+def shown(notebook: nbformat.NotebookNode) -> list[str]:
+    """The kinds of what the code cells show. What they print on the way, a warning for one, is none of it and fails."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output.text for output in outputs if output.output_type == "stream"]
+    return [next(kind for kind in READABLE if kind in output.data and (kind != "text/html" or "<table" in output.data[kind])) for output in outputs]
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_committed_without_what_it_showed(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+    assert [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
+
+
+@pytest.mark.parametrize("scale", ["smollm2", "mini"])  # packed files and three seeds; plain ones, one seed, tasks that were not run
+def test_the_table_notebook_agrees_with_the_table(scale):
+    notebook = read("table2")
+    place = "results/reference/smollm2"
+    [cell] = [cell for cell in notebook.cells if cell.cell_type == "code" and place in cell.source]
+    cell.source = cell.source.replace(place, f"results/reference/{scale}")
+    differences, sources = executed(
+        notebook, 'paired("lolcats_window", "teacher")[["metric", "difference", "items"]].T.to_dict()', 'list(map(str, sources("lizard", "ppl")))'
+    )
+    assert shown(notebook).count("image/png") == 2 and shown(notebook).count("text/html") == 6
+
+    table = pd.read_csv(REFERENCE / scale / "table2.csv", index_col="run", na_values=["not run"])
+    single = table["seeds"] == 1
+    for task, row in differences.items():
+        column = f"{task}_{row['metric']}"
+        assert row["items"] == table.loc["teacher", f"{column}_n"]
+        if single["lolcats_window"]:  # of several, the notebook compares the first's items, the table has their mean
+            assert row["difference"] == pytest.approx(table.loc["lolcats_window", column] - table.loc["teacher", column], abs=1e-3)
+    assert len(differences) == table.loc["teacher"].filter(regex="_acc(_norm)?_n$").notna().sum() - ("piqa" in differences)  # PIQA has two
+    assert len(sources) == table.loc["lizard", "seeds"] and all(Path(source).is_file() for source in sources)
+
+
+def test_the_speed_notebook_agrees_with_the_benchmarks():
+    notebook = read("speed")
+    [found] = executed(notebook, 'against("forward", LIZARD).T.to_dict()["linear_attention"] | (states / growth).to_dict()')
+    assert shown(notebook) == ["text/html", "text/html", "image/png", "text/html", "text/plain"]
+
+    bench = pd.read_csv(REFERENCE / "kernels" / "bench.csv").query(
+        "op == 'linear_attention' and mode == 'forward' and shape.str.startswith('B16 T2048 H32/32')"
+    )
+    times = bench.set_index("provider")["ms"]
+    assert found["ours, ms"] == times["relinear"]
+    assert found["fla chunk_linear_attn"] == pytest.approx(times["fla chunk_linear_attn"] / times["relinear"])
+    # Mistral-7B: 32 layers of 8 heads of 128, keys and values of two bytes; LoLCATs' state, float32, of 32 heads, 128 features, 128 values, one sum.
+    assert found["lolcats_linear"] == pytest.approx(32 * 32 * 128 * (128 + 2) * 4 / (32 * 2 * 8 * 128 * 2), rel=1e-3)
