@@ -142,8 +142,13 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     assert job.returncode != 0 and all(part in error.splitlines()[-1] for part in named), error
 
 
-@pytest.mark.parametrize(("options", "threads"), [((), {"2"}), (("--resources", "gpu=2"), set())], ids=["one slot", "two slots"])
-def test_jobs_side_by_side_share_the_cores(fresh, options, threads):
-    """A job with all cores would keep the other GPUs idle. Snakemake names no number of threads that is one."""
-    plan = fresh.snakemake("results/table2.csv", scale="smollm2", options=("--dry-run", *options))
-    assert plan.count("gpu=1") == 20 and set(re.findall(r"threads: (\d+)", plan)) == threads
+@pytest.mark.parametrize(
+    ("scale", "options", "threads"),
+    [("smollm2", (), {"2"}), ("smollm2", ("--resources", "gpu=2"), set()), ("mini", (), set())],
+    ids=["one slot", "two slots", "no GPU"],
+)
+def test_jobs_side_by_side_share_the_cores(fresh, scale, options, threads):
+    """A job with all cores would keep the other GPUs idle, and, until all are free, cores too. Snakemake names no number of threads that is one."""
+    plan = fresh.snakemake("results/table2.csv", scale=scale, options=("--dry-run", *options))
+    assert plan.count("gpu=1") == (20 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
+    assert set(re.findall(r"threads: (\d+)", plan)) == threads

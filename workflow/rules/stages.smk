@@ -95,7 +95,8 @@ rule activations:
         "<results>/activations/run.json",
     log:
         "<results>/logs/activations.log",
-    threads: workflow.cores
+    priority: 2  # as distill, which waits for it
+    threads: cores
     resources:
         gpu=gpus,
         mem_mb=MEMORY,
