@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 DIRECT = PYPROJECT["project"]["dependencies"] + EXTRAS["dev"] + EXTRAS["cluster"]
-UNIMPORTED = {"accelerate", "pandas", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
+UNIMPORTED = {"accelerate", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
 OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
 
 # `snakemake --lint` has these to say, and why not:
