@@ -170,6 +170,17 @@ def copy_sources(to: Path) -> Clone:
     return Clone(to, [])
 
 
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Commands that a test calls in this process take all cores; the tests after it have as many threads as before. Two threads of each of two
+    workers on two cores wait for each other at every small product: 20,000 steps took five to thirteen times as long."""
+    import torch  # not above: the kernels' tests say how triton is imported, before anything does
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def fresh(tmp_path) -> Iterator[Clone]:
     """A clone in which nothing was run."""
