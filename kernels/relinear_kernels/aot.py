@@ -144,16 +144,17 @@ def _gated(feature, dim, features, dtype=torch.bfloat16):
     gated_linear_attention(**args, log_gate=gate, feature=feature).float().sum().backward()
 
 
-def _decode(op, dim, features, **options):
+def _decode(op, dim, features, states=4, **options):
     from relinear_kernels import decode_step_triton, hybrid_state, linear_state, window_state
 
     args, matrices = _tensors(4, 1, dim, features, torch.bfloat16, 1)
+    matrices["w_k"] = matrices["w_k"][:states]
     if op == "linear":
-        decode_step_triton.linear_step(**args, **matrices, state=linear_state(1, 4, 2 * features, dim), **options)
+        decode_step_triton.linear_step(**args, **matrices, state=linear_state(1, states, 2 * features, dim), **options)
     elif op == "window":
         decode_step_triton.window_step(**args, state=window_state(1, 127, 1, dim, meta=4), window=128, meta=4)
     else:
-        state = hybrid_state(1, 4, 1, dim, 2 * features, window=64)
+        state = hybrid_state(1, states, 1, dim, 2 * features, window=64)
         decode_step_triton.hybrid_step(**args, **matrices, state=state, window=64, window_factor=torch.ones(4))
 
 
@@ -184,6 +185,8 @@ MORE = {
     "gated none D128 F128": lambda: _gated("none", 128, 128),
     "gated softmax_pm D128 F64 float32": lambda: _gated("softmax_pm", 128, 64, torch.float32),
     "decode linear D128 F64 channel gate": lambda: _decode("linear", 128, 64, log_gate=torch.zeros(1, 1, 4, 64)),
+    "decode linear D128 F64 shared": lambda: _decode("linear", 128, 64, states=1),
+    "decode hybrid D128 F64 shared": lambda: _decode("hybrid", 128, 64, states=1),
     "decode linear D64 F64": lambda: _decode("linear", 64, 64),
     "decode window D64": lambda: _decode("window", 64, 64),
     "decode hybrid D64 F64": lambda: _decode("hybrid", 64, 64),

@@ -424,7 +424,7 @@ def gated(bench, shape, modes, peers=True):
 
 
 def decode(bench, batch, h, n, d=128, f=64):
-    """One token of every op; the floor is its state read once and written once. fla's is given features."""
+    """One token of every op; the floor is its state read once and written once, that of key heads too. fla's is given features."""
     shape, args = (batch, 1, h, n, d, f), inputs(batch, 1, h, n, d, f)
     token, maps = {x: args[x] for x in "qkv"}, {x: args[x] for x in ("w_q", "w_k")}
     linear, hybrid = linear_state(batch, h, 2 * f, d, "cuda"), hybrid_state(batch, h, n, d, 2 * f, window=64, device="cuda")
@@ -443,6 +443,13 @@ def decode(bench, batch, h, n, d=128, f=64):
     ):
         bench.decode(f"decode_step {op}", "relinear", shape, moved, run)
     if h != n:
+        shared, own = maps | {"w_k": maps["w_k"][:n]}, linear_state(batch, n, 2 * f, d, "cuda")
+        near = hybrid._replace(linear=linear_state(batch, n, 2 * f, d, "cuda"))
+        for op, moved, run in (
+            ("linear_attention", sums * n // h, partial(step, **shared, state=own)),
+            ("hybrid_attention w=64", sums * n // h + 64 * key, partial(step, **shared, window=64, window_factor=factor, state=near)),
+        ):
+            bench.decode(f"decode_step {op}, states of key heads", "relinear", shape, moved, run)
         return
     q, k = phi(args["q"], args["w_q"]), phi(args["k"], args["w_k"])
     old = (torch.zeros(batch, h, 2 * f, d, device="cuda"), torch.ones(batch, 1, h, 2 * f, device="cuda"))

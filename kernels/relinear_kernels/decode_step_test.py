@@ -16,7 +16,7 @@ from relinear_kernels import (
     window_state,
 )
 from relinear_kernels.sliding_window_attention_reference import WindowState, in_order
-from relinear_kernels.testing import DEVICE, relative
+from relinear_kernels.testing import DEVICE, of_key_heads, relative
 
 pytest.importorskip("triton")
 from relinear_kernels import decode_step_triton  # noqa: E402
@@ -28,10 +28,14 @@ LINEAR = [("softmax_pm", None, True), ("softmax_pm", "token", False), ("relu", "
 WINDOWS = [(1, 0), (5, 4), (16, 4), (40, 0)]
 HYBRIDS = [(1, "softmax_pm"), (16, "softmax_pm"), (30, "relu")]
 CASES = [("linear", x) for x in LINEAR] + [("window", x) for x in WINDOWS] + [("hybrid", x) for x in HYBRIDS]
+SHARED = [("linear shared", x) for x in LINEAR if x[0] != "none"] + [("hybrid shared", x) for x in HYBRIDS]  # maps, gates, states of key heads
 
 
 def arguments(kind, how, length, batch, heads, groups):
     """(op, per-token arguments, the rest) on the device."""
+    if kind.endswith(" shared"):
+        op, *given = arguments(kind.removesuffix(" shared"), how, length, batch, heads, groups)
+        return op, *(of_key_heads(args, groups) for args in given)
     r = lambda *s: torch.randn(*s, device=DEVICE)  # noqa: E731
     tokens = {"q": r(batch, length, heads, DIM), "k": r(batch, length, groups, DIM), "v": r(batch, length, groups, DIM)}
     maps = {n: r(heads, DIM, DIM) / DIM**0.5 for n in ("w_q", "w_k")}
@@ -62,9 +66,10 @@ def fresh(kind, how, batch, heads, groups):
     if kind == "window":
         return window_state(batch, how[0] - 1, groups, DIM, meta=how[1], device=DEVICE)
     features = DIM * (2 if "softmax_pm" in how else 1)
-    if kind == "hybrid":
-        return hybrid_state(batch, heads, groups, DIM, features, window=how[0], device=DEVICE)
-    return linear_state(batch, heads, features, DIM, DEVICE)
+    states = groups if kind.endswith(" shared") else heads
+    if kind.startswith("hybrid"):
+        return hybrid_state(batch, states, groups, DIM, features, window=how[0], device=DEVICE)
+    return linear_state(batch, states, features, DIM, DEVICE)
 
 
 def leaves(state):
@@ -114,13 +119,13 @@ def run(kind, how, steps, batch, heads, groups, padded):
 
 
 @pytest.mark.parametrize("batch, heads, groups, padded", [(3, 3, 1, True), (1, 8, 2, False)])
-@pytest.mark.parametrize("kind, how", CASES, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
 def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, heads, groups, padded):
     run(kind, how, STEPS, batch, heads, groups, padded)
 
 
 @pytest.mark.parametrize("programs, batch", [(2, 19), (7, 8)])
-@pytest.mark.parametrize("kind, how", [case for case in CASES if case[0] == "linear"], ids=str)
+@pytest.mark.parametrize("kind, how", [case for case in CASES + SHARED if case[0].startswith("linear")], ids=str)
 def test_a_program_may_take_several_sequences(kind, how, programs, batch, monkeypatch):
     monkeypatch.setattr(decode_step_triton, "PROGRAMS", programs)
     run(kind, how, min(STEPS, 40) if DEVICE == "cuda" else 2, batch, 2, 1, True)
@@ -131,7 +136,7 @@ def test_long_decoding_does_not_drift(kind, how):
     run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False)
 
 
-@pytest.mark.parametrize("kind, how", CASES, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
 def test_the_op_itself_decodes_a_token_in_place(kind, how):
     op, tokens, rest = arguments(kind, how, 4, 2, 2, 1)
     with torch.no_grad():
@@ -152,7 +157,7 @@ def test_a_token_with_gradients_leaves_its_state_alone(kind, how):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kind, how", CASES, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
 def test_the_torch_form_decodes_the_same(kind, how, monkeypatch):
     monkeypatch.setenv("RELINEAR_KERNELS", "torch")
     run(kind, how, 12, 3, 3, 1, True)

@@ -1,19 +1,21 @@
-"""One token of each op in one launch: a program reads the state of its query head, updates it in place and answers. Of a linear state
-it takes several sequences of a head, one after the other, so that the head's feature maps are read once for all of them.
+"""One token of each op in one launch: a program reads a state, updates it in place and answers. Of a linear state it takes several
+sequences of a head, one after the other, so that the head's feature maps are read once for all of them.
 
-A linear state belongs to one query head, the keys of a window to all query heads of a group. Their ring has a place that nobody reads:
-the group's first program puts the token's key there, and nothing moves. What the programs of a sequence share (where its ring begins,
-how long ago a meta key was seen) is read from the old state and written to a new one.
+A linear state belongs to a query head, or to a key head and then to R query heads, whose answers one program gives. The keys of a window
+belong to all query heads of a group. Their ring has a place that nobody reads: the group's first program puts the token's key there, and
+nothing moves. What the programs of a sequence share (where its ring begins, how long ago a meta key was seen) is read from the old state
+and written to a new one.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from relinear_kernels.features import check_map
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
 from relinear_kernels.hybrid_attention_reference import HybridState, _check
-from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, state_heads
 from relinear_kernels.linear_attention_triton import PROGRAMS
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, phi, widest
@@ -60,8 +62,14 @@ def _features(y, P: tl.constexpr, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def _absorb_half(phi_q, phi_k, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr):
+def _absorb_half(
+    q, k, i, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, G: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
     """`_absorb` of one sign's part of the state. Its load does not come before the features are made: that was slower."""
+    phi_q = ()
+    for r in tl.static_range(R):
+        phi_q = phi_q + (_row(q[r], i, G),)
+    phi_k = _row(k, i, G)
     f = half * F + tl.arange(0, F)
     where = s + f[:, None] * V + tl.arange(0, V)[None, :]
     state = tl.load(where)
@@ -72,42 +80,75 @@ def _absorb_half(phi_q, phi_k, value, real, fade, s, z, half: tl.constexpr, F: t
     tl.store(z + f, total)
     state = state * fade[:, None] + phi_k[:, None] * value[None, :]
     tl.store(where, state)
-    return tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * total, 0)
+    out, den = (), ()
+    for r in tl.static_range(R):
+        out = out + (tl.sum(phi_q[r][:, None] * state, 0),)
+        den = den + (tl.sum(phi_q[r] * total, 0),)
+    return out, den
 
 
 @triton.jit
-def _absorb(qp, qm, kp, km, i, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, G: tl.constexpr):
-    """Fade a head's state, add row i of phi(k) `[G, F]` times value^T, read it with that of phi(q): numerator `[V]` and denominator."""
-    out, den = _absorb_half(_row(qp, i, G), _row(kp, i, G), value, real, fade, s, z, 0, F, V)
+def _absorb(
+    qp, qm, kp, km, i, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, G: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
+    """Fade a state, add row i of phi(k) `[G, F]` times value^T, read it with that of each of R phi(q): numerators `[V]` and denominators."""
+    out, den = _absorb_half(qp, kp, i, value, real, fade, s, z, 0, F, V, G, R)
     if P == 2:
-        more, more_den = _absorb_half(_row(qm, i, G), _row(km, i, G), value, real, fade, s, z, 1, F, V)
-        out += more
-        den += more_den
+        more, more_den = _absorb_half(qm, km, i, value, real, fade, s, z, 1, F, V, G, R)
+        both, both_den = (), ()
+        for r in tl.static_range(R):
+            both = both + (out[r] + more[r],)
+            both_den = both_den + (den[r] + more_den[r],)
+        out, den = both, both_den
     return out, den
+
+
+@triton.jit
+def _queries(q, w, b, D: tl.constexpr, F: tl.constexpr, R: tl.constexpr):
+    """`_logits` of R query heads, of the first of which q `[G]`, w and b point at."""
+    x = ()
+    for r in tl.static_range(R):
+        x = x + (_logits(q + r * D, w, b, D, F),)
+        if w is not None:
+            w += D * F
+        if b is not None:
+            b += F
+    return x
+
+
+@triton.jit
+def _sides(x, P: tl.constexpr, FEATURE: tl.constexpr, R: tl.constexpr):
+    """`_features` of R query heads."""
+    p, m = (), ()
+    for r in tl.static_range(R):
+        one, other = _features(x[r], P, FEATURE)
+        p = p + (one,)
+        m = m + (other,)
+    return p, m
 
 
 @triton.jit(do_not_specialize=["batch", "each"])
 def _linear(
     q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, batch, each, eps,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """A program: `each` sequences of a head, the features of G of them at a time."""
+    """A program: `each` sequences of one of H states, the features of G of them at a time."""
     h = tl.program_id(0) % H
     begin = tl.program_id(0) // H * each
     end = tl.minimum(begin + each, batch)
     if wq is not None:
-        wq += h * (D * F)
+        wq += h * (R * D * F)
         wk += h * (D * F)
     if bq is not None:
-        bq += h * F
+        bq += h * (R * F)
     if bk is not None:
         bk += h * F
     for lead in range(begin, end, G):
         rows = tl.minimum(lead + tl.arange(0, G), end - 1).to(tl.int64)
-        x = _logits(q + (rows * H + h) * D, wq, bq, D, F)
+        x = _queries(q + (rows * H + h) * (R * D), wq, bq, D, F, R)
         y = _logits(k + (rows * N + h // (H // N)) * D, wk, bk, D, F)
-        qp, qm = _features(x, P, FEATURE)
+        qp, qm = _sides(x, P, FEATURE, R)
         kp, km = _features(y, P, FEATURE)
         for i in range(0, tl.minimum(end - lead, G)):
             n = tl.full([], lead + i, tl.int64)
@@ -123,10 +164,12 @@ def _linear(
             fade = tl.exp(fade)
             value = tl.load(v + (n * N + h // (H // N)) * V + tl.arange(0, V)).to(tl.float32)
             here, sums = s + at * (P * F * V), z + at * (P * F)
-            out, den = _absorb(qp, qm, kp, km, i, value, real, fade, here, sums, F, V, P, G)
-            if NORMALIZE:
-                out /= tl.maximum(den, eps)
-            tl.store(o + at * V + tl.arange(0, V), out.to(o.dtype.element_ty))
+            out, den = _absorb(qp, qm, kp, km, i, value, real, fade, here, sums, F, V, P, G, R)
+            for r in tl.static_range(R):
+                answer = out[r]
+                if NORMALIZE:
+                    answer /= tl.maximum(den[r], eps)
+                tl.store(o + (at * R + r) * V + tl.arange(0, V), answer.to(o.dtype.element_ty))
 
 
 @triton.jit
@@ -221,10 +264,10 @@ def _sliding(
 @triton.jit
 def _hybrid(
     q, k, v, wq, wk, gamma, real_at, rk, rv, mask, first_at, s, z, o, new_first, scale, eps,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
+    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    FEATURE: tl.constexpr, W: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """The ring's oldest key leaves the window with this token and enters the linear state."""
+    """A program: one of H states, with its R query heads. The ring's oldest key leaves the window with this token and enters the state."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % H
     b = pid // H
@@ -238,38 +281,44 @@ def _hybrid(
     key = tl.load(k + (b * N + n) * D + d).to(tl.float32)
     value = tl.load(v + (b * N + n) * D + d).to(tl.float32)
     first = tl.load(first_at + b)
-    rk += (b * (R + 1) * N + n) * D
-    rv += (b * (R + 1) * N + n) * D
-    mask += b * (R + 1)
+    rk += (b * (W + 1) * N + n) * D
+    rv += (b * (W + 1) * N + n) * D
+    mask += b * (W + 1)
     oldest = first * (N * D)
     left = tl.load(mask + first) != 0
     left_value = tl.load(rv + oldest + d).to(tl.float32)
-    x = tl.load(q + pid * D + d).to(tl.float32) * scale
-    top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
-    den = tl.where(real, 1.0, 0.0)
-    acc = tl.where(real, value, 0.0)
-    top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 1, R, N, D, BR)
+    q += pid * (R * D)
+    near, near_den = (), ()
+    for r in tl.static_range(R):
+        x = tl.load(q + r * D + d).to(tl.float32) * scale
+        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
+        den = tl.where(real, 1.0, 0.0)
+        acc = tl.where(real, value, 0.0)
+        top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 1, W, N, D, BR)
+        near = near + (acc,)
+        near_den = near_den + (den,)
     if wq is not None:
-        wq += head * (D * F)
+        wq += head * (R * D * F)
         wk += head * (D * F)
-    px = _logits(q + pid * D + tl.arange(0, 1), wq, None, D, F)
-    py = _logits(rk + oldest + tl.arange(0, 1), wk, None, D, F)
-    qp, qm = _features(px, P, FEATURE)
-    kp, km = _features(py, P, FEATURE)
+    x = _queries(q + tl.arange(0, 1), wq, None, D, F, R)
+    y = _logits(rk + oldest + tl.arange(0, 1), wk, None, D, F)
+    qp, qm = _sides(x, P, FEATURE, R)
+    kp, km = _features(y, P, FEATURE)
     fade = tl.full([F], 1.0, tl.float32)
-    far, far_den = _absorb(qp, qm, kp, km, 0, left_value, left, fade, s, z, F, D, P, 1)
-    factor = tl.load(gamma + head)
-    out = (factor * acc + far) / tl.maximum(factor * den + far_den, eps)
-    tl.store(o + pid * D + d, out.to(o.dtype.element_ty))
-    _place(key, value, real, rk, rv, mask, first, new_first + b, head, R, H, N, D)
+    far, far_den = _absorb(qp, qm, kp, km, 0, left_value, left, fade, s, z, F, D, P, 1, R)
+    for r in tl.static_range(R):
+        factor = tl.load(gamma + head * R + r)
+        out = (factor * near[r] + far[r]) / tl.maximum(factor * near_den[r] + far_den[r], eps)
+        tl.store(o + (pid * R + r) * D + d, out.to(o.dtype.element_ty))
+    _place(key, value, real, rk, rv, mask, first, new_first + b, head, W, H, N, D)
 
 
 def _contiguous(x):
     return None if x is None else x.contiguous()
 
 
-def _token(op: str, q, k, v, feature=None, width=None):
-    """q, k and v of one token in one dtype, dense, and (B, H, Hkv). Raises ValueError naming what is supported."""
+def _token(op: str, q, k, v, w_q=None, w_k=None, b_q=None, b_k=None, feature=None, width=None):
+    """q, k and v of one token in one dtype, dense, and (B, H, Hkv, states). Raises ValueError naming what is supported."""
     if q.shape[1] != 1:
         raise ValueError(f"{op} takes one token; got {q.shape[1]}")
     batch, _, heads, _ = q.shape
@@ -278,7 +327,9 @@ def _token(op: str, q, k, v, feature=None, width=None):
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads")
     q, k, v = (x.to(widest(q, k, v)).contiguous() for x in (q, k, v))
     check_triton(op, feature, width, q=q, k=k, v=v)
-    return q, k, v, (batch, heads, groups)
+    check_map(w_q, b_q, heads, heads, q.shape[3])
+    check_map(w_k, b_k, heads, groups, k.shape[3])
+    return q, k, v, (batch, heads, groups, state_heads(w_k, heads))
 
 
 def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
@@ -305,11 +356,12 @@ def _spread(batch: int, heads: int) -> tuple[int, int]:
     return triton.cdiv(batch, each), each
 
 
-def _options(size: int, each: int) -> dict:
-    """Warps for a state of `size` numbers a sign; where eight of them take several sequences, registers for two programs a multiprocessor."""
+def _options(size: int, each: int, queries: int = 1) -> dict:
+    """Warps for a state of `size` numbers a sign; where eight of them take several sequences, registers for two programs a multiprocessor,
+    unless the features of several queries would not fit into them."""
     if size <= 4096:
         return {"num_warps": 4}
-    return {"num_warps": 8} if each == 1 else {"num_warps": 8, "maxnreg": 128}
+    return {"num_warps": 8} if each == 1 or queries > 1 else {"num_warps": 8, "maxnreg": 128}
 
 
 def _rows(places: int, dim: int) -> int:
@@ -323,23 +375,21 @@ def linear_step(
 ):  # fmt: skip
     """`decode_step` of linear attention, plain or gated. Raises ValueError naming what it supports."""
     dim, value_dim, width, dtype = q.shape[-1], v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v, feature, width)
+    q, k, v, (batch, heads, groups, states) = _token("decode_step", q, k, v, w_q, w_k, b_q, b_k, feature, width)
     halves = 2 if feature == "softmax_pm" else 1
-    state = _linear_state(state, (batch, heads, halves * width, value_dim))
+    state = _linear_state(state, (batch, states, halves * width, value_dim))
     decay = gate = None
     if log_decay is not None:
-        if log_decay.shape not in ((heads,), (batch, 1, heads)):
-            raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T=1, H={heads}]; got {list(log_decay.shape)}")
-        decay = log_decay.float().expand(batch, 1, heads).contiguous()
+        decay = every_decay(log_decay, batch, 1, heads, states).float().contiguous()
     if log_gate is not None:
-        check_gate(log_gate, batch, 1, heads, width)
+        check_gate(log_gate, batch, 1, heads, w_k, width)
         gate = log_gate.contiguous()
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
-    parts, each = _spread(batch, heads)
-    _linear[(parts * heads,)](
+    parts, each = _spread(batch, states)
+    _linear[(parts * states,)](
         q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, batch, each, eps,
-        H=heads, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
-        G=1 if each == 1 else ROWS, **_options(width * value_dim, each),
+        H=states, R=heads // states, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
+        G=1 if each == 1 else ROWS, **_options(width * value_dim, each, heads // states),
     )  # fmt: skip
     return o, state
 
@@ -347,7 +397,7 @@ def linear_step(
 def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_mask=None):
     """`decode_step` of sliding-window attention. Raises ValueError naming what it supports."""
     dim, dtype = q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v)
+    q, k, v, (batch, heads, groups, _) = _token("decode_step", q, k, v)
     state = _ring(state, batch, window - 1, groups, dim, meta)
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
@@ -366,16 +416,16 @@ def hybrid_step(
     """`decode_step` of LoLCATs' hybrid. Raises ValueError naming what it supports."""
     _check(feature, window)
     dim, width, dtype = q.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups) = _token("decode_step", q, k, v, feature, width)
+    q, k, v, (batch, heads, groups, states) = _token("decode_step", q, k, v, w_q, w_k, feature=feature, width=width)
     halves = 2 if feature == "softmax_pm" else 1
     ring = _ring(state.ring, batch, window, groups, dim, 0)
-    linear = _linear_state(state.linear, (batch, heads, halves * width, dim))
+    linear = _linear_state(state.linear, (batch, states, halves * width, dim))
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = ring._replace(first=torch.empty_like(ring.first))
-    _hybrid[(batch * heads,)](
+    _hybrid[(batch * states,)](
         q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
         ring.first, linear.kv, linear.z, o, after.first, dim**-0.5 if scale is None else scale, eps,
-        H=heads, N=groups, D=dim, F=width, P=halves, FEATURE=feature, R=window, BR=_rows(window + 1, dim),
+        H=states, R=heads // states, N=groups, D=dim, F=width, P=halves, FEATURE=feature, W=window, BR=_rows(window + 1, dim),
         **_options(width * dim, 1),
     )  # fmt: skip
     return o, HybridState(after, linear)

@@ -13,12 +13,12 @@ def gated_linear_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv Dv"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
-    log_gate: Float[Tensor, "B T H F"],
+    log_gate: Float[Tensor, "B T M F"],
     feature: str = "softmax_pm",
     b_q: Float[Tensor, "H F"] | None = None,
-    b_k: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "M F"] | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: LinearState | None = None,
@@ -30,8 +30,9 @@ def gated_linear_attention(
 
         out_t = sum_{i<=t} sum_f phi_f(q_t) exp(G_tf - G_if) phi_f(k_i) v_i   / the same sum without v_i   (normalize=True)
 
-    `log_gate` is one value <= 0 per token, head and column of the feature matrices (F = D without them), shared by both signs of a
-    two-sided map; G is its running sum; a value below -8 counts as -8. Features are bounded ones: softmax_pm, relu, elu, none. Keys
+    The keys' matrices are one a query head (M = H) or one a key head (M = Hkv); there is a state for each. `log_gate` is one value <= 0 per
+    token, state and column of the feature matrices (F = D without them), shared by both signs of a two-sided map; G is its running sum; a
+    value below -8 counts as -8. Features are bounded ones: softmax_pm, relu, elu, none. Keys
     where `key_mask` is False (padding) leave no trace; give them log_gate 0. `cu_seqlens` marks the sequences of a packed row (B = 1).
     Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
     overwrites `initial_state` where the kernels run. Raises ValueError naming what is possible where they do not support the arguments.

@@ -12,7 +12,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, exp
-from relinear_kernels.linear_attention_reference import EPS, LinearState, _accumulate, _features, _normaliser, blocks, linear_state
+from relinear_kernels.linear_attention_reference import (
+    EPS,
+    LinearState,
+    _accumulate,
+    _features,
+    _normaliser,
+    blocks,
+    linear_state,
+    per_query_head,
+    per_state_head,
+    state_heads,
+)
 
 CHUNK = 16
 FLOOR = -8.0  # CHUNK / 2 of them are e^64, within the range of float32 and bfloat16
@@ -24,15 +35,17 @@ def check_gated(feature: str) -> None:
         raise ValueError(f"gated_linear_attention takes the features {', '.join(ACTIVATIONS)}; got {feature!r}")
 
 
-def check_gate(log_gate: Tensor, batch: int, length: int, heads: int, width: int) -> None:
-    """Raises ValueError unless there is one gate per token, head and channel."""
-    if log_gate.shape != (batch, length, heads, width):
-        raise ValueError(f"log_gate must be [B={batch}, T={length}, H={heads}, F={width}]; got {list(log_gate.shape)}")
+def check_gate(log_gate: Tensor, batch: int, length: int, heads: int, w_k: Tensor | None, width: int) -> None:
+    """Raises ValueError unless there is one gate per token, state and channel."""
+    states = state_heads(w_k, heads)
+    if log_gate.shape != (batch, length, states, width):
+        name = "H" if states == heads else "Hkv"
+        raise ValueError(f"log_gate must be [B={batch}, T={length}, {name}={states}, F={width}]; got {list(log_gate.shape)}")
 
 
-def _gates(log_gate: Tensor, feature: str, dtype) -> Float[Tensor, "B H T F"]:
+def _gates(log_gate: Tensor, heads: int, feature: str, dtype) -> Float[Tensor, "B H T F"]:
     """The gate of every feature: both signs of a channel share theirs."""
-    g = log_gate.to(dtype).clamp(min=FLOOR).transpose(1, 2)
+    g = per_query_head(log_gate.to(dtype).clamp(min=FLOOR).transpose(1, 2), heads)
     return torch.cat([g, g], -1) if feature.endswith("_pm") else g
 
 
@@ -43,9 +56,9 @@ def gated_linear_attention_weights(
     check_gated(feature)
     q, k = _accumulate(q), _accumulate(k)
     batch, length, heads, dim = q.shape
-    check_gate(log_gate, batch, length, heads, dim if w_q is None else w_q.shape[-1])
+    check_gate(log_gate, batch, length, heads, w_k, dim if w_q is None else w_q.shape[-1])
     phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, length, None)
-    g = _gates(log_gate, feature, q.dtype).cumsum(2)
+    g = _gates(log_gate, heads, feature, q.dtype).cumsum(2)
     rows = []
     for t in range(length):  # exp(G_t - G_i) for i <= t: nothing above 1 is ever formed
         seen = phi_k[:, :, : t + 1] * (g[:, :, t : t + 1] - g[:, :, : t + 1]).exp()
@@ -65,12 +78,12 @@ def gated_linear_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv Dv"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
-    log_gate: Float[Tensor, "B T H F"],
+    log_gate: Float[Tensor, "B T M F"],
     feature: str = "softmax_pm",
     b_q: Float[Tensor, "H F"] | None = None,
-    b_k: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "M F"] | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: LinearState | None = None,
@@ -83,14 +96,14 @@ def gated_linear_attention(
     """
     check_gated(feature)
     dtype, (batch, length, heads, dim) = v.dtype, q.shape
-    check_gate(log_gate, batch, length, heads, dim if w_q is None else w_q.shape[-1])
+    check_gate(log_gate, batch, length, heads, w_k, dim if w_q is None else w_q.shape[-1])
     groups, value_dim = v.shape[2:]
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     chunk, n, pad = blocks(length, CHUNK)
     real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
     q, k, v, log_gate = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v, log_gate))
     phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, nn.functional.pad(real, (0, pad)), chunk, None)
-    g = _gates(log_gate, feature, q.dtype)
+    g = _gates(log_gate, heads, feature, q.dtype)
     phi_q, phi_k, g = (x.unflatten(2, (n, chunk)) for x in (phi_q, phi_k, g))  # [B, H, N, C, F]
     v = v.transpose(1, 2).repeat_interleave(heads // groups, 1).unflatten(2, (n, chunk))
     g = g.cumsum(3)
@@ -99,7 +112,7 @@ def gated_linear_attention(
     inside = ((phi_q * exp(g - middle)) @ (phi_k * exp(middle - g)).transpose(-1, -2)).tril()
     phi_q, phi_k, carry = phi_q * exp(g), phi_k * exp(last - g), exp(last[:, :, :, 0])
     added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)
-    state = initial_state or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
+    state = per_query_head(initial_state, heads) or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
     kv, z, entering, entering_z = state.kv.to(q.dtype), state.z.to(q.dtype), [], []
     for i in range(n):
         entering.append(kv)
@@ -110,4 +123,4 @@ def gated_linear_attention(
         den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
         out = out / _normaliser(den, feature, eps)[..., None]
     out = out.flatten(2, 3).transpose(1, 2)[:, :length].to(dtype)
-    return (out, LinearState(kv, z, state.shift)) if return_state else out
+    return (out, per_state_head(LinearState(kv, z, state.shift), state_heads(w_k, heads))) if return_state else out

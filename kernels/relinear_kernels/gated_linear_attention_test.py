@@ -8,7 +8,7 @@ from relinear_kernels.dispatch import per_sequence
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention as chunked
 from relinear_kernels.linear_attention_test import call
 from relinear_kernels.linear_attention_test import inputs as ungated
-from relinear_kernels.testing import DEVICE, DTYPES, check, relative
+from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
 pytest.importorskip("triton")
 from relinear_kernels import gated_linear_attention_triton  # noqa: E402
@@ -66,6 +66,12 @@ def test_fused_equals_definition(case, dtype):
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     # the gates' gradient sums terms that cancel (see CANCELLING)
     check(fused, definition, inputs(length, dim, width, heads, groups, feature, state), options, dtype, ("log_gate",), 1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maps_of_key_heads_equal_definition(dtype):
+    length, dim = (300, 64) if DEVICE == "cuda" else (40, 16)
+    check(fused, definition, of_key_heads(inputs(length, dim, 32, 6, 2, "softmax_pm", True), 2), {}, dtype, ("log_gate",))
 
 
 def blocks(monkeypatch, block, limit=None):

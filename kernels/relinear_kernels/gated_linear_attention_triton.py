@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relinear_kernels.gated_linear_attention_reference import CHUNK, FLOOR, check_gate, check_gated
-from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.linear_attention_reference import EPS, LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import PROGRAMS, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import block_of, cdiv, first_chunk, kept, matrix, phi, phi_backward, pieces, prepared, put, sequence, tile
@@ -652,9 +652,10 @@ def gated_linear_attention(
 ):  # fmt: skip
     """`relinear_kernels.gated_linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
     check_gated(feature)
-    dtype = v.dtype
+    dtype, heads, states = v.dtype, q.shape[2], state_heads(w_k, q.shape[2])
+    check_gate(log_gate, *q.shape[:3], w_k, q.shape[-1] if w_q is None else w_q.shape[-1])
     q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared("gated_linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
-    check_gate(log_gate, *q.shape[:3], q.shape[-1] if w_q is None else w_q.shape[-1])
+    log_gate, initial_state = per_query_head(log_gate, heads, 2), per_query_head(initial_state, heads)
     if q.dtype == torch.float16:
         raise ValueError("gated_linear_attention on the Triton path takes the dtypes torch.bfloat16, torch.float32 (faded keys leave the range"
                          " of float16); got torch.float16")  # fmt: skip
@@ -665,4 +666,4 @@ def gated_linear_attention(
     o = o.to(dtype)
     if not return_state:
         return o
-    return o, LinearState(s, z, torch.full_like(z, -torch.inf))
+    return o, per_state_head(LinearState(s, z, torch.full_like(z, -torch.inf)), states)

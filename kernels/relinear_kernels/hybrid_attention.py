@@ -16,7 +16,7 @@ def hybrid_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv D"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
     feature: str = "softmax_pm",
     window: int,
@@ -30,7 +30,8 @@ def hybrid_attention(
 ):
     """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear attention beyond it.
 
-    A plain sliding window: no tiles, so a prefix never changes. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns
+    A plain sliding window: no tiles, so a prefix never changes. The keys' matrices are one a query head (M = H) or one a key head (M = Hkv);
+    there is a linear state for each. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns
     ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`; a single token without gradients overwrites
     `initial_state` where the kernels run. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """

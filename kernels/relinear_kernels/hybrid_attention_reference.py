@@ -77,7 +77,7 @@ def hybrid_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv D"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
     feature: str = "softmax_pm",
     window: int,

@@ -6,7 +6,7 @@ import torch
 from relinear_kernels import LinearState, hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_state
 from relinear_kernels.hybrid_attention_reference import hybrid_attention as chunked
-from relinear_kernels.testing import DEVICE, DTYPES, check, relative
+from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_path")
@@ -70,6 +70,13 @@ def test_fused_equals_definition(case, dtype):
     args = inputs(length, dim, width, heads, groups, feature, state)
     # at these lengths a key or two lie beyond the window, so that what reaches w_k and q through them cancels too (see CANCELLING)
     check(lambda x, o: call(hybrid_attention, x, o), lambda x, o: call(chunked, x, o), args, options, dtype, ("gamma",), 7.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maps_of_key_heads_equal_definition(dtype):
+    length, dim = (300, 64) if DEVICE == "cuda" else (50, 16)
+    args = of_key_heads(inputs(length, dim, 32, 6, 2, "softmax_pm", True), 2)
+    check(lambda x, o: call(hybrid_attention, x, o), lambda x, o: call(chunked, x, o), args, {"window": 16}, dtype, ("gamma",), 7.0)
 
 
 @pytest.mark.parametrize("only", ["w_k", "gamma", "v"])

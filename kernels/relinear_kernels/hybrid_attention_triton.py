@@ -9,7 +9,7 @@ several do): sum over the window of p dA = weight (dO . O_window - dO . O) / den
 import torch
 
 from relinear_kernels.hybrid_attention_reference import EPS, HybridState, _check
-from relinear_kernels.linear_attention_reference import LinearState
+from relinear_kernels.linear_attention_reference import LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import Walk, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.sliding_window_attention_reference import begin, extend
@@ -80,7 +80,7 @@ def hybrid_attention(
     `empty_ring()` is the ring before the first token; only called for where a state is returned without one given.
     """
     _check(feature, window)
-    dim, dtype = q.shape[-1], v.dtype
+    dim, dtype, heads, states = q.shape[-1], v.dtype, q.shape[2], state_heads(w_k, q.shape[2])
     if v.shape[-1] != dim:
         raise ValueError(f"hybrid_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and {dim}")
     q, k, v, w_q, w_k, *_ = prepared("hybrid_attention", feature, q, k, v, w_q, w_k, cu_seqlens=cu_seqlens)
@@ -94,10 +94,10 @@ def hybrid_attention(
     elif initial_state is not None or return_state:
         keys, values, mask, ring = extend(empty_ring() if initial_state is None else initial_state.ring, k, v, key_mask)
         if initial_state is not None:
-            s0, z0 = initial_state.linear.kv.contiguous(), initial_state.linear.z.contiguous()
+            s0, z0, _ = (x.contiguous() for x in per_query_head(initial_state.linear, heads))
     o, s, z = _Hybrid.apply(
         q, keys.contiguous(), values.contiguous(), w_q, w_k, window_factor, None if mask is None else mask.contiguous(),
         s0, z0, feature, window, scale, eps, return_state, cu_seqlens,
     )  # fmt: skip
     o = o.to(dtype)
-    return (o, HybridState(ring, LinearState(s, z, torch.full_like(z, -torch.inf)))) if return_state else o
+    return (o, HybridState(ring, per_state_head(LinearState(s, z, torch.full_like(z, -torch.inf)), states))) if return_state else o

@@ -14,11 +14,11 @@ def linear_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv Dv"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
     feature: str = "softmax_pm",
     b_q: Float[Tensor, "H F"] | None = None,
-    b_k: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "M F"] | None = None,
     log_decay: Tensor | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
@@ -32,7 +32,8 @@ def linear_attention(
 
         out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i   (normalize=True)
 
-    `log_decay` is None, one value per head ``[H]`` (SUPRA) or one per token and head ``[B, T, H]`` (Lizard's gate); G its running sum.
+    The keys' matrices are one a query head (M = H) or one a key head (M = Hkv); there is a state for each. `log_decay` is None, one value
+    per state ``[M]`` (SUPRA) or one per token and state ``[B, T, M]`` (Lizard's gate); G its running sum.
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. `cu_seqlens` marks the sequences of a packed row
     (B = 1); the state then has one row per sequence. Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if
     `return_state`; a single token without gradients overwrites `initial_state` where the kernels run (but for exponential features,

@@ -3,6 +3,9 @@
     out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i      (normalize=True)
 
 with G the running sum of ``log_decay``. LoLCATs Eq. 3 to 5; Katharopoulos et al. 2020; with decay SUPRA Eq. 6 and Lizard Eq. 1.
+
+A state belongs to a query head, since the papers' keys meet a matrix of each query head. Where `w_k` (and what fades) has one of each key
+head, the queries of a group read the same features and share one state: heads below are written M, the state's.
 """
 
 from typing import NamedTuple
@@ -21,9 +24,9 @@ EPS = 1e-6  # a normaliser is never smaller: with ReLU features a row can be all
 class LinearState(NamedTuple):
     """What a prefix leaves behind, in float32: size fixed from the first token on."""
 
-    kv: Float[Tensor, "B H F D"]  # sum_i exp(G_T - G_i) phi(k_i) v_i^T e^-shift
-    z: Float[Tensor, "B H F"]  # sum_i exp(G_T - G_i) phi(k_i) e^-shift
-    shift: Float[Tensor, "B H F"]  # per feature, the running maximum exponential keys are held relative to; -inf without one
+    kv: Float[Tensor, "B M F D"]  # sum_i exp(G_T - G_i) phi(k_i) v_i^T e^-shift
+    z: Float[Tensor, "B M F"]  # sum_i exp(G_T - G_i) phi(k_i) e^-shift
+    shift: Float[Tensor, "B M F"]  # per feature, the running maximum exponential keys are held relative to; -inf without one
 
 
 def linear_state(batch: int, heads: int, features: int, dim: int, device=None, dtype=torch.float32) -> LinearState:
@@ -33,6 +36,23 @@ def linear_state(batch: int, heads: int, features: int, dim: int, device=None, d
         torch.zeros(batch, heads, features, device=device, dtype=dtype),
         torch.full((batch, heads, features), -torch.inf, device=device, dtype=dtype),
     )
+
+
+def state_heads(w_k: Tensor | None, heads: int) -> int:
+    """How many states there are: one for each of the keys' matrices."""
+    return heads if w_k is None else w_k.shape[0]
+
+
+def per_query_head(x, heads: int, dim: int = 1):
+    """A tensor with heads along `dim`, or a state, for every query head: those of a group share what is one of their key head."""
+    if isinstance(x, LinearState):
+        return LinearState(*(per_query_head(part, heads) for part in x))
+    return x if x is None or x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
+
+
+def per_state_head(state: LinearState, heads: int) -> LinearState:
+    """Of states of every query head, equal within a group, one of each of `heads`."""
+    return LinearState(*(x[:, :: x.shape[1] // heads] for x in state))
 
 
 def blocks(length: int, size: int) -> tuple[int, int, int]:
@@ -54,12 +74,14 @@ def _normaliser(den: Tensor, feature: str, eps: float) -> Tensor:
     return den.masked_fill(den < torch.finfo(den.dtype).tiny, 1.0)
 
 
-def _decay(log_decay: Tensor | None, batch: int, length: int, heads: int, dtype: torch.dtype) -> Tensor | None:
+def every_decay(log_decay: Tensor | None, batch: int, length: int, heads: int, states: int) -> Float[Tensor, "B T M"] | None:
+    """The decay of every token and state. Raises ValueError for any other shape than one a state, or one a token and state."""
     if log_decay is None:
         return None
-    if log_decay.shape not in ((heads,), (batch, length, heads)):
-        raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T={length}, H={heads}]; got {list(log_decay.shape)}")
-    return log_decay.to(dtype).expand(batch, length, heads)
+    if log_decay.shape not in ((states,), (batch, length, states)):
+        name = "H" if states == heads else "Hkv"
+        raise ValueError(f"log_decay must be [{name}={states}] or [B={batch}, T={length}, {name}={states}]; got {list(log_decay.shape)}")
+    return log_decay.expand(batch, length, states)
 
 
 def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
@@ -131,9 +153,9 @@ def linear_attention_weights(
         logits = logits.masked_fill(~seen, -torch.inf)
         top = logits.detach().amax(-1, keepdim=True)
         a = (logits - top.masked_fill(top.isinf(), 0.0)).exp()
-    decay = _decay(log_decay, batch, length, heads, q.dtype)
+    decay = per_query_head(every_decay(log_decay, batch, length, heads, state_heads(w_k, heads)), heads, 2)
     if decay is not None:
-        g = decay.cumsum(1).transpose(1, 2)  # [B, H, T]
+        g = decay.to(q.dtype).cumsum(1).transpose(1, 2)  # [B, H, T]
         a = a * torch.where(causal, g[..., :, None] - g[..., None, :], torch.zeros_like(a)).exp()
     a = torch.where(causal, a, torch.zeros_like(a))
     return a / _normaliser(a.sum(-1, keepdim=True), feature, eps) if normalize else a
@@ -155,8 +177,9 @@ def linear_sums(
     batch, length, heads, _ = q.shape
     groups, dim = v.shape[2:]
     chunk, n, pad = blocks(length, min(chunk, EXPONENTIAL_CHUNK) if feature in EXPONENTIAL else chunk)
-    state = initial_state
-    decay = _decay(log_decay, batch, length, heads, q.dtype)
+    states = state_heads(w_k, heads)
+    state = per_query_head(initial_state, heads)
+    decay = per_query_head(every_decay(log_decay, batch, length, heads, states), heads, 2)
     if pad:  # whole chunks; what is added is padding that leaves no trace
         q, k, v = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
         real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
@@ -171,7 +194,7 @@ def linear_sums(
     inside = (phi_q @ phi_k.transpose(-1, -2)).tril()
     carry = None
     if decay is not None:
-        g = decay.transpose(1, 2).unflatten(2, (n, chunk)).cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
+        g = decay.to(q.dtype).transpose(1, 2).unflatten(2, (n, chunk)).cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
         inside = inside * exp((g[..., :, None] - g[..., None, :]).tril())
         phi_k = phi_k * exp(g[..., -1:] - g)[..., None]
         phi_q, carry = phi_q * exp(g)[..., None], exp(g[..., -1])  # carry [B, H, N]
@@ -193,7 +216,7 @@ def linear_sums(
     num = inside @ v + phi_q @ torch.stack(entering, 2)
     den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
     num, den = num.flatten(2, 3).transpose(1, 2)[:, :length], den.flatten(2, 3).transpose(1, 2)[:, :length]
-    return num, den, LinearState(kv, z, shift)
+    return num, den, per_state_head(LinearState(kv, z, shift), states)
 
 
 def linear_attention(
@@ -201,11 +224,11 @@ def linear_attention(
     k: Float[Tensor, "B T Hkv D"],
     v: Float[Tensor, "B T Hkv Dv"],
     w_q: Float[Tensor, "H D F"] | None = None,
-    w_k: Float[Tensor, "H D F"] | None = None,
+    w_k: Float[Tensor, "M D F"] | None = None,
     *,
     feature: str = "softmax_pm",
     b_q: Float[Tensor, "H F"] | None = None,
-    b_k: Float[Tensor, "H F"] | None = None,
+    b_k: Float[Tensor, "M F"] | None = None,
     log_decay: Tensor | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
@@ -216,7 +239,7 @@ def linear_attention(
 ):
     """Linear attention over a piece of a sequence, in time and memory linear in its length.
 
-    `log_decay` is None, one value per head ``[H]`` (SUPRA's fixed decay) or one per token and head ``[B, T, H]`` (Lizard's gate).
+    `log_decay` is None, one value per state ``[M]`` (SUPRA's fixed decay) or one per token and state ``[B, T, M]`` (Lizard's gate).
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. A decode step is a piece of length 1.
     Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`.
     """

@@ -6,7 +6,7 @@ import torch
 from relinear_kernels import LinearState, linear_attention
 from relinear_kernels.features import EXPONENTIAL
 from relinear_kernels.linear_attention_reference import linear_attention as chunked
-from relinear_kernels.testing import DEVICE, DTYPES, check, relative
+from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
 pytest.importorskip("triton")
 from relinear_kernels import linear_attention_triton  # noqa: E402
@@ -82,6 +82,15 @@ def test_fused_equals_definition(case, dtype):
     mask = torch.arange(length).expand(B, -1) >= torch.tensor([[0], [length // 3]]) if masked else None
     options = {"feature": feature, "normalize": normalize, "key_mask": mask}
     check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, options, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("feature, gate, state", [("softmax_pm", None, True), ("relu", "head", False), ("softmax_pm", "token", True),
+                                                  ("exp_pm", None, True)])  # fmt: skip
+def test_maps_of_key_heads_equal_definition(feature, gate, state, dtype):
+    length, dim = (300, 64) if DEVICE == "cuda" else (70, 16)
+    args = of_key_heads(inputs(length, dim, 32, 6, 2, feature, gate, state), 2)
+    check(lambda x, o: call(linear_attention, x, **o), lambda x, o: call(chunked, x, **o), args, {"feature": feature}, dtype)
 
 
 @pytest.mark.parametrize("gate", ["head", "token"])

@@ -29,7 +29,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relinear_kernels.features import EXPONENTIAL, check_feature
-from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, per_query_head, per_state_head, state_heads
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
     FEATURES,
@@ -872,13 +872,17 @@ def linear_attention(
 ):  # fmt: skip
     """`relinear_kernels.linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
     dtype, exponential = v.dtype, check_feature(feature) in EXPONENTIAL
+    heads, states = q.shape[2], state_heads(w_k, q.shape[2])
     if exponential and not normalize:
         raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
     q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(
         "linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens, (*FEATURES, *EXPONENTIAL)
     )
     s0 = z0 = shift = None
+    if states < heads:
+        log_decay = per_query_head(every_decay(log_decay, *q.shape[:3], states), heads, 2)
     if initial_state is not None:
+        initial_state = per_query_head(initial_state, heads)
         s0, z0 = initial_state.kv, initial_state.z
         if exponential:  # from a reference per feature to one a head
             shift = initial_state.shift.float().amax(2)
@@ -892,4 +896,5 @@ def linear_attention(
     o = o.to(dtype)
     if not return_state:
         return o
-    return o, LinearState(s, z, torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous())
+    shift = torch.full_like(z, -torch.inf) if last is None else last[:, :, None].expand_as(z).contiguous()
+    return o, per_state_head(LinearState(s, z, shift), states)

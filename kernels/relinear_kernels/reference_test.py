@@ -21,12 +21,18 @@ from relinear_kernels.testing import relative
 
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 131)
 D, F = 8, 6
-TOKENS = {"q", "k", "v", "log_gate"}  # arguments with one row per position
+TOKENS = {"q", "k", "v", "log_decay", "log_gate"}  # arguments with one row per position
 OPS = {
     **{f"linear-{f}": (functools.partial(linear_attention, feature=f), functools.partial(linear_attention_quadratic, feature=f))
        for f in (*ACTIVATIONS, *EXPONENTIAL) if f != "none"},
     **{f"gated-{f}": (functools.partial(gated_linear_attention, feature=f), functools.partial(gated_linear_attention_quadratic, feature=f))
        for f in ("softmax_pm", "elu")},
+    # maps, gates and states of key heads
+    **{f"linear-{f}-shared": (functools.partial(linear_attention, feature=f), functools.partial(linear_attention_quadratic, feature=f))
+       for f in ("softmax_pm", "exp_pm")},
+    "linear-decay-shared": (linear_attention, linear_attention_quadratic),
+    "gated-shared": (gated_linear_attention, gated_linear_attention_quadratic),
+    "hybrid-16-shared": (functools.partial(hybrid_attention, window=16), functools.partial(hybrid_attention_quadratic, window=16)),
     "hybrid-1": (functools.partial(hybrid_attention, window=1), functools.partial(hybrid_attention_quadratic, window=1)),
     "hybrid-16": (functools.partial(hybrid_attention, window=16), functools.partial(hybrid_attention_quadratic, window=16)),
     "window-1": (functools.partial(sliding_window_attention, window=1), functools.partial(sliding_window_quadratic, window=1)),
@@ -40,10 +46,13 @@ def inputs(name, length, heads=6, groups=2, batch=2, seed=0):
     g = torch.Generator().manual_seed(seed)
     r = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
     args = {"q": r(batch, length, heads, D), "k": r(batch, length, groups, D), "v": r(batch, length, groups, D)}
+    states = groups if name.endswith("-shared") else heads
     if not name.startswith("window"):
-        args |= {"w_q": r(heads, D, F), "w_k": r(heads, D, F)}
+        args |= {"w_q": r(heads, D, F), "w_k": r(states, D, F)}
     if name.startswith("gated"):
-        args["log_gate"] = torch.nn.functional.logsigmoid(2 * r(batch, length, heads, F))
+        args["log_gate"] = torch.nn.functional.logsigmoid(2 * r(batch, length, states, F))
+    if "-decay" in name:
+        args["log_decay"] = torch.nn.functional.logsigmoid(2 * r(batch, length, states))
     if name.startswith("hybrid"):
         args |= {"window_factor": torch.rand(heads, generator=g, dtype=torch.float64)}
     return args
@@ -73,6 +82,33 @@ def test_chunked_equals_definition(name, length, groups):
     op, definition = OPS[name]
     args = inputs(name, length, groups=groups)
     torch.testing.assert_close(op(**args), definition(**args), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if name.endswith("-shared")])
+def test_a_map_of_a_key_head_is_that_map_for_each_of_its_query_heads(name):
+    op, definition = OPS[name]
+    args = inputs(name, 70)
+    each = args | {n: args[n].repeat_interleave(3, -2 if n == "log_gate" else -1 if n == "log_decay" else 0) for n in ("w_k", "log_gate", "log_decay")
+                   if n in args}  # fmt: skip
+    (got, state), (want, states) = op(**args, return_state=True), op(**each, return_state=True)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(definition(**args), want, rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(getattr(state, "linear", state), getattr(states, "linear", states), strict=True):
+        assert ours.shape[1] == 2 and theirs.shape[1] == 6
+        torch.testing.assert_close(ours.repeat_interleave(3, 1), theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_maps_and_gates_must_be_of_the_same_heads():
+    args = inputs("linear-decay-shared", 5)
+    with pytest.raises(ValueError, match=r"log_decay must be \[Hkv=2\] or \[B=2, T=5, Hkv=2\]; got \[2, 5, 6\]"):
+        linear_attention(**args | {"log_decay": torch.zeros(2, 5, 6)})
+    args.pop("log_decay")
+    with pytest.raises(ValueError, match=r"feature matrix must be \[H=6, D=8, F\] or \[Hkv=2, D=8, F\]; got \[3, 8, 6\]"):
+        linear_attention(**args | {"w_k": args["w_q"][:3]})
+    with pytest.raises(ValueError, match="a bias has as many heads as its matrix: 2; got 6"):
+        linear_attention(**args, b_k=torch.zeros(6, F))
+    with pytest.raises(ValueError, match=r"log_gate must be \[B=2, T=5, Hkv=2, F=6\]; got \[2, 5, 6, 6\]"):
+        gated_linear_attention(**inputs("gated-shared", 5) | {"log_gate": torch.zeros(2, 5, 6, 6)})
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -109,7 +145,7 @@ def test_left_padding_changes_nothing(name, pad):
     args = inputs(name, 33)
     want = op(**args)
     for n in TOKENS & args.keys():  # a gate is 0 at padding
-        filler = torch.full((2, pad, *args[n].shape[2:]), 0.0 if n == "log_gate" else 7.0, dtype=torch.float64)
+        filler = torch.full((2, pad, *args[n].shape[2:]), 0.0 if n.startswith("log_") else 7.0, dtype=torch.float64)
         args[n] = torch.cat([filler, args[n]], 1)
     mask = torch.arange(pad + 33).expand(2, -1) >= pad
     torch.testing.assert_close(op(**args, key_mask=mask)[:, pad:], want, rtol=1e-9, atol=1e-11)

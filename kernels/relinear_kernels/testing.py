@@ -41,6 +41,12 @@ def fill_empty_with_nan(monkeypatch) -> None:
         monkeypatch.setattr(torch, name, poison)
 
 
+def of_key_heads(args: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
+    """Arguments of every query head, with those that a state owns cut to one of each key head."""
+    heads = {"w_k": 0, "b_k": 0, "log_decay": -1, "log_gate": 2, "kv": 1, "z": 1}
+    return {n: x.narrow(heads[n], 0, groups).contiguous() if n in heads else x for n, x in args.items()}
+
+
 def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.dtype, keep: tuple[str, ...] = (), loose=1.0, times=1.0) -> None:
     """Outputs and every gradient of `op` in `dtype` against `definition` in float64 on the same (rounded) numbers.
 

@@ -10,6 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relinear_kernels.features import check_map
+from relinear_kernels.linear_attention_reference import per_query_head
+
 FEATURES = ("softmax_pm", "relu", "elu", "none")  # fused in the kernels
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = (16, 32, 64, 128)
@@ -79,7 +82,8 @@ def prepared(
     op: str, feature: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
     b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, fused: tuple[str, ...] = FEATURES,
 ) -> list[Tensor | None]:  # fmt: skip
-    """q, k, v (in the dtype that holds all three exactly) to key_mask, contiguous. Raises ValueError naming what the kernels of `op` take."""
+    """q, k, v (in the dtype that holds all three exactly) to key_mask, contiguous, a matrix for every query head. Raises ValueError naming
+    what the kernels of `op` take."""
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key heads")
     if (w_q is None) != (w_k is None):
@@ -90,6 +94,10 @@ def prepared(
         check_packed(cu_seqlens, *q.shape[:2])
         if key_mask is not None:
             raise ValueError("cu_seqlens packs sequences without padding; got a key_mask as well")
+    heads, groups = q.shape[2], k.shape[2]
+    check_map(w_q, b_q, heads, heads, q.shape[3])
+    check_map(w_k, b_k, heads, groups, k.shape[3])
+    w_k, b_k = (per_query_head(x, heads, 0) for x in (w_k, b_k))
     return [None if x is None else x.contiguous() for x in (q, k, v, w_q, w_k, b_q, b_k, key_mask)]
 
 
