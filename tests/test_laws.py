@@ -33,6 +33,8 @@ VARIANTS = {
         {"window": WINDOW, "meta": 0, "gates": "shared", "gate_bias": None, "window_rope": False},
         {"window": WINDOW, "normalize": True},
         {"window": WINDOW, "gates": "channel"},
+        {"window": WINDOW, "state_per": "key_head"},
+        {"window": WINDOW, "gates": "channel", "state_per": "key_head"},
     ],
     "lolcats": [
         {},
@@ -40,6 +42,9 @@ VARIANTS = {
         {"variant": "paper"},
         {"variant": "paper", "feature": "relu"},
         {"variant": "paper", "feature": "elu", "window": WINDOW},
+        {"state_per": "key_head"},
+        {"window": WINDOW, "state_per": "key_head"},
+        {"variant": "paper", "feature": "exp", "window": WINDOW, "state_per": "key_head"},
     ],
     "softmax": [{}],
     "supra": [{}, {"variant": "code"}, {"decay": "retnet", "init": "random"}],
@@ -219,6 +224,15 @@ def test_state_size_is_fixed_from_the_first_token_on(case, family):
         model(tokens(1, seed=i), past_key_values=cache)
         sizes.add(cache.state_bytes())
     assert len(sizes) == 1 and sizes.pop() > 0
+
+
+def test_states_of_key_heads_are_as_many_as_those():
+    shared, (heads, groups) = {"state_per": "key_head"}, (SIZES[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    whole, part = (of(("lolcats", given)).state_bytes(2) for given in ({}, shared))
+    assert whole * groups == part * heads
+    for case in (("lolcats", shared), ("lizard", {"window": WINDOW, **shared})):
+        own = [p.shape[0] for n, p in of(case).method_parameters().items() if n.endswith(("w_k", "gate.weight"))]
+        assert set(own) == {groups}
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)

@@ -67,6 +67,20 @@ class Options(BaseModel):
             raise ValueError(f"options of {method!r}: {found}. Possible: {fields or 'none'}") from None
 
 
+class StateOptions(Options):
+    """Options of methods whose keys' maps, gates and states are one of each query head, as the papers have them, or of each key head.
+
+    A map of a query head makes other features of the same key for each query of a group, and so another state for each. Where all of a
+    group share their key head's map (and gate), they share its state: a third of the bytes at SmolLM2's heads, a quarter at Llama-3-8B's.
+    """
+
+    state_per: Literal["query_head", "key_head"] = "query_head"
+
+    def states(self, heads: Heads) -> int:
+        """How many linear states a layer has, and maps of keys."""
+        return heads.heads if self.state_per == "query_head" else heads.groups
+
+
 class Attention(nn.Module):
     """A replacement for softmax attention between the teacher's projections: q, k, v in, head outputs out.
 

@@ -7,7 +7,8 @@ both signs of the feature map share (its Section 3.1 has W_g in R^{d x d}, its e
 b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope`
 whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition
 does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
-far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text). Meta tokens are the first `meta` real positions.
+far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps of keys, gates and states are one of each
+query head or, ours, of each key head. Meta tokens are the first `meta` real positions.
 """
 
 from typing import Literal, NamedTuple
@@ -32,7 +33,7 @@ from relinear_kernels import (
 )
 
 
-class Options(_base.Options):
+class Options(_base.StateOptions):
     window: int = Field(default=128, ge=1)
     meta: int = Field(default=4, ge=0)
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
@@ -59,9 +60,10 @@ class Method(Attention):
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
-        h, d = heads.heads, heads.dim
-        self.w_q, self.w_k = nn.Parameter(identity(h, d, d)), nn.Parameter(identity(h, d, d))
-        self.gate = nn.Linear(heads.hidden, {"head": h, "shared": 1, "channel": h * d}[options.gates], bias=options.gate_bias is not None)
+        h, d, self.states = heads.heads, heads.dim, options.states(heads)
+        self.w_q, self.w_k = nn.Parameter(identity(h, d, d)), nn.Parameter(identity(self.states, d, d))
+        gates = {"head": self.states, "shared": 1, "channel": self.states * d}[options.gates]
+        self.gate = nn.Linear(heads.hidden, gates, bias=options.gate_bias is not None)
         nn.init.zeros_(self.gate.weight)
         if options.gate_bias is not None:
             nn.init.constant_(self.gate.bias, options.gate_bias)
@@ -73,15 +75,15 @@ class Method(Attention):
         return self.options.window_rope and self.options.meta > 0
 
     def _log_gate(self, inputs: Inputs):
-        """log gamma ``[B, T, H]``, or ``[B, T, H, D]`` of every channel; 0 at padding, which neither writes nor forgets."""
+        """log gamma of every state ``[B, T, M]``, or ``[B, T, M, D]`` of every channel; 0 at padding, which neither writes nor forgets."""
         x = wide(inputs.x)
         bias = None if self.gate.bias is None else self.gate.bias.to(x.dtype)
         gate = nn.functional.logsigmoid(nn.functional.linear(x, self.gate.weight.to(x.dtype), bias))
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
         if self.options.gates == "channel":
-            return gate.unflatten(-1, (self.heads.heads, self.heads.dim))
-        return gate.expand(-1, -1, self.heads.heads)
+            return gate.unflatten(-1, (self.states, self.heads.dim))
+        return gate.expand(-1, -1, self.states)
 
     def _gated(self, inputs: Inputs) -> dict:
         gate = "log_gate" if self.options.gates == "channel" else "log_decay"
@@ -110,7 +112,7 @@ class Method(Attention):
     def init_state(self, batch, device=None):
         h, o = self.heads, self.options
         return LizardState(
-            linear_state(batch, h.heads, 2 * h.dim, h.dim, device),
+            linear_state(batch, self.states, 2 * h.dim, h.dim, device),
             window_state(batch, o.window - 1, h.groups, h.dim, meta=o.meta, device=device),
         )
 

@@ -6,7 +6,7 @@ variant `code` (the released code, and the later paper's numbers): phi(x) = [sof
 variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, ReLU, exp} (its Eq. 6); the window mixes two separately
   normalised parts, y = sigma window + (1 - sigma) rest (its Eq. 8); w = 16.
 `window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change earlier outputs with the
-total length and differ from decoding.
+total length and differ from decoding. `state_per: key_head` is ours: the released code repeats the keys of a group before it maps them.
 """
 
 from typing import Literal
@@ -35,7 +35,7 @@ CODE_WINDOW_FACTOR = 0.1
 CODE_COLUMNS = 64
 
 
-class Options(_base.Options):
+class Options(_base.StateOptions):
     variant: Literal["code", "paper"] = "code"
     feature: Literal["softmax_pm", "exp_pm", "exp", "relu", "elu"] | None = None  # None: the variant's first
     window: int = 0
@@ -61,11 +61,11 @@ class Method(Attention):
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
-        h, d = heads.heads, heads.dim
+        h, d, self.states = heads.heads, heads.dim, options.states(heads)
         # The skip connection of the paper's map makes W start at 0 what starts as the identity without it.
         columns = min(CODE_COLUMNS, d) if options.variant == "code" else d
         start = identity(h, d, columns) if options.variant == "code" else torch.zeros(h, d, d)
-        self.w_q, self.w_k = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+        self.w_q, self.w_k = nn.Parameter(start.clone()), nn.Parameter(start[: self.states].clone())
         self.features = columns * (2 if options.map.endswith("_pm") else 1)
         if options.window:
             factor = CODE_WINDOW_FACTOR if options.variant == "code" else 0.5
@@ -116,14 +116,14 @@ class Method(Attention):
         w, h = self.options.window, self.heads
         keys, values = torch.zeros(2, batch, w, h.groups, h.dim, device=device).unbind()
         mask, left = torch.zeros(batch, w, dtype=torch.bool, device=device), torch.zeros(batch, dtype=torch.long, device=device)
-        return keys, values, mask, linear_state(batch, h.heads, self.features, h.dim, device), left
+        return keys, values, mask, linear_state(batch, self.states, self.features, h.dim, device), left
 
     def init_state(self, batch, device=None):
         h, o = self.heads, self.options
         if not o.window:
-            return linear_state(batch, h.heads, self.features, h.dim, device)
+            return linear_state(batch, self.states, self.features, h.dim, device)
         if o.variant == "code":
-            return hybrid_state(batch, h.heads, h.groups, h.dim, self.features, window=o.window, device=device)
+            return hybrid_state(batch, self.states, h.groups, h.dim, self.features, window=o.window, device=device)
         return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
 
     def phi(self, inputs: Inputs):

@@ -61,7 +61,9 @@ SMALL = MistralConfig(
 )  # fmt: skip
 
 TEACHERS = ("teacher", "teacher_dynamic")
-RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", "teacher_dynamic")  # of workflow/runs.yaml but the last
+SHARED = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
+# of workflow/runs.yaml but the last
+RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *SHARED, "teacher_dynamic")
 GENERATED = (1, *(2**i for i in range(9, 18)))  # where the sweep over lengths is sampled; from the first token on, to integrate
 INPUTS = tuple(2**i for i in range(10, 16))
 PREFILL_TOKENS = 32768  # the longest input: then a part, and the memory it takes on its way, is as large at every length
@@ -448,6 +450,7 @@ def settings(log: Log, model: str, sweep: str, run: str, sweeps: Sweeps) -> Iter
 ORDER = (
     *(("mistral-7b", run, ("batch", "length")) for run in RUNS[:5]),
     *(("llama-3-8b", run, ("input",)) for run in ("teacher", "lizard", "lolcats_window")),
+    *(("mistral-7b", run, ("batch",)) for run in SHARED),
     ("mistral-7b", "teacher_dynamic", ("batch",)),
     ("mistral-7b", "hedgehog", ("batch", "length")),
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from relinear.config import read_runs
 from relinear.errors import UserError
 from relinear.evaluate.throughput import STAGES, random_model, report, shape_of
 from relinear.papers._render import count, markdown, write_text
@@ -24,7 +25,7 @@ GIB = 2**30
 ADAMW = 4 + 4 + 4 + 8  # bytes a trained parameter takes: float32 weight, gradient, its flat copy in the all-reduce, two moments
 FULL = 4 + 4 + 8  # the same where everything is trained, in shards
 GPU_GIB = 139  # an H200's
-STATES: dict[str, dict] = {"t2r": {}, "hedgehog": {}, "supra": {}, "lolcats": {"window": 64}, "lizard": {}}
+STATES = ("t2r", "hedgehog", "supra", "lolcats_window", "lizard", "lolcats_window_shared", "lizard_shared")  # runs whose states are compared
 
 
 class Cost(NamedTuple):
@@ -140,16 +141,18 @@ def memory(shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
     else:
         lines["finetuning: activations, 1024 tokens"] = [NONE for _ in shapes]
     lines["softmax: KiB of keys and values a token"] = [f"{n / 2**10:.0f}" for n in cached]
-    for method, options in STATES.items():
-        linear = [random_model(config, {"method": method, "options": options}, "meta", torch.bfloat16) for config, _ in models.values()]
+    runs = read_runs()
+    for name in STATES:
+        method = {"method": runs[name].method, "options": runs[name].options}
+        linear = [random_model(config, method, "meta", torch.bfloat16) for config, _ in models.values()]
         states = [model.state_bytes() for model in linear]
-        lines[f"{method}: parameters of its own, with gradient and AdamW"] = gib(
+        lines[f"{name}: parameters of its own, with gradient and AdamW"] = gib(
             [ADAMW * sum(p.numel() for p in model.method_parameters().values()) for model in linear]
         )
-        lines[f"{method}: state of a sequence, MiB (as many tokens' keys and values)"] = [
+        lines[f"{name}: state of a sequence, MiB (as many tokens' keys and values)"] = [
             f"{state / 2**20:.0f} ({state / token:,.0f})" for state, token in zip(states, cached, strict=True)
         ]
-        lines[f"{method}: sequences decoded on a GPU of {GPU_GIB} GiB beside the weights"] = [
+        lines[f"{name}: sequences decoded on a GPU of {GPU_GIB} GiB beside the weights"] = [
             f"{max((GPU_GIB * GIB - 2 * n) / state, 0):,.0f}" for n, state in zip(weights, states, strict=True)
         ]
     return markdown(["", *shapes], [[name, *values] for name, values in lines.items()])

@@ -36,11 +36,14 @@ LABELS = {
     "lizard": "Lizard",
     "supra": "SUPRA",
     "hedgehog": "Hedgehog",
+    "lolcats_linear_shared": "LoLCATs, linear, states of key heads (ours)",
+    "lizard_shared": "Lizard, states of key heads (ours)",
 }
 STYLES = {
     "teacher": {"color": "black", "linewidth": 2.2},
     "teacher_dynamic": {"color": "0.55", "linewidth": 1.6},
     **{run: {"color": f"C{i}", "linewidth": 1.6} for i, run in enumerate(("lolcats_linear", "lolcats_window", "lizard", "supra", "hedgehog"))},
+    **{f"{run}_shared": {"color": f"C{i}", "linewidth": 1.6, "linestyle": "--"} for i, run in ((0, "lolcats_linear"), (2, "lizard"))},
 }
 Column = Literal["decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"]
 
