@@ -51,8 +51,8 @@ def per_query_head(x, heads: int, dim: int = 1):
 
 
 def per_state_head(state: LinearState, heads: int) -> LinearState:
-    """Of states of every query head, equal within a group, one of each of `heads`."""
-    return LinearState(*(x[:, :: x.shape[1] // heads] for x in state))
+    """Of states of every query head, equal within a group, one of each of `heads`, in memory of their own: a view would keep all of them."""
+    return LinearState(*(x[:, :: x.shape[1] // heads].contiguous() for x in state))
 
 
 def blocks(length: int, size: int) -> tuple[int, int, int]:

@@ -95,6 +95,7 @@ def test_a_map_of_a_key_head_is_that_map_for_each_of_its_query_heads(name):
     torch.testing.assert_close(definition(**args), want, rtol=1e-9, atol=1e-11)
     for ours, theirs in zip(getattr(state, "linear", state), getattr(states, "linear", states), strict=True):
         assert ours.shape[1] == 2 and theirs.shape[1] == 6
+        assert ours.untyped_storage().nbytes() == ours.nbytes
         torch.testing.assert_close(ours.repeat_interleave(3, 1), theirs, rtol=1e-12, atol=1e-13)
 
 
