@@ -24,7 +24,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-table2: setup ## results/table2.csv, the main job: an hour or less on two cores; CONFIG=scale=smoke: five minutes
+table2: setup ## results/table2.csv, the main job: half an hour to an hour on two cores; CONFIG=scale=smoke: five minutes
 	@echo "relinear: results/table2.csv $(or $(CONFIG),scale=mini). Stop it at any time; the same command goes on."
 	@$(VENV) -m snakemake --cores $(CORES) results/table2.csv $(if $(CONFIG),--config $(CONFIG))
 	@echo "relinear: results/table2.csv is there; results/table2.md is for reading, \`make ui\` for the runs behind it."
