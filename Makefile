@@ -30,7 +30,7 @@ table2: setup ## results/table2.csv, the main job: half an hour to an hour on tw
 	@echo "relinear: results/table2.csv is there; results/table2.md is for reading, \`make ui\` for the runs behind it."
 
 test: export OMP_NUM_THREADS = 1
-test: setup ## the tests: half an hour on two cores
+test: setup ## the tests: twenty minutes on two cores
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
 
