@@ -623,9 +623,7 @@ def _running_sums(x, out, cu, blocks, T, total, H, CS: tl.constexpr, BH: tl.cons
 
 def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
     """The running sum of the log decay within each chunk, to base two: `[H, B T]` float32."""
-    if log_decay.shape not in ((heads,), (batch, length, heads)):
-        raise ValueError(f"log_decay must be [H={heads}] or [B={batch}, T={length}, H={heads}]; got {list(log_decay.shape)}")
-    g = log_decay.float().expand(batch, length, heads).contiguous()
+    g = every_decay(log_decay, batch, length, heads, heads).float().contiguous()
     out = torch.empty(heads, batch * length, device=g.device, dtype=torch.float32)
     cut = pieces(batch, length, cu_seqlens, chunk)
     _running_sums[(cut.programs,)](g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
