@@ -69,7 +69,7 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
     want, want_grad = run(definition, torch.float64)
     sizes = None
     if dtype != torch.float32 and "log_decay" in args and args["log_decay"].dim() == 1:
-        each = args["log_decay"].expand(*args["q"].shape[:3])
+        each = args["log_decay"].expand(*args["q"].shape[:2], -1)
         sizes = run(definition, torch.float64, args | {"log_decay": each})[1]["log_decay"].abs().sum((0, 1))
 
     def errors(got, got_grad) -> dict[str, tuple[float, float]]:
