@@ -2,7 +2,7 @@
 
 `linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
 token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding,
-`token_cross_entropy` a language model's loss of each token.
+`token_cross_entropy` a language model's loss of each token, `scaled_sum` how two attentions' outputs are added.
 RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 """
 
@@ -17,6 +17,7 @@ from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_atte
 from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_features, linear_state
 from relinear_kernels.rotary import rotary
+from relinear_kernels.scaled_sum import scaled_sum
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
@@ -44,6 +45,7 @@ __all__ = [
     "linear_features",
     "linear_state",
     "rotary",
+    "scaled_sum",
     "sliding_window_attention",
     "sliding_window_weights",
     "token_cross_entropy",

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 SHARED_LIMIT = 227 * 1024
-SCALAR = ("totals", "running_sums", "scan", "weights", "turn", "token_loss", "token_gradient")  # kernels without a product
+# kernels without a product
+SCALAR = ("totals", "running_sums", "scan", "weights", "turn", "token_loss", "token_gradient", "scaled_sum", "scaled_sum_gradients")
 HARD = " hard"  # the form of a gated kernel for the blocks that need it: correct, not fast
 
 
@@ -127,6 +128,13 @@ def _rotary(dim):
     (q.float().sum() + k.float().sum()).backward()
 
 
+def _scaled_sum(dim):
+    from relinear_kernels.scaled_sum_triton import scaled_sum
+
+    x, y = (torch.zeros(1, 128, 2, dim, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    scaled_sum(x, y, torch.ones(2, requires_grad=True)).float().sum().backward()
+
+
 def _token_cross_entropy(vocabulary):
     from relinear_kernels.token_cross_entropy_triton import token_cross_entropy
 
@@ -169,6 +177,7 @@ CASES = {
     "window D128 meta 4": lambda: _window(128, 128, 4),
     "cross_entropy D64 F128": lambda: _cross_entropy(64, 128),
     "rotary D64": lambda: _rotary(64),
+    "scaled_sum D128": lambda: _scaled_sum(128),
     "token_cross_entropy V49152": lambda: _token_cross_entropy(49152),
 }
 MORE = {

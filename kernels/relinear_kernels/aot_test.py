@@ -40,7 +40,7 @@ def test_cross_entropy_spills_nothing(case):
     check(compile_cases(case, "--all"), 0)
 
 
-@pytest.mark.parametrize("case", ["decode", "rotary", "token_cross_entropy"])
+@pytest.mark.parametrize("case", ["decode", "rotary", "scaled_sum", "token_cross_entropy"])
 def test_what_has_no_products_fits(case):
     check(compile_cases(case), 0)
 

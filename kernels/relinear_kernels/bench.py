@@ -33,6 +33,7 @@ from relinear_kernels import (
     linear_state,
     rotary,
     rotary_reference,
+    scaled_sum,
     sliding_window_attention,
     sliding_window_attention_reference,
     token_cross_entropy,
@@ -322,9 +323,14 @@ def hybrid(bench, shape, modes, parts=True):
 
 
 def lizard(bench, shape):
-    """The paper's layer: gated branch plus alpha = 1 times the window branch (w 128, 4 meta tokens), two launches groups and a sum."""
+    """The paper's layer: gated branch plus alpha times the window branch (w 128, 4 meta tokens), two groups of launches and a sum."""
     args = inputs(*shape, gate=True)
-    run = lambda: linear_attention(**args) + sliding_window_attention(**{n: args[n] for n in "qkv"}, window=128, meta=4)  # noqa: E731
+    alpha = torch.ones(shape[2], device="cuda")
+
+    def run():
+        near = sliding_window_attention(**{n: args[n] for n in "qkv"}, window=128, meta=4)
+        return scaled_sum(linear_attention(**args), near, alpha)
+
     bench.row("lizard hybrid", "relinear", shape, "forward", run, [])
 
 

@@ -27,6 +27,7 @@ from relinear_kernels import (
     linear_attention,
     linear_attention_weights,
     linear_state,
+    scaled_sum,
     sliding_window_attention,
     sliding_window_weights,
     window_state,
@@ -106,8 +107,7 @@ class Method(Attention):
         near, near_state = sliding_window_attention(
             *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=near_state, return_state=True
         )
-        y = gated + wide(self.alpha)[:, None] * near
-        return y.to(inputs.v.dtype), LizardState(gate_state, near_state)
+        return scaled_sum(gated, near, self.alpha), LizardState(gate_state, near_state)
 
     def init_state(self, batch, device=None):
         h, o = self.heads, self.options
