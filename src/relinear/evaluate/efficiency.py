@@ -40,7 +40,7 @@ from relinear.config import read_runs
 from relinear.errors import UserError
 from relinear.gpus import claim
 from relinear.graph import Decoder, capture
-from relinear.model import UNMASKED, linearize
+from relinear.model import UNMASKED, fuse_norms, linearize
 from relinear.stage import git_state, versions
 from relinear.state import nbytes
 
@@ -248,8 +248,11 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
-        if run in TEACHERS:
-            return {"teacher": Teacher, "teacher_dynamic": DynamicTeacher}[run](model)
+        if run == "teacher_dynamic":
+            return DynamicTeacher(model)
+        fuse_norms(model)  # of both sides
+        if run == "teacher":
+            return Teacher(model)
         runs = read_runs()
         return Linearized(linearize(model, runs[run].method, **runs[run].options).requires_grad_(False))
 
