@@ -77,30 +77,76 @@ def _inputs(
     put(dx, acc, rows, total - begin, heads, D)
 
 
+@triton.jit
+def _columns(D: tl.constexpr, C: tl.constexpr):
+    """Which column of x each column of the product makes. Of C a thread holds 2t, 2t + 1, 2t + 8, ...: they are to be neighbours in x."""
+    n = tl.arange(0, D)
+    return n // C * C + n // 2 % 4 * (C // 4) + n // 8 % (C // 8) * 2 + n % 2
+
+
+@triton.jit
+def _pieces(value, BT: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """A product `[BT, D]` of such columns as pieces of rows, `[BT D / C, C]`, in the order in which warps store what they hold already."""
+    value = tl.permute(tl.reshape(value, [BT // 16, 2, 8, D // C, C // 8, 4, 2]), [3, 1, 0, 2, 5, 4, 6])
+    return tl.reshape(value, [BT * D // C, C])
+
+
+@triton.jit
+def _places(BT: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """Row and first column of each of `_pieces`."""
+    n = tl.arange(0, BT * D // C)
+    return n // 8 % (BT // 16) * 16 + n // (BT // 2) % 2 * 8 + n % 8, n // BT * C
+
+
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "splits"])
 def _matrices(
-    xq, xk, dyq, dyk, dw, rows_q, rows_k, splits,
+    xq, xk, dyq, dyk, wq, wk, dxq, dxk, dw, rows_q, rows_k, splits,
     H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
-    """One program's share of dW = sum over rows of x^T dy: `[sides, splits, H, D, F]` in float32, the side of q first."""
+    """One program's share of dW = sum over rows of x^T dy: `[sides, splits, H, D, F]` in float32, the side of q first.
+
+    Given dx, that too as `_inputs` makes it, from the same reading of dy: only where every query head has a head of x to itself. dx is
+    stored as the accumulators lie, for a change of layout would take the shared memory that two programs a multiprocessor have left
+    beside W and three blocks of x and dy.
+    """
     h = tl.program_id(0) % H
     part = tl.program_id(0) // H
     dw += tl.program_id(0).to(tl.int64) * (D * F)
-    x, dy, total, heads = xq, dyq, rows_q, NQ + 0 * part
+    x, dy, w, dx, total, heads = xq, dyq, wq, dxq, rows_q, NQ + 0 * part
     if part >= splits:
-        x, dy, total, heads = xk, dyk, rows_k, NK + 0 * part
+        x, dy, w, dx, total, heads = xk, dyk, wk, dxk, rows_k, NK + 0 * part
         part -= splits
     per = tl.cdiv(total, splits)
     begin = part.to(tl.int64) * per
     end = tl.minimum(begin + per, total)
-    x += begin * (heads * D) + h // (H // heads) * D
+    first = begin * (heads * D) + h // (H // heads) * D
+    x += first
     dy += begin * (H * F) + h * F
+    C: tl.constexpr = min(D, 32)
+    if dx is not None:
+        m = tl.load(w + h * (D * F) + _columns(D, C)[:, None] * F + tl.arange(0, F)[None, :]).to(dy.dtype.element_ty)
+        row, column = _places(BT, D, C)
+        dx += first + (row * (heads * D) + column)[:, None] + tl.arange(0, C)[None, :]
     acc = tl.zeros([D, F], tl.float32)
     for i in range(0, (end - begin).to(tl.int32), BT):
         rows = i + tl.arange(0, BT)
         a = tl.trans(tile(x, rows, end - begin, heads, D))
+        if dx is not None:
+            value = tl.zeros([BT, D], tl.float32)
+            inside = (i + row < end - begin)[:, None]
+            if ADD:
+                old = tl.load(dx + i * (heads * D), mask=inside, other=0.0).to(tl.float32)
         for p in tl.static_range(P):
-            acc = tl.dot(a, tile(dy + total.to(tl.int64) * (p * H * F), rows, end - begin, H, F), acc, input_precision="ieee")
+            b = tile(dy + total.to(tl.int64) * (p * H * F), rows, end - begin, H, F)
+            if dx is not None:
+                value = tl.dot(b, tl.trans(m), value, input_precision="ieee")
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        if dx is not None:
+            out = _pieces(value, BT, D, C)
+            if ADD:
+                out += old
+            tl.store(dx + i * (heads * D), out.to(dx.dtype.element_ty), mask=inside)
     tl.store(dw + tl.arange(0, D)[:, None] * F + tl.arange(0, F)[None, :], acc)
 
 
@@ -138,17 +184,20 @@ class Side(NamedTuple):
 
 
 def gradients(*sides: Side | None) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """The gradients of x, W and b of every side, None where not wanted. One launch serves both sides."""
+    """The gradients of x, W and b of every side, None where not wanted. One launch serves both sides, and where a side wants both x's and
+    W's and its query heads share no head of x, both gradients."""
     sides = [s or Side(None, None, None, None, (False, False, False)) for s in sides]
     dx = [_input_gradient(s) if s.wanted[0] else None for s in sides]
-    if through := [(s, x) for s, x in zip(sides, dx, strict=True) if x is not None and s.w is not None]:
+    together = [s.wanted[0] and s.wanted[1] and s.x.shape[2] == s.w.shape[0] for s in sides]
+    if through := [(s, x) for s, x, t in zip(sides, dx, together, strict=True) if not (x is None or s.w is None or t)]:
         input_gradients(through)
-    by_matrix = [(s.x, s.dy) for s in sides if s.wanted[1]]
-    dw = iter(matrix_gradients(by_matrix) if by_matrix else ())
-    return [
-        (x, next(dw).to(s.w.dtype) if s.wanted[1] else None, s.dy.flatten(0, -3).sum(0, dtype=torch.float32).to(s.b.dtype) if s.wanted[2] else None)
-        for s, x in zip(sides, dx, strict=True)
-    ]
+    dw = [None for _ in sides]
+    for way in (True, False):
+        if chosen := [i for i, s in enumerate(sides) if s.wanted[1] and together[i] == way]:
+            for i, m in zip(chosen, matrix_gradients([(sides[i], dx[i] if way else None) for i in chosen]), strict=True):
+                dw[i] = m.to(sides[i].w.dtype)
+    db = [s.dy.flatten(0, -3).sum(0, dtype=torch.float32).to(s.b.dtype) if s.wanted[2] else None for s in sides]
+    return list(zip(dx, dw, db, strict=True))
 
 
 def _input_gradient(side: Side) -> Tensor:
@@ -180,15 +229,17 @@ def input_gradients(sides: list[tuple[Side, Tensor]]) -> None:
     )  # fmt: skip
 
 
-def matrix_gradients(sides: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The gradient of W of every (x `[B, T, N, D]`, dy `[..., B, T, H, F]`): `[sides, H, D, F]` float32, in one fixed order."""
-    (xq, dyq), (xk, dyk) = sides[0], sides[-1]
-    parts, heads, width, dim = dyq.shape[:-4].numel(), *dyq.shape[-2:], xq.shape[-1]
-    rows = [x.shape[0] * x.shape[1] for x, _ in sides]
-    splits = max(1, min(cdiv(264, heads), max(rows) // 256))
-    dw = torch.empty(len(sides), splits, heads, dim, width, device=xq.device, dtype=torch.float32)
+def matrix_gradients(sides: list[tuple[Side, Tensor | None]]) -> Tensor:
+    """The gradient of W of every side: `[sides, H, D, F]` float32, in one fixed order. Given tensors are written to, or added onto, as
+    `input_gradients` does."""
+    (q, dx_q), (k, dx_k) = sides[0], sides[-1]
+    parts, (*_, heads, width), dim = q.dy.shape[:-4].numel(), q.dy.shape, q.x.shape[-1]
+    rows = [s.x.shape[0] * s.x.shape[1] for s, _ in sides]
+    splits = max(1, min(264 // heads, max(rows) // 256))  # no more programs a side than run at once: two on each of 132 multiprocessors
+    dw = torch.empty(len(sides), splits, heads, dim, width, device=q.x.device, dtype=torch.float32)
     _matrices[(len(sides) * splits * heads,)](
-        xq, xk, dyq, dyk, dw, rows[0], rows[-1], splits, H=heads, NQ=xq.shape[2], NK=xk.shape[2], D=dim, F=width, P=parts,
-        BT=_block(xq.dtype, 64), num_warps=4, num_stages=1 if xq.dtype == torch.float32 else 3,
+        q.x, k.x, q.dy, k.dy, q.w, k.w, dx_q, dx_k, dw, rows[0], rows[-1], splits, H=heads, NQ=q.x.shape[2], NK=k.x.shape[2], D=dim, F=width,
+        P=parts, BT=_block(q.x.dtype, 64), ADD=dx_q is not None and q.onto is not None,
+        num_warps=4 if dx_q is None or dim * width <= 8192 else 8, num_stages=1 if q.x.dtype == torch.float32 else 3,
     )  # fmt: skip
     return dw.sum(1) if splits > 1 else dw[:, 0]
