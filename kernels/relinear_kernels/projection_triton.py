@@ -237,9 +237,11 @@ def matrix_gradients(sides: list[tuple[Side, Tensor | None]]) -> Tensor:
     rows = [s.x.shape[0] * s.x.shape[1] for s, _ in sides]
     splits = max(1, min(264 // heads, max(rows) // 256))  # no more programs a side than run at once: two on each of 132 multiprocessors
     dw = torch.empty(len(sides), splits, heads, dim, width, device=q.x.device, dtype=torch.float32)
+    single = q.x.dtype == torch.float32
+    wide = dx_q is not None and (single or dim * width > 8192)  # float32 spills from four warps; wide tiles fit a multiprocessor once
     _matrices[(len(sides) * splits * heads,)](
         q.x, k.x, q.dy, k.dy, q.w, k.w, dx_q, dx_k, dw, rows[0], rows[-1], splits, H=heads, NQ=q.x.shape[2], NK=k.x.shape[2], D=dim, F=width,
         P=parts, BT=_block(q.x.dtype, 64), ADD=dx_q is not None and q.onto is not None,
-        num_warps=4 if dx_q is None or dim * width <= 8192 else 8, num_stages=1 if q.x.dtype == torch.float32 else 3,
+        num_warps=8 if wide else 4, num_stages=1 if single else 3,
     )  # fmt: skip
     return dw.sum(1) if splits > 1 else dw[:, 0]
