@@ -1,5 +1,7 @@
-"""One token of each op in one launch: a program reads a state, updates it in place and answers. Of a linear state it takes several
-sequences of a head, one after the other, so that the head's feature maps are read once for all of them.
+"""One token of each op: a launch that reads a state, updates it in place and answers, of a linear state after one that makes features.
+
+Features come first for all sequences at once, so that a head's map is read once for many of them, and a program of the second launch is
+small enough for several to a multiprocessor, whose loads hide each other: both in one launch were slower at every batch.
 
 A linear state belongs to a query head, or to a key head and then to R query heads, whose answers one program gives. The keys of a window
 belong to all query heads of a group. Their ring has a place that nobody reads: the group's first program puts the token's key there, and
@@ -10,307 +12,197 @@ and written to a new one.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from relinear_kernels.features import check_map
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
 from relinear_kernels.hybrid_attention_reference import HybridState, _check
 from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, state_heads
-from relinear_kernels.linear_attention_triton import PROGRAMS
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, phi, widest
 
-ROWS = 16  # sequences whose features are made by one product
+
+@triton.jit(do_not_specialize=["batch"])
+def _phi(
+    q, k, wq, wk, bq, bk, first, y, batch,
+    H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
+    PLACES: tl.constexpr, G: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """phi of G sequences' queries of one of H heads, or of their keys by one of M maps: `[B, H + M, P F]`. The key is the oldest of a
+    ring with a `first`."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0) % (H + M)
+    rows = tl.program_id(0) // (H + M) * G + tl.arange(0, G)
+    to = y + (rows.to(tl.int64)[:, None] * (H + M) + head) * (P * F) + tl.arange(0, F)[None, :]
+    inside = (rows < batch)[:, None]
+    rows = tl.minimum(rows, batch - 1).to(tl.int64)
+    if head < H:
+        _made(q + (rows * H + head) * D, wq, bq, head, to, inside, D, F, P, FEATURE)
+    else:
+        head -= H
+        if first is not None:
+            rows = rows * PLACES + tl.load(first + rows)
+        _made(k + (rows * N + head // (M // N)) * D, wk, bk, head, to, inside, D, F, P, FEATURE)
 
 
 @triton.jit
-def _logits(x, w, b, D: tl.constexpr, F: tl.constexpr):
-    """x W + b of the vectors that x `[G]` points at: `[G, F]`, by tensor cores but for one."""
+def _made(x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
+    """Store phi of the vectors that x points at, by a head's map. Map and vectors are rounded as the parallel form's product takes them."""
     f = tl.arange(0, F)
     if w is not None:
         d = tl.arange(0, D)
-        m = tl.load(w + d[:, None] * F + f[None, :])
-        if x.shape[0] == 1:
-            y = tl.sum(tl.load(x[None, :] + d[:, None]).to(tl.float32) * m.to(tl.float32), 0)[None, :]
-        else:
-            u = tl.load(x[:, None] + d[None, :])
-            if u.dtype == m.dtype:
-                y = tl.dot(u, m, input_precision="ieee")
-            else:
-                y = tl.dot(u.to(tl.float32), m.to(tl.float32), input_precision="ieee")
+        m = tl.load(w + head * (D * F) + d[:, None] * F + f[None, :]).to(to.dtype.element_ty)
+        y = tl.dot(tl.load(x[:, None] + d[None, :]).to(to.dtype.element_ty), m, input_precision="ieee")
     else:
         y = tl.load(x[:, None] + f[None, :]).to(tl.float32)
     if b is not None:
-        y += tl.load(b + f).to(tl.float32)[None, :]
-    return y
+        y += tl.load(b + head * F + f).to(tl.float32)[None, :]
+    for half in tl.static_range(P):
+        tl.store(to + half * F, phi(y, 1.0 - 2.0 * half, None, FEATURE).to(to.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _row(p, i, G: tl.constexpr):
-    """Row i of `[G, F]`."""
-    return tl.sum(tl.where((tl.arange(0, G) == i)[:, None], p, 0.0), 0)
-
-
-@triton.jit
-def _features(y, P: tl.constexpr, FEATURE: tl.constexpr):
-    """phi of +y and, where the map has two sides, of -y."""
-    p = phi(y, 1, None, FEATURE)
-    if P == 2:
-        return p, phi(y, -1, None, FEATURE)
-    else:
-        return p, p
-
-
-@triton.jit
-def _absorb_half(
-    q, k, i, value, real, fade, s, z, half: tl.constexpr, F: tl.constexpr, V: tl.constexpr, G: tl.constexpr, R: tl.constexpr
+def _far(
+    y, v, mask, decay, gate, first, near, near_den, gamma, s, z, o, eps,
+    M: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
+    NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, PLACES: tl.constexpr, BF: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """`_absorb` of one sign's part of the state. Its load does not come before the features are made: that was slower."""
-    phi_q = ()
-    for r in tl.static_range(R):
-        phi_q = phi_q + (_row(q[r], i, G),)
-    phi_k = _row(k, i, G)
-    f = half * F + tl.arange(0, F)
-    where = s + f[:, None] * V + tl.arange(0, V)[None, :]
-    state = tl.load(where)
-    total = tl.load(z + f)
-    phi_k = tl.where(real, phi_k, 0.0)
-    total = total * fade + phi_k
-    tl.debug_barrier()  # several warps load the same of z
-    tl.store(z + f, total)
-    state = state * fade[:, None] + phi_k[:, None] * value[None, :]
-    tl.store(where, state)
-    out, den = (), ()
-    for r in tl.static_range(R):
-        out = out + (tl.sum(phi_q[r][:, None] * state, 0),)
-        den = den + (tl.sum(phi_q[r] * total, 0),)
-    return out, den
+    """A program: fade one of M states of a sequence, add phi(k) times v^T, and answer its R query heads from one reading of it.
+
+    A product of tensor cores, R padded to RP, takes the state as every parallel form does, rounded to the queries' dtype; it is kept in
+    float32. v is the token's, or that of the oldest key of a ring with a `first`; a near part comes as numerators and denominators. What
+    the launches before this one write is read after the wait, and everything is written after it.
+    """
+    m = tl.program_id(0) % M
+    n = (tl.program_id(0) // M).to(tl.int64)
+    at = n * M + m
+    place = n
+    if first is not None:
+        place = n * PLACES + tl.load(first + n)
+    real = n >= 0
+    if mask is not None:
+        real = tl.load(mask + place) != 0
+    faded = 0.0
+    if decay is not None:
+        faded += tl.load(decay + at)
+    c = tl.arange(0, V)
+    value = tl.load(v + (place * N + m // (M // N)) * V + c).to(tl.float32)
+    y += n * ((M * R + M) * (P * F))
+    r = tl.arange(0, RP)
+    heads = (r < R)[:, None]
+    out = tl.zeros([RP, V], tl.float32)
+    den = tl.zeros([RP], tl.float32)
+    for lead in tl.static_range(0, P * F, BF):
+        f = lead + tl.arange(0, BF)
+        where = s + (at * (P * F) + f)[:, None] * V + c[None, :]
+        state = tl.load(where)
+        sums = z + at * (P * F) + f
+        total = tl.load(sums)
+        if OVERLAP and lead == 0:
+            tl.extra.cuda.gdc_wait()
+        k = tl.where(real, tl.load(y + (M * R + m) * (P * F) + f).to(tl.float32), 0.0)
+        q = tl.load(y + (m * R + r)[:, None] * (P * F) + f[None, :], mask=heads, other=0.0)
+        fade = tl.zeros([BF], tl.float32) + faded
+        if gate is not None:
+            fade += tl.maximum(tl.load(gate + at * F + f % F).to(tl.float32), LOWEST)
+        fade = tl.exp(fade)
+        total = total * fade + k
+        state = state * fade[:, None] + k[:, None] * value[None, :]
+        tl.debug_barrier()  # several warps load the same of z
+        tl.store(sums, total)
+        tl.store(where, state)
+        out = tl.dot(q, state.to(q.dtype), out, input_precision="ieee")
+        den += tl.sum(q.to(tl.float32) * total[None, :], 1)
+    if near is not None:
+        factor = tl.load(gamma + m * R + r, mask=r < R, other=0.0)
+        out += factor[:, None] * tl.load(near + (at * R + r)[:, None] * V + c[None, :], mask=heads, other=0.0)
+        den += factor * tl.load(near_den + at * R + r, mask=r < R, other=0.0)
+    if NORMALIZE:
+        out /= tl.maximum(den, eps)[:, None]
+    tl.store(o + (at * R + r)[:, None] * V + c[None, :], out.to(o.dtype.element_ty), mask=heads)
 
 
 @triton.jit
-def _absorb(
-    qp, qm, kp, km, i, value, real, fade, s, z, F: tl.constexpr, V: tl.constexpr, P: tl.constexpr, G: tl.constexpr, R: tl.constexpr
-):  # fmt: skip
-    """Fade a state, add row i of phi(k) `[G, F]` times value^T, read it with that of each of R phi(q): numerators `[V]` and denominators."""
-    out, den = _absorb_half(qp, kp, i, value, real, fade, s, z, 0, F, V, G, R)
-    if P == 2:
-        more, more_den = _absorb_half(qm, km, i, value, real, fade, s, z, 1, F, V, G, R)
-        both, both_den = (), ()
-        for r in tl.static_range(R):
-            both = both + (out[r] + more[r],)
-            both_den = both_den + (den[r] + more_den[r],)
-        out, den = both, both_den
-    return out, den
-
-
-@triton.jit
-def _queries(q, w, b, D: tl.constexpr, F: tl.constexpr, R: tl.constexpr):
-    """`_logits` of R query heads, of the first of which q `[G]`, w and b point at."""
-    x = ()
-    for r in tl.static_range(R):
-        x = x + (_logits(q + r * D, w, b, D, F),)
-        if w is not None:
-            w += D * F
-        if b is not None:
-            b += F
-    return x
-
-
-@triton.jit
-def _sides(x, P: tl.constexpr, FEATURE: tl.constexpr, R: tl.constexpr):
-    """`_features` of R query heads."""
-    p, m = (), ()
-    for r in tl.static_range(R):
-        one, other = _features(x[r], P, FEATURE)
-        p = p + (one,)
-        m = m + (other,)
-    return p, m
-
-
-@triton.jit(do_not_specialize=["batch", "each"])
-def _linear(
-    q, k, v, wq, wk, bq, bk, mask, decay, gate, s, z, o, batch, each, eps,
-    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
-    """A program: `each` sequences of one of H states, the features of G of them at a time."""
-    h = tl.program_id(0) % H
-    begin = tl.program_id(0) // H * each
-    end = tl.minimum(begin + each, batch)
-    if wq is not None:
-        wq += h * (R * D * F)
-        wk += h * (D * F)
-    if bq is not None:
-        bq += h * (R * F)
-    if bk is not None:
-        bk += h * F
-    for lead in range(begin, end, G):
-        rows = tl.minimum(lead + tl.arange(0, G), end - 1).to(tl.int64)
-        x = _queries(q + (rows * H + h) * (R * D), wq, bq, D, F, R)
-        y = _logits(k + (rows * N + h // (H // N)) * D, wk, bk, D, F)
-        qp, qm = _sides(x, P, FEATURE, R)
-        kp, km = _features(y, P, FEATURE)
-        for i in range(0, tl.minimum(end - lead, G)):
-            n = tl.full([], lead + i, tl.int64)
-            at = n * H + h
-            real = n >= 0
-            if mask is not None:
-                real = tl.load(mask + n) != 0
-            fade = tl.zeros([F], tl.float32)
-            if decay is not None:
-                fade += tl.load(decay + at)
-            if gate is not None:
-                fade += tl.maximum(tl.load(gate + at * F + tl.arange(0, F)).to(tl.float32), LOWEST)
-            fade = tl.exp(fade)
-            value = tl.load(v + (n * N + h // (H // N)) * V + tl.arange(0, V)).to(tl.float32)
-            here, sums = s + at * (P * F * V), z + at * (P * F)
-            out, den = _absorb(qp, qm, kp, km, i, value, real, fade, here, sums, F, V, P, G, R)
-            for r in tl.static_range(R):
-                answer = out[r]
-                if NORMALIZE:
-                    answer /= tl.maximum(den[r], eps)
-                tl.store(o + (at * R + r) * V + tl.arange(0, V), answer.to(o.dtype.element_ty))
-
-
-@triton.jit
-def _attend(x, kt, vt, seen, top, den, acc):
-    """One step of the softmax recurrence over a tile of keys `[K, D]`: FlashAttention's, for one query."""
-    s = tl.where(seen, tl.sum(x[None, :] * kt, 1), float("-inf"))
-    new = tl.maximum(top, tl.max(s, 0))
+def _attend(q, kt, vt, seen, top, den, acc, scale):
+    """One step of FlashAttention's recurrence: queries `[RP, D]` over a tile of keys `[K, D]`."""
+    s = tl.dot(q, tl.trans(kt.to(q.dtype)), input_precision="ieee") * scale
+    s = tl.where(seen[None, :], s, float("-inf"))
+    new = tl.maximum(top, tl.max(s, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
-    p = tl.exp(s - safe)
+    p = tl.exp(s - safe[:, None])
     fade = tl.exp(top - safe)
-    return new, den * fade + tl.sum(p, 0), acc * fade + tl.sum(p[:, None] * vt, 0)
+    acc = tl.dot(p.to(q.dtype), vt.to(q.dtype), acc * fade[:, None], input_precision="ieee")
+    return new, den * fade + tl.sum(p, 1), acc
 
 
 @triton.jit
-def _window(
-    x, rk, rv, mask, first, top, den, acc, OLDEST: tl.constexpr,
-    R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BR: tl.constexpr,
+def _near(
+    q, k, v, real_at, rk, rv, mask, first_at, mk, mv, age, o, sums, new_first, new_age, W, scale,
+    R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr, M: tl.constexpr, OLDEST: tl.constexpr,
+    BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence over the keys OLDEST, OLDEST + 1, .. of a ring of R and a free place, which begins at `first`."""
+    """A program: the R query heads, padded to RP, of one of a sequence's N key heads, over a window of W and M meta keys.
+
+    The ring has K keys, of which the OLDEST first ones are not seen, and a free place; it begins at `first`. Writes the answers, or with
+    `sums` their numerators and, there, their denominators.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    n = tl.program_id(0) % N
+    b = (tl.program_id(0) // N).to(tl.int64)
     d = tl.arange(0, D)
-    for i in range(0, R + 1, BR):
-        r = i + tl.arange(0, BR)
-        age = (r - first + R + 1) % (R + 1)  # 0: the oldest, R: the free place
-        seen = (r <= R) & (age >= OLDEST) & (age < R)
-        seen = seen & (tl.load(mask + r, mask=seen, other=0) != 0)
-        at = r[:, None] * (N * D) + d[None, :]
-        kt = tl.load(rk + at, mask=seen[:, None], other=0.0).to(tl.float32)
-        vt = tl.load(rv + at, mask=seen[:, None], other=0.0).to(tl.float32)
-        top, den, acc = _attend(x, kt, vt, seen, top, den, acc)
-    return top, den, acc
-
-
-@triton.jit
-def _place(
-    key, value, real, rk, rv, mask, first, new_first, head, R: tl.constexpr, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """The token's key in the free place, by the first head of its group; the sequence's first says that it is there."""
-    free = (first + R) % (R + 1)
-    if head % (H // N) == 0:
-        tl.store(rk + free * (N * D) + tl.arange(0, D), key.to(rk.dtype.element_ty))
-        tl.store(rv + free * (N * D) + tl.arange(0, D), value.to(rv.dtype.element_ty))
-    if head == 0:
-        tl.store(mask + free, real)
-        tl.store(new_first, (first + 1) % (R + 1))
-
-
-@triton.jit
-def _sliding(
-    q, k, v, real_at, rk, rv, mask, first_at, mk, mv, age, o, new_first, new_age, W, scale,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """W is the window, R = W - 1 the keys held, MP the meta keys M rounded up to a power of two."""
-    pid = tl.program_id(0).to(tl.int64)
-    head = pid % H
-    b = pid // H
-    n = head // (H // N)
-    d = tl.arange(0, D)
+    r = tl.arange(0, RP)
+    heads = (r < R)[:, None]
+    mine = (b * N + n) * R + r
     real = b >= 0
     if real_at is not None:
         real = tl.load(real_at + b) != 0
-    key = tl.load(k + (b * N + n) * D + d).to(tl.float32)
-    value = tl.load(v + (b * N + n) * D + d).to(tl.float32)
     first = tl.load(first_at + b)
-    rk += (b * (R + 1) * N + n) * D
-    rv += (b * (R + 1) * N + n) * D
-    mask += b * (R + 1)
-    x = tl.load(q + pid * D + d).to(tl.float32) * scale
-    top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
-    den = tl.where(real, 1.0, 0.0)
-    acc = tl.where(real, value, 0.0)
+    x = tl.load(q + mine[:, None] * D + d[None, :], mask=heads, other=0.0)
+    key = tl.load(k + (b * N + n) * D + d)
+    value = tl.load(v + (b * N + n) * D + d)
+    top = tl.where(real, tl.sum(x.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale, float("-inf"))
+    den = tl.zeros([RP], tl.float32) + tl.where(real, 1.0, 0.0)
+    acc = tl.zeros([RP, D], tl.float32) + tl.where(real, value.to(tl.float32), 0.0)[None, :]
     if M > 0:
-        i = tl.arange(0, MP)
+        i = tl.arange(0, 16)
         before = tl.load(age + b * M + i, mask=i < M, other=-1)
         fills = real & (i == tl.sum((before >= 0).to(tl.int32), 0))
         after = tl.where(before >= 0, before + 1, tl.where(fills, 0, -1))
         here = ((b * M + i[:, None]) * N + n) * D + d[None, :]
-        mkt = tl.load(mk + here, mask=(after >= W)[:, None], other=0.0).to(tl.float32)
-        mvt = tl.load(mv + here, mask=(after >= W)[:, None], other=0.0).to(tl.float32)
-        top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc)
-        if head % (H // N) == 0:
-            took = (fills & (i < M))[:, None]
-            tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
-            tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
-        if head == 0:
+        mkt = tl.load(mk + here, mask=(after >= W)[:, None], other=0.0)
+        mvt = tl.load(mv + here, mask=(after >= W)[:, None], other=0.0)
+        top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc, scale)
+        took = (fills & (i < M))[:, None]
+        tl.store(mk + here, tl.broadcast_to(key[None, :], [16, D]).to(mk.dtype.element_ty), mask=took)
+        tl.store(mv + here, tl.broadcast_to(value[None, :], [16, D]).to(mv.dtype.element_ty), mask=took)
+        if n == 0:
             tl.store(new_age + b * M + i, after, mask=i < M)
-    top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 0, R, N, D, BR)
-    acc *= tl.where(den > 0, 1 / tl.where(den > 0, den, 1.0), 0.0)
-    tl.store(o + pid * D + d, acc.to(o.dtype.element_ty))
-    _place(key, value, real, rk, rv, mask, first, new_first + b, head, R, H, N, D)
-
-
-@triton.jit
-def _hybrid(
-    q, k, v, wq, wk, gamma, real_at, rk, rv, mask, first_at, s, z, o, new_first, scale, eps,
-    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, W: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """A program: one of H states, with its R query heads. The ring's oldest key leaves the window with this token and enters the state."""
-    pid = tl.program_id(0).to(tl.int64)
-    head = pid % H
-    b = pid // H
-    n = head // (H // N)
-    d = tl.arange(0, D)
-    s += pid * (P * F * D)
-    z += pid * (P * F)
-    real = b >= 0
-    if real_at is not None:
-        real = tl.load(real_at + b) != 0
-    key = tl.load(k + (b * N + n) * D + d).to(tl.float32)
-    value = tl.load(v + (b * N + n) * D + d).to(tl.float32)
-    first = tl.load(first_at + b)
-    rk += (b * (W + 1) * N + n) * D
-    rv += (b * (W + 1) * N + n) * D
-    mask += b * (W + 1)
-    oldest = first * (N * D)
-    left = tl.load(mask + first) != 0
-    left_value = tl.load(rv + oldest + d).to(tl.float32)
-    q += pid * (R * D)
-    near, near_den = (), ()
-    for r in tl.static_range(R):
-        x = tl.load(q + r * D + d).to(tl.float32) * scale
-        top = tl.where(real, tl.sum(x * key, 0), float("-inf"))
-        den = tl.where(real, 1.0, 0.0)
-        acc = tl.where(real, value, 0.0)
-        top, den, acc = _window(x, rk, rv, mask, first, top, den, acc, 1, W, N, D, BR)
-        near = near + (acc,)
-        near_den = near_den + (den,)
-    if wq is not None:
-        wq += head * (R * D * F)
-        wk += head * (D * F)
-    x = _queries(q + tl.arange(0, 1), wq, None, D, F, R)
-    y = _logits(rk + oldest + tl.arange(0, 1), wk, None, D, F)
-    qp, qm = _sides(x, P, FEATURE, R)
-    kp, km = _features(y, P, FEATURE)
-    fade = tl.full([F], 1.0, tl.float32)
-    far, far_den = _absorb(qp, qm, kp, km, 0, left_value, left, fade, s, z, F, D, P, 1, R)
-    for r in tl.static_range(R):
-        factor = tl.load(gamma + head * R + r)
-        out = (factor * near[r] + far[r]) / tl.maximum(factor * near_den[r] + far_den[r], eps)
-        tl.store(o + (pid * R + r) * D + d, out.to(o.dtype.element_ty))
-    _place(key, value, real, rk, rv, mask, first, new_first + b, head, W, H, N, D)
+    rk += (b * (K + 1) * N + n) * D
+    rv += (b * (K + 1) * N + n) * D
+    mask += b * (K + 1)
+    for lead in range(0, K + 1, BK):
+        places = lead + tl.arange(0, BK)
+        old = (places - first + K + 1) % (K + 1)  # 0: the oldest, K: the free place
+        seen = (places <= K) & (old >= OLDEST) & (old < K)
+        seen = seen & (tl.load(mask + places, mask=seen, other=0) != 0)
+        at = places[:, None] * (N * D) + d[None, :]
+        kt = tl.load(rk + at, mask=seen[:, None], other=0.0)
+        vt = tl.load(rv + at, mask=seen[:, None], other=0.0)
+        top, den, acc = _attend(x, kt, vt, seen, top, den, acc, scale)
+    if sums is not None:
+        tl.store(sums + mine, den, mask=r < R)
+    else:
+        acc *= tl.where(den > 0, 1 / tl.where(den > 0, den, 1.0), 0.0)[:, None]
+    tl.store(o + mine[:, None] * D + d[None, :], acc.to(o.dtype.element_ty), mask=heads)
+    free = (first + K) % (K + 1)
+    tl.store(rk + free * (N * D) + d, key.to(rk.dtype.element_ty))
+    tl.store(rv + free * (N * D) + d, value.to(rv.dtype.element_ty))
+    if n == 0:
+        tl.store(mask + free, real)
+        tl.store(new_first + b, (first + 1) % (K + 1))
 
 
 def _contiguous(x):
@@ -350,23 +242,36 @@ def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta
     return WindowState(*(x.contiguous() for x in state))
 
 
-def _spread(batch: int, heads: int) -> tuple[int, int]:
-    """Programs of each head, and how many sequences each of them takes: its matrices are read once for all of them."""
-    each = triton.cdiv(batch, max(1, PROGRAMS // heads))
-    return triton.cdiv(batch, each), each
+def _features(q, k, w_q, w_k, b_q, b_k, groups: int, states: int, feature: str, width: int, first=None, places=1) -> tuple[Tensor, int]:
+    """phi of every query and of every state's key: `[B, H + states, P F]` in the queries' dtype, and P."""
+    (batch, _, heads, dim), halves = q.shape, 2 if feature == "softmax_pm" else 1
+    y = torch.empty(batch, heads + states, halves * width, device=q.device, dtype=q.dtype)
+    rows = 16 if batch <= 64 or q.dtype == torch.float32 else 64
+    _phi[((heads + states) * triton.cdiv(batch, rows),)](
+        q, k, *map(_contiguous, (w_q, w_k, b_q, b_k)), first, y, batch, H=heads, M=states, N=groups, D=dim, F=width, P=halves,
+        FEATURE=feature, PLACES=places, G=rows, OVERLAP=_overlap(), num_warps=4, maxnreg=64,
+    )  # fmt: skip
+    return y, halves
 
 
-def _options(size: int, each: int, queries: int = 1) -> dict:
-    """Warps for a state of `size` numbers a sign; where eight of them take several sequences, registers for two programs a multiprocessor,
-    unless the features of several queries would not fit into them."""
-    if size <= 4096:
-        return {"num_warps": 4}
-    return {"num_warps": 8} if each == 1 or queries > 1 else {"num_warps": 8, "maxnreg": 128}
+def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_dim: int) -> dict:
+    """The shape of `_far`: a state of 128 x 128 numbers is one tile of eight warps."""
+    each, rows = heads // states, min(halves * width, 128)
+    shape = {"M": states, "R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "V": value_dim, "F": width, "P": halves}
+    shape |= {"BF": rows, "num_warps": 8 if rows * value_dim > 8192 else 4}
+    return shape | ({"OVERLAP": True, "launch_pdl": True} if _overlap() else {"OVERLAP": False})
 
 
-def _rows(places: int, dim: int) -> int:
-    """Places of one tile of a ring."""
-    return min(triton.next_power_of_2(max(places, 16)), 4096 // dim)
+def _overlap() -> bool:
+    """Whether `_far` may begin, and ask for its state, while the launch before it still runs: from Hopper on."""
+    return not triton.knobs.runtime.interpret and triton.runtime.driver.active.get_current_target().arch >= 90
+
+
+def _window(heads: int, groups: int, keys: int, dim: int) -> dict:
+    """The shape of `_near` beside a ring of so many keys."""
+    each = heads // groups
+    shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys, "OVERLAP": _overlap()}
+    return shape | {"BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim), "num_warps": 4}
 
 
 def linear_step(
@@ -374,7 +279,7 @@ def linear_step(
     normalize=True, key_mask=None, eps=EPS,
 ):  # fmt: skip
     """`decode_step` of linear attention, plain or gated. Raises ValueError naming what it supports."""
-    dim, value_dim, width, dtype = q.shape[-1], v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
+    value_dim, width, dtype = v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
     q, k, v, (batch, heads, groups, states) = _token("decode_step", q, k, v, w_q, w_k, b_q, b_k, feature, width)
     halves = 2 if feature == "softmax_pm" else 1
     state = _linear_state(state, (batch, states, halves * width, value_dim))
@@ -385,11 +290,10 @@ def linear_step(
         check_gate(log_gate, batch, 1, heads, w_k, width)
         gate = log_gate.contiguous()
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
-    parts, each = _spread(batch, states)
-    _linear[(parts * states,)](
-        q, k, v, *map(_contiguous, (w_q, w_k, b_q, b_k, key_mask)), decay, gate, state.kv, state.z, o, batch, each, eps,
-        H=states, R=heads // states, N=groups, D=dim, V=value_dim, F=width, P=halves, FEATURE=feature, NORMALIZE=normalize, LOWEST=FLOOR,
-        G=1 if each == 1 else ROWS, **_options(width * value_dim, each, heads // states),
+    y, halves = _features(q, k, w_q, w_k, b_q, b_k, groups, states, feature, width)
+    _far[(batch * states,)](
+        y, v, _contiguous(key_mask), decay, gate, None, None, None, None, state.kv, state.z, o, eps,
+        **_tiles(heads, states, groups, width, halves, value_dim), NORMALIZE=normalize, LOWEST=FLOOR, PLACES=1,
     )  # fmt: skip
     return o, state
 
@@ -401,10 +305,9 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
     state = _ring(state, batch, window - 1, groups, dim, meta)
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
-    _sliding[(batch * heads,)](
-        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, after.first,
-        after.meta_age, window, dim**-0.5 if scale is None else scale, H=heads, N=groups, D=dim, R=window - 1, M=meta,
-        MP=triton.next_power_of_2(max(meta, 1)), BR=_rows(window, dim), num_warps=4,
+    _near[(batch * groups,)](
+        q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, None,
+        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, M=meta, OLDEST=0, **_window(heads, groups, window - 1, dim),
     )  # fmt: skip
     return o, after
 
@@ -421,12 +324,17 @@ def hybrid_step(
     ring = _ring(state.ring, batch, window, groups, dim, 0)
     linear = _linear_state(state.linear, (batch, states, halves * width, dim))
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
+    near, sums = (torch.empty(batch, heads, *n, device=q.device, dtype=torch.float32) for n in ((dim,), ()))
     after = ring._replace(first=torch.empty_like(ring.first))
-    _hybrid[(batch * states,)](
-        q, k, v, _contiguous(w_q), _contiguous(w_k), window_factor.float().contiguous(), _contiguous(key_mask), ring.k, ring.v, ring.mask,
-        ring.first, linear.kv, linear.z, o, after.first, dim**-0.5 if scale is None else scale, eps,
-        H=states, R=heads // states, N=groups, D=dim, F=width, P=halves, FEATURE=feature, W=window, BR=_rows(window + 1, dim),
-        **_options(width * dim, 1),
+    oldest = {"first": ring.first, "places": window + 1}
+    y, _ = _features(q, ring.k, w_q, w_k, None, None, groups, states, feature, width, **oldest)
+    _near[(batch * groups,)](
+        q, k, v, _contiguous(key_mask), ring.k, ring.v, ring.mask, ring.first, None, None, None, near, sums, after.first, None, window,
+        dim**-0.5 if scale is None else scale, M=0, OLDEST=1, **_window(heads, groups, window, dim),
+    )  # fmt: skip
+    _far[(batch * states,)](
+        y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o, eps,
+        **_tiles(heads, states, groups, width, halves, dim), NORMALIZE=True, LOWEST=FLOOR, PLACES=window + 1,
     )  # fmt: skip
     return o, HybridState(after, linear)
 
