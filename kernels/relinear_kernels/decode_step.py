@@ -1,4 +1,4 @@
-"""The public `decode_step`: one token of any op, its state updated in place; one launch on CUDA."""
+"""The public `decode_step`: one token of any op, its state updated in place; one to three launches on CUDA."""
 
 import torch
 from jaxtyping import Float
