@@ -22,6 +22,8 @@ from relinear_kernels.linear_attention_reference import EPS, LinearState, every_
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, phi, widest
 
+PROGRAMS = 264  # that a GPU holds at once: with more of them waiting, memory is asked for in a worse order, and the overlap costs
+
 
 @triton.jit(do_not_specialize=["batch"])
 def _phi(
@@ -242,36 +244,38 @@ def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta
     return WindowState(*(x.contiguous() for x in state))
 
 
-def _features(q, k, w_q, w_k, b_q, b_k, groups: int, states: int, feature: str, width: int, first=None, places=1) -> tuple[Tensor, int]:
-    """phi of every query and of every state's key: `[B, H + states, P F]` in the queries' dtype, and P."""
-    (batch, _, heads, dim), halves = q.shape, 2 if feature == "softmax_pm" else 1
+def _features(
+    q, k, w_q, w_k, b_q, b_k, groups: int, states: int, feature: str, halves: int, width: int, overlap: bool, first=None, places=1
+) -> Tensor:
+    """phi of every query and of every state's key: `[B, H + states, P F]` in the queries' dtype."""
+    batch, _, heads, dim = q.shape
     y = torch.empty(batch, heads + states, halves * width, device=q.device, dtype=q.dtype)
     rows = 16 if batch <= 64 or q.dtype == torch.float32 else 64
     _phi[((heads + states) * triton.cdiv(batch, rows),)](
         q, k, *map(_contiguous, (w_q, w_k, b_q, b_k)), first, y, batch, H=heads, M=states, N=groups, D=dim, F=width, P=halves,
-        FEATURE=feature, PLACES=places, G=rows, OVERLAP=_overlap(), num_warps=4, maxnreg=64,
+        FEATURE=feature, PLACES=places, G=rows, OVERLAP=overlap, num_warps=4, maxnreg=64,
     )  # fmt: skip
-    return y, halves
+    return y
 
 
-def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_dim: int) -> dict:
+def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_dim: int, overlap: bool) -> dict:
     """The shape of `_far`: a state of 128 x 128 numbers is one tile of eight warps."""
     each, rows = heads // states, min(halves * width, 128)
     shape = {"M": states, "R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "V": value_dim, "F": width, "P": halves}
-    shape |= {"BF": rows, "num_warps": 8 if rows * value_dim > 8192 else 4}
-    return shape | ({"OVERLAP": True, "launch_pdl": True} if _overlap() else {"OVERLAP": False})
+    shape |= {"BF": rows, "num_warps": 8 if rows * value_dim > 8192 else 4, "OVERLAP": overlap}
+    return shape | ({"launch_pdl": True} if overlap else {})
 
 
 def _overlap() -> bool:
-    """Whether `_far` may begin, and ask for its state, while the launch before it still runs: from Hopper on."""
+    """Whether `_far` can begin, and ask for its state, while the launch before it still runs: from Hopper on."""
     return not triton.knobs.runtime.interpret and triton.runtime.driver.active.get_current_target().arch >= 90
 
 
 def _window(heads: int, groups: int, keys: int, dim: int) -> dict:
     """The shape of `_near` beside a ring of so many keys."""
     each = heads // groups
-    shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys, "OVERLAP": _overlap()}
-    return shape | {"BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim), "num_warps": 4}
+    shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys}
+    return shape | {"BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim), "num_warps": 4, "num_stages": 2}
 
 
 def linear_step(
@@ -290,10 +294,11 @@ def linear_step(
         check_gate(log_gate, batch, 1, heads, w_k, width)
         gate = log_gate.contiguous()
     o = torch.empty(batch, 1, heads, value_dim, device=q.device, dtype=dtype)
-    y, halves = _features(q, k, w_q, w_k, b_q, b_k, groups, states, feature, width)
+    overlap = batch * states <= PROGRAMS and _overlap()
+    y = _features(q, k, w_q, w_k, b_q, b_k, groups, states, feature, halves, width, overlap)
     _far[(batch * states,)](
         y, v, _contiguous(key_mask), decay, gate, None, None, None, None, state.kv, state.z, o, eps,
-        **_tiles(heads, states, groups, width, halves, value_dim), NORMALIZE=normalize, LOWEST=FLOOR, PLACES=1,
+        **_tiles(heads, states, groups, width, halves, value_dim, overlap), NORMALIZE=normalize, LOWEST=FLOOR, PLACES=1,
     )  # fmt: skip
     return o, state
 
@@ -307,7 +312,8 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
     _near[(batch * groups,)](
         q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, None,
-        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, M=meta, OLDEST=0, **_window(heads, groups, window - 1, dim),
+        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, M=meta, OLDEST=0, OVERLAP=False,
+        **_window(heads, groups, window - 1, dim),
     )  # fmt: skip
     return o, after
 
@@ -327,14 +333,15 @@ def hybrid_step(
     near, sums = (torch.empty(batch, heads, *n, device=q.device, dtype=torch.float32) for n in ((dim,), ()))
     after = ring._replace(first=torch.empty_like(ring.first))
     oldest = {"first": ring.first, "places": window + 1}
-    y, _ = _features(q, ring.k, w_q, w_k, None, None, groups, states, feature, width, **oldest)
+    overlap = _overlap()
+    y = _features(q, ring.k, w_q, w_k, None, None, groups, states, feature, halves, width, False, **oldest)
     _near[(batch * groups,)](
         q, k, v, _contiguous(key_mask), ring.k, ring.v, ring.mask, ring.first, None, None, None, near, sums, after.first, None, window,
-        dim**-0.5 if scale is None else scale, M=0, OLDEST=1, **_window(heads, groups, window, dim),
+        dim**-0.5 if scale is None else scale, M=0, OLDEST=1, OVERLAP=overlap, **_window(heads, groups, window, dim),
     )  # fmt: skip
     _far[(batch * states,)](
         y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o, eps,
-        **_tiles(heads, states, groups, width, halves, dim), NORMALIZE=True, LOWEST=FLOOR, PLACES=window + 1,
+        **_tiles(heads, states, groups, width, halves, dim, overlap), NORMALIZE=True, LOWEST=FLOOR, PLACES=window + 1,
     )  # fmt: skip
     return o, HybridState(after, linear)
 
