@@ -79,9 +79,9 @@ def fits(row: dict, spills: int = 0) -> bool:
     return row["shared"] <= SHARED_LIMIT and spilled and bool(row["wgmma"] or scalar)
 
 
-def _tensors(heads, groups, dim, features, dtype, length=128):
+def _tensors(heads, groups, dim, features, dtype, length=128, batch=1):
     r = lambda *s: torch.zeros(*s, dtype=dtype, requires_grad=True)  # noqa: E731
-    args = {"q": r(1, length, heads, dim), "k": r(1, length, groups, dim), "v": r(1, length, groups, dim)}
+    args = {"q": r(batch, length, heads, dim), "k": r(batch, length, groups, dim), "v": r(batch, length, groups, dim)}
     return args, {"w_q": r(heads, dim, features), "w_k": r(heads, dim, features)}
 
 
@@ -152,17 +152,17 @@ def _gated(feature, dim, features, dtype=torch.bfloat16):
     gated_linear_attention(**args, log_gate=gate, feature=feature).float().sum().backward()
 
 
-def _decode(op, dim, features, states=4, **options):
+def _decode(op, dim, features, states=4, batch=1, **options):
     from relinear_kernels import decode_step_triton, hybrid_state, linear_state, window_state
 
-    args, matrices = _tensors(4, 1, dim, features, torch.bfloat16, 1)
+    args, matrices = _tensors(4, 1, dim, features, torch.bfloat16, 1, batch)
     matrices["w_k"] = matrices["w_k"][:states]
     if op == "linear":
-        decode_step_triton.linear_step(**args, **matrices, state=linear_state(1, states, 2 * features, dim), **options)
+        decode_step_triton.linear_step(**args, **matrices, state=linear_state(batch, states, 2 * features, dim), **options)
     elif op == "window":
-        decode_step_triton.window_step(**args, state=window_state(1, 127, 1, dim, meta=4), window=128, meta=4)
+        decode_step_triton.window_step(**args, state=window_state(batch, 127, 1, dim, meta=4), window=128, meta=4)
     else:
-        state = hybrid_state(1, states, 1, dim, 2 * features, window=64)
+        state = hybrid_state(batch, states, 1, dim, 2 * features, window=64)
         decode_step_triton.hybrid_step(**args, **matrices, state=state, window=64, window_factor=torch.ones(4))
 
 
@@ -196,6 +196,10 @@ MORE = {
     "decode linear D128 F64 channel gate": lambda: _decode("linear", 128, 64, log_gate=torch.zeros(1, 1, 4, 64)),
     "decode linear D128 F64 shared": lambda: _decode("linear", 128, 64, states=1),
     "decode hybrid D128 F64 shared": lambda: _decode("hybrid", 128, 64, states=1),
+    "decode linear D128 F64 many": lambda: _decode("linear", 128, 64, batch=128),
+    "decode linear D128 F128 many": lambda: _decode("linear", 128, 128, batch=128),
+    "decode linear D128 F128 shared many": lambda: _decode("linear", 128, 128, states=1, batch=128),
+    "decode hybrid D128 F64 many": lambda: _decode("hybrid", 128, 64, batch=128),
     "decode linear D64 F64": lambda: _decode("linear", 64, 64),
     "decode window D64": lambda: _decode("window", 64, 64),
     "decode hybrid D64 F64": lambda: _decode("hybrid", 64, 64),

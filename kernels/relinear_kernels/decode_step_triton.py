@@ -253,7 +253,7 @@ def _features(
     rows = 16 if batch <= 64 or q.dtype == torch.float32 else 64
     _phi[((heads + states) * triton.cdiv(batch, rows),)](
         q, k, *map(_contiguous, (w_q, w_k, b_q, b_k)), first, y, batch, H=heads, M=states, N=groups, D=dim, F=width, P=halves,
-        FEATURE=feature, PLACES=places, G=rows, OVERLAP=overlap, num_warps=4, maxnreg=64,
+        FEATURE=feature, PLACES=places, G=rows, OVERLAP=overlap, num_warps=4,
     )  # fmt: skip
     return y
 
