@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 
 from relinear import linearize
@@ -16,7 +17,7 @@ from relinear.evaluate.efficiency import COLUMNS, ORDER, RUNS, Log, Sweeps, agre
 from relinear.graph import Decoder
 from relinear.papers import lizard, lolcats, supra
 from relinear.papers._claims import UNTESTED
-from relinear.papers._efficiency import Cost, CostClaim, judge
+from relinear.papers._efficiency import Cost, CostClaim, curves, elsewhere, judge
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -212,7 +213,7 @@ def test_a_label_stands_in_its_yaml_its_function_and_its_rule(figure):
 
 def costs(**changes):
     row = {"model": "m", "sweep": "batch", "run": "teacher", "batch": 8, "prompt": 1, "generated": 1, "status": "ok", "ms_per_token": 1.0,
-           "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 1, "cache_bytes": 1}  # fmt: skip
+           "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 1, "cache_bytes": 1, "commit": "a"}  # fmt: skip
     return Cost(**row | changes)
 
 
@@ -247,3 +248,13 @@ def test_a_figure_names_the_file_that_is_missing_broken_or_empty(figure, measure
     path.write_text(text.splitlines()[0] + "\n")
     with pytest.raises(ValueError, match="no row of"):
         draw(path, paper, tmp_path)
+
+
+def test_rows_of_another_commit_than_the_teacher_s_are_marked():
+    rows = [costs(), costs(run="lizard"), costs(run="lizard", batch=4, commit="b"), costs(run="supra", status="out of memory", commit="c")]
+    assert elsewhere(rows) == {"lizard": ["b"]}
+    assert elsewhere(rows[:2]) == elsewhere(rows[2:]) == {}
+    assert "measured at another commit than the teacher: lizard;" in judge(claim(), rows).figures
+    axis = Figure().subplots()
+    curves(axis, rows, "batch", "decode_tokens_per_second", "title", "y")
+    assert axis.get_legend_handles_labels()[1] == ["softmax, FlashAttention", "Lizard*"]

@@ -15,7 +15,8 @@ Memory is torch's peak, weights included, from before the prompt to after the la
 
 `teacher_dynamic` is the teacher as transformers runs it, and as papers measured it: a cache that is copied as it grows, Python between kernels.
 Before a run is measured, tokens that its graph generates are compared with those of plain calls; where they differ its rows say `wrong`.
-Rows are written as they come to efficiency.csv; called again, it goes on with those that are missing.
+Rows are written as they come to efficiency.csv, each with the commit that it was measured at; called again, it goes on with those that are
+missing.
 """
 
 import argparse
@@ -74,7 +75,7 @@ CHECKED = 12  # tokens that a graph and plain calls must agree on
 COLUMNS = (
     *("model", "sweep", "run", "batch", "prompt", "generated", "position", "status", "prefill_rows", "prefill_seconds", "ms_per_token", "steps"),
     *("decode_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_second", "peak_bytes", "cache_bytes"),
-    "weight_bytes",
+    *("weight_bytes", "commit"),
 )
 KEY = COLUMNS[:6]
 
@@ -391,7 +392,9 @@ class Log:
         if record["gpu"] != gpu:
             raise UserError(f"{self.path} was measured on {record['gpu']!r}, and this is {gpu!r}; possible: another --out")
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        record["sessions"].append({"command": command, "started": now, **git_state(), "versions": versions()})
+        state = git_state()
+        self.commit = state["commit"][:7] if state["commit"] else None
+        record["sessions"].append({"command": command, "started": now, **state, "versions": versions()})
         record |= {"dtype": "bfloat16", "shapes": {name: shape.to_diff_dict() for name, shape in SHAPES.items()},
                    "timing": f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run"}  # fmt: skip
         self.about.write_text(json.dumps(record, indent=1) + "\n")
@@ -410,6 +413,7 @@ class Log:
         return [r for r in self.rows if (r["model"], r["sweep"], r["run"]) == (model, sweep, run)]
 
     def add(self, setting: Setting, row: dict) -> None:
+        row |= {"commit": self.commit}
         row = dict.fromkeys(COLUMNS, "") | setting._asdict() | {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)

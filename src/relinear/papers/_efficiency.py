@@ -4,6 +4,7 @@ Rows are `efficiency.csv` of `relinear.evaluate.efficiency`, whose docstring say
 """
 
 import csv
+import itertools
 import json
 import textwrap
 from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ class Cost(BaseModel):
     decode_tokens_per_second: float | None
     peak_bytes: int | None
     cache_bytes: int | None
+    commit: str | None
 
     @property
     def at(self) -> int:
@@ -144,9 +146,19 @@ def judge(claim: CostClaim, costs: Sequence[Cost]) -> Judgement:
         values.append((f"{point.run} at {at}: {number(value)}", value))
     ours = values[0][1] / (values[1][1] if claim.right else 1.0)
     shown = f"{claim.column}: {', '.join(text for text, _ in values)}" + (f"; ratio {number(ours)}" if claim.right else "")
+    other = sorted({p.run for p in (claim.left, claim.right) if p} & elsewhere(costs).keys())
+    if other:
+        shown += f"; measured at another commit than the teacher: {', '.join(other)}"
     holds = ours > claim.bound if claim.op == ">" else ours < claim.bound
     reason = f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(claim.bound)}"
     return Judgement("reproduced" if holds else "contradicted", f"{shown}; published {claim.published}", reason)
+
+
+def elsewhere(costs: Sequence[Cost]) -> dict[str, list[str]]:
+    """The runs with rows of other commits than the teacher's, and those commits: code that changed between them is in their ratio."""
+    commits = {run: {c.commit for c in costs if c.run == run and c.status == "ok"} for run in LABELS}
+    ours = commits["teacher"]
+    return {run: sorted(map(str, own - ours)) for run, own in commits.items() if ours and own - ours}
 
 
 def render(name: str, paper: str, spec: CostFigure, source: Path, out: Path, draw: Callable[[Figure, list[Cost]], None], size) -> list[Path]:
@@ -158,7 +170,10 @@ def render(name: str, paper: str, spec: CostFigure, source: Path, out: Path, dra
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(f"{spec.label}, at the shape of {spec.model}: random weights, {about['dtype']}, one {about['gpu']}")
     draw(figure, costs)
-    lines = (HOW, f"The paper ({spec.hardware}): {spec.published}")
+    lines = [HOW, f"The paper ({spec.hardware}): {spec.published}"]
+    if other := sorted(set(itertools.chain(*elsewhere(costs).values()))):
+        own = ", ".join(sorted({str(c.commit) for c in costs if c.run == "teacher" and c.status == "ok"}))
+        lines.append(f"*: at another commit ({', '.join(other)}) than softmax attention ({own}), by the code of then.")
     caption = "\n".join(textwrap.fill(line, width=int(13 * size[0])) for line in lines)
     legend = figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9, title=caption)
     legend.get_title().set(fontsize=8, color="0.3", multialignment="left")
@@ -174,13 +189,14 @@ def render(name: str, paper: str, spec: CostFigure, source: Path, out: Path, dra
 
 def curves(axis: Axes, costs: Sequence[Cost], sweep: str, column: Column, title: str, ylabel: str, *, log: bool = False) -> None:
     """A column against what a sweep goes over, a line a run; a cross where memory ended after that."""
+    other = elsewhere(costs)
     for run in LABELS:
         own = [c for c in costs if (c.run, c.sweep) == (run, sweep)]
         fits = [c for c in own if c.status == "ok" and getattr(c, column) is not None and not (sweep == "length" and c.at < 512)]
         if not fits:
             continue
         values = [getattr(c, column) for c in fits]
-        axis.plot([c.at for c in fits], values, label=LABELS[run], marker="o", markersize=3, **STYLES[run])
+        axis.plot([c.at for c in fits], values, label=LABELS[run] + "*" * (run in other), marker="o", markersize=3, **STYLES[run])
         if any(c.status == "out of memory" for c in own):
             axis.plot(fits[-1].at, values[-1], marker="X", markersize=7, color=STYLES[run]["color"])
     axis.set_xscale("log", base=2)
