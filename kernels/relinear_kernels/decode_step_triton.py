@@ -268,7 +268,10 @@ def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_
 
 def _overlap() -> bool:
     """Whether `_far` can begin, and ask for its state, while the launch before it still runs: from Hopper on."""
-    return not triton.knobs.runtime.interpret and triton.runtime.driver.active.get_current_target().arch >= 90
+    if triton.knobs.runtime.interpret:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch >= 90
 
 
 def _window(heads: int, groups: int, keys: int, dim: int) -> dict:

@@ -27,7 +27,7 @@ def use_triton(x: Tensor) -> bool:
 
 
 def one_token(state, return_state: bool, cu_seqlens: Tensor | None, *tensors: Tensor | None) -> bool:
-    """Whether a piece (its queries first) is one token after others with no gradient wanted: what a decode step serves in one launch."""
+    """Whether a piece (its queries first) is one token after others with no gradient wanted: what a decode step serves."""
     if state is None or not return_state or cu_seqlens is not None or tensors[0].shape[1] != 1:
         return False
     return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *_leaves(state))))
