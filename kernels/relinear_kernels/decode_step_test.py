@@ -131,6 +131,17 @@ def test_more_sequences_than_a_program_makes_features_of(kind, how):
     run(kind, how, 2, 19, 2, 1, True)
 
 
+@pytest.mark.parametrize("kind, how", [("window", (45, 4)), ("hybrid", (40, "softmax_pm")), ("hybrid shared", (70, "relu"))], ids=str)
+def test_a_ring_of_several_tiles(kind, how, monkeypatch):
+    monkeypatch.setitem(globals(), "DIM", 128)
+    run(kind, how, 40 if DEVICE == "cuda" else 3, 3, 4, 2, True)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernels of a whole prompt take 16 meta keys at most")
+def test_more_meta_keys_than_a_tile_of_16():
+    run("window", (5, 20), 8, 3, 2, 1, True)
+
+
 @pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
 def test_half_precision(kind, how):
     run(kind, how, 40 if DEVICE == "cuda" else 3, 70, 2, 1, True, dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float16)

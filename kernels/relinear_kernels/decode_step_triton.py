@@ -142,10 +142,10 @@ def _attend(q, kt, vt, seen, top, den, acc, scale):
 @triton.jit
 def _near(
     q, k, v, real_at, rk, rv, mask, first_at, mk, mv, age, o, sums, new_first, new_age, W, scale,
-    R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr, M: tl.constexpr, OLDEST: tl.constexpr,
-    BK: tl.constexpr, OVERLAP: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
+    OLDEST: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program: the R query heads, padded to RP, of one of a sequence's N key heads, over a window of W and M meta keys.
+    """A program: the R query heads, padded to RP, of one of a sequence's N key heads, over a window of W and M meta keys, padded to MP.
 
     The ring has K keys, of which the OLDEST first ones are not seen, and a free place; it begins at `first`. Writes the answers, or with
     `sums` their numerators and, there, their denominators.
@@ -169,7 +169,7 @@ def _near(
     den = tl.zeros([RP], tl.float32) + tl.where(real, 1.0, 0.0)
     acc = tl.zeros([RP, D], tl.float32) + tl.where(real, value.to(tl.float32), 0.0)[None, :]
     if M > 0:
-        i = tl.arange(0, 16)
+        i = tl.arange(0, MP)
         before = tl.load(age + b * M + i, mask=i < M, other=-1)
         fills = real & (i == tl.sum((before >= 0).to(tl.int32), 0))
         after = tl.where(before >= 0, before + 1, tl.where(fills, 0, -1))
@@ -178,8 +178,8 @@ def _near(
         mvt = tl.load(mv + here, mask=(after >= W)[:, None], other=0.0)
         top, den, acc = _attend(x, mkt, mvt, after >= W, top, den, acc, scale)
         took = (fills & (i < M))[:, None]
-        tl.store(mk + here, tl.broadcast_to(key[None, :], [16, D]).to(mk.dtype.element_ty), mask=took)
-        tl.store(mv + here, tl.broadcast_to(value[None, :], [16, D]).to(mv.dtype.element_ty), mask=took)
+        tl.store(mk + here, tl.broadcast_to(key[None, :], [MP, D]).to(mk.dtype.element_ty), mask=took)
+        tl.store(mv + here, tl.broadcast_to(value[None, :], [MP, D]).to(mv.dtype.element_ty), mask=took)
         if n == 0:
             tl.store(new_age + b * M + i, after, mask=i < M)
     rk += (b * (K + 1) * N + n) * D
@@ -274,10 +274,11 @@ def _overlap() -> bool:
     return target.backend == "cuda" and target.arch >= 90
 
 
-def _window(heads: int, groups: int, keys: int, dim: int) -> dict:
-    """The shape of `_near` beside a ring of so many keys."""
+def _window(heads: int, groups: int, keys: int, meta: int, dim: int) -> dict:
+    """The shape of `_near` beside a ring of so many keys and so many meta keys."""
     each = heads // groups
     shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys}
+    shape |= {"M": meta, "MP": max(16, triton.next_power_of_2(meta)) if meta else 1}
     return shape | {"BK": min(triton.next_power_of_2(max(keys + 1, 16)), 4096 // dim), "num_warps": 4, "num_stages": 2}
 
 
@@ -315,8 +316,8 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
     _near[(batch * groups,)](
         q, k, v, _contiguous(key_mask), state.k, state.v, state.mask, state.first, state.meta_k, state.meta_v, state.meta_age, o, None,
-        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, M=meta, OLDEST=0, OVERLAP=False,
-        **_window(heads, groups, window - 1, dim),
+        after.first, after.meta_age, window, dim**-0.5 if scale is None else scale, OLDEST=0, OVERLAP=False,
+        **_window(heads, groups, window - 1, meta, dim),
     )  # fmt: skip
     return o, after
 
@@ -340,7 +341,7 @@ def hybrid_step(
     y = _features(q, ring.k, w_q, w_k, None, None, groups, states, feature, halves, width, False, **oldest)
     _near[(batch * groups,)](
         q, k, v, _contiguous(key_mask), ring.k, ring.v, ring.mask, ring.first, None, None, None, near, sums, after.first, None, window,
-        dim**-0.5 if scale is None else scale, M=0, OLDEST=1, OVERLAP=overlap, **_window(heads, groups, window, dim),
+        dim**-0.5 if scale is None else scale, OLDEST=1, OVERLAP=overlap, **_window(heads, groups, window, 0, dim),
     )  # fmt: skip
     _far[(batch * states,)](
         y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o, eps,
