@@ -425,6 +425,45 @@ def test_a_node_whose_parent_is_seen_late_takes_the_children_over(server, monkey
     assert parent(server, row).info.status == "FINISHED"
 
 
+@pytest.mark.parametrize("at", ["log_batch", "update_run", "delete_run", "log_metrics", "set_terminated"])
+def test_another_node_may_delete_the_younger_parent_at_any_moment(server, monkeypatch, capsys, tmp_path, at):
+    """What fails for that is done to the older one, without a pause, and what was written is there."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setattr(tracking, "RETRY_PAUSES", ())
+    row, younger = f"deleted at {at}", []
+    store, experiment = MlflowClient(server), tracking._experiment(MlflowClient(server), server, "mini")
+
+    def other_node() -> None:
+        """Its parent is older, is seen only now, and takes the place of the one that is there."""
+        younger.append(parent(server, row).info.run_id)
+        store.create_run(experiment, 1, {"relinear.row": row}, row)
+        if at != "delete_run":
+            tracking._only_parent(store, experiment, row)
+
+    method = "log_batch" if at == "log_metrics" else at
+    real = getattr(MlflowClient, method)
+
+    def meddled(self, run_id, *arguments, **options):
+        if at == "delete_run" and younger:
+            real(self, run_id)
+        elif not younger and (at != "log_metrics" or options.get("metrics")) and run_id == parent(server, row).info.run_id:
+            other_node()
+        return real(self, run_id, *arguments, **options)
+
+    monkeypatch.setattr(MlflowClient, method, meddled)
+    with opened(server, run=row, stage="evaluate") as tracker:
+        if at == "delete_run":
+            other_node()
+        tracker.finish(write_folder(tmp_path, record(run=row, stage="evaluate"), EVALUATION))
+    assert capsys.readouterr().err == "" and len(younger) == 1
+    found = parent(server, row)
+    assert found.info.run_id not in younger and found.info.status == "FINISHED" and found.data.metrics["ppl"] == 15.2
+    assert found.data.tags["row"] == row
+    [run] = runs(server, f"tags.run = '{row}'")
+    assert (run.data.tags["mlflow.parentRunId"], run.info.status) == (found.info.run_id, "FINISHED")
+
+
 def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
     run_stage(server, tmp_path / "first", EVALUATION, stage="evaluate", scale="smoke")
     write_folder(tmp_path / "results", record(stage="distill", scale="smoke"), {})

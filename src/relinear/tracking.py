@@ -192,7 +192,7 @@ class Tracker:
         client = self._client = _connect(self._uri)
         experiment = self._experiment = _experiment(client, self._uri, self._scale)
         self._parent = _parent(client, self._uri, experiment, self._run, self._tags)
-        client.update_run(self._parent, status="RUNNING")
+        self._on_row(lambda row: client.update_run(row, status="RUNNING"))
         for child in _children(client, experiment, self._run, self._stage):
             if child.info.status == "RUNNING":
                 client.set_terminated(child.info.run_id, "KILLED")
@@ -225,12 +225,15 @@ class Tracker:
         if error is not None:
             _log_tags(self._client, self.run_id, {"error": f"{type(error).__name__}: {error}"})
         elif self._headline:
-            _log_metrics(self._client, self._parent, _entries(self._headline, 0))
+            self._on_row(lambda row: _log_metrics(self._client, row, _entries(self._headline, 0)))
         self._terminate(status)
 
     def _terminate(self, status: str) -> None:
         self._client.set_terminated(self.run_id, status)
-        self._client.set_terminated(self._parent, status)
+        self._on_row(lambda row: self._client.set_terminated(row, status))
+
+    def _on_row(self, change: Callable[[str], object]) -> None:
+        self._parent = _on_row(self._client, self._experiment, self._run, self._parent, change)
 
     def _flush(self) -> None:
         # A batch sent twice, after a failure, is stored once: mlflow drops equal (name, time, step, value).
@@ -512,23 +515,49 @@ def _parent(client: Any, uri: str, experiment: str, run: str, tags: dict[str, st
         if not parent:
             client.create_run(experiment, begin, {"relinear.row": run}, run)
             parent = _only_parent(client, experiment, run)
-    _log_tags(client, parent, {name: tags[name] for name in ROW_TAGS if name in tags})
-    return parent
+    shown = {name: tags[name] for name in ROW_TAGS if name in tags}
+    return _on_row(client, experiment, run, parent, lambda row: _log_tags(client, row, shown))
+
+
+def _on_row(client: Any, experiment: str, run: str, parent: str, change: Callable[[str], object]) -> str:
+    """Change a row's run; returns its id, another one where a node has deleted this for an older since it was looked up."""
+    from mlflow.exceptions import MlflowException
+
+    while True:
+        try:
+            change(parent)
+            return parent
+        except MlflowException:
+            found = _only_parent(client, experiment, run)
+            if found in ("", parent):
+                raise
+            parent = found
 
 
 def _only_parent(client: Any, experiment: str, run: str) -> str:
-    """The id of a row's run, empty if there is none; of several the oldest, which takes the others' children.
+    """The id of a row's run, empty if there is none; of several the oldest, which takes what the others hold.
 
     Without a lock nodes that find none at the same moment create one each. The oldest may be seen last, by when
     another has got children; so whoever sees several leaves one, and each stage looks again once its own run
     exists and when it ends.
     """
+    from mlflow.entities import RunTag
+    from mlflow.exceptions import MlflowException
+
     found = sorted(_search(client, experiment, f"tags.`relinear.row` = '{run}'"), key=lambda r: (r.info.start_time, r.info.run_id))
     ids = [r.info.run_id for r in found]
     for other in ids[1:]:
         for child in _search(client, experiment, f"tags.`mlflow.parentRunId` = '{other}'"):
             client.set_tag(child.info.run_id, "mlflow.parentRunId", ids[0])
-        client.delete_run(other)
+        try:
+            client.delete_run(other)
+        except MlflowException:
+            if client.get_run(other).info.lifecycle_stage != "deleted":  # by another node, meanwhile
+                raise
+        left = client.get_run(other).data  # complete: nothing is written to a deleted run
+        metrics = [metric for name in left.metrics for metric in client.get_metric_history(other, name)]
+        tags = [RunTag(name, left.tags[name]) for name in ROW_TAGS if name in left.tags]
+        _on_row(client, experiment, run, ids[0], lambda row, m=metrics, t=tags: client.log_batch(row, m, tags=t, synchronous=True))
     return ids[0] if ids else ""
 
 
