@@ -16,7 +16,8 @@ import torch
 
 SHARED_LIMIT = 227 * 1024
 # kernels without a product
-SCALAR = ("totals", "running_sums", "scan", "weights", "turn", "token_loss", "token_gradient", "scaled_sum", "scaled_sum_gradients")
+SCALAR = ("totals", "running_sums", "scales", "gate_gradients", "scan", "weights", "turn", "token_loss", "token_gradient", "scaled_sum",
+          "scaled_sum_gradients")  # fmt: skip
 HARD = " hard"  # the form of a gated kernel for the blocks that need it: correct, not fast
 
 
@@ -59,7 +60,7 @@ def record(case: str, run) -> list[dict]:
         row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
         row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
         row["mma"] = kernel.asm["ptx"].count("mma.sync")
-        if "SUB" in kwargs and kwargs["SUB"] < kwargs["BT"]:
+        if ("SUB" in kwargs and kwargs["SUB"] < kwargs["BT"]) or kwargs.get("GATES") == 2:
             row["kernel"] += HARD
         rows.append(row)
         return kernel

@@ -18,6 +18,7 @@ relative to its own maximum; what that lies below the largest so far is the key'
 A gate's decay of a pair, exp2(G_t - G_i) with G running over a step, is absorbed: the columns' features take exp2(-G_i) and the row's sums
 exp2(G_t), so that a pair costs nothing. bfloat16 has float32's exponents, and both stay in range while no step fades by more than 2^LEAST.
 A segment with a harder gate is left to a second launch, which takes the decays of all pairs; one with none left to it ends at once.
+Features of keys that are made with their projection are kept FADED, with what their gates make of them where they are mild.
 """
 
 from typing import NamedTuple
@@ -195,6 +196,19 @@ def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.
             return gr, tl.exp2(gr), to_end, tl.exp2(end)
 
 
+@triton.jit(do_not_specialize=["T", "L", "total"])
+def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, ROWS: tl.constexpr):
+    """What FADED features of keys are times, `[H, rows]`: exp2(-g) in a segment of MILD gates, else 1."""
+    h = tl.program_id(0) % H
+    n, row, start, keys, first, last = _place(tl.program_id(0) // H, T, L, cu, blocks, None)
+    at = h * total + start
+    mild = _mine(g + at, first, last, MILD, BT) > first
+    for i in range(first, last, ROWS):
+        rows = i + tl.arange(0, ROWS)
+        fade = tl.load(g + at + rows, mask=rows < last, other=0.0)
+        tl.store(out + at + rows, tl.where(mild, tl.exp2(-fade), 1.0), mask=rows < last)
+
+
 @triton.jit
 def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
     """The block's own scores, decayed, where a row has seen the column."""
@@ -214,7 +228,7 @@ def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
 def _sums(
     y, v, mask, g, weight, scalar, s, z, decay, cu, blocks, T, L, total, offset, shift,
     H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, GIVEN: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]`."""
     part = tl.program_id(0) % (V // BV)
@@ -222,6 +236,8 @@ def _sums(
     h = tl.program_id(0) // (V // BV * P) % H
     i = tl.program_id(0) // (V // BV * P * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    if FADED and not REVERSE:  # the columns are keys
+        mild = _mine(g + h * total + start, first, last, MILD, BT) > first
     DT = v.dtype
     at = ((i.to(tl.int64) * H + h) * P + half) * F
     state = tl.zeros([BV, F], tl.float32)
@@ -235,6 +251,8 @@ def _sums(
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         if g is not None:
             _, _, into, fade = _fades(g + h * total + start, rows, j, last, ANY, REVERSE, BT)
+            if FADED and not REVERSE:
+                into = tl.where(mild, fade, into)
             use *= into
             state *= fade
             sums *= fade
@@ -305,7 +323,7 @@ def _two(z, DT: tl.constexpr):
 
 
 @triton.jit
-def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr):
+def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, FADED: tl.constexpr, REVERSE: tl.constexpr):
     """A block's values for the columns x, and the state after it."""
     if GATES == MILD and REVERSE:
         sp *= fade
@@ -322,7 +340,8 @@ def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES:
     if P == 2:
         sm = tl.dot(tl.trans(x), km, sm, input_precision="ieee")
     if GATES == MILD:
-        acc *= row_fade[:, None]
+        if not (FADED and REVERSE):  # rows that are keys have it in their features
+            acc *= row_fade[:, None]
         if not REVERSE:
             sp *= fade
             sm *= fade
@@ -333,8 +352,8 @@ def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES:
 def _outputs(
     yr, yc, v, o, row_mask, mask, g, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, GIVEN: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
-    BV: tl.constexpr, PARTS: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr,
+    BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """o of a segment and its (unclamped) denominators `[H, rows]`, or dv. A program holds PARTS tiles of BV columns of v."""
     part = tl.program_id(0) % (V // (BV * PARTS)) * PARTS
@@ -376,7 +395,8 @@ def _outputs(
                 gr = None
         else:
             gr, row_fade, col_fade, fade = None, None, None, None
-        if GATES == MILD:
+        ABSORBS: tl.constexpr = GATES == MILD and (REVERSE or not FADED)
+        if ABSORBS:
             use *= col_fade
         if NORMALIZE:
             high_p = _two(zp, DT)
@@ -386,7 +406,7 @@ def _outputs(
             if GATES >= HARD:
                 zp *= fade
                 zm *= fade
-        if GIVEN and mask is None and weight is None and cu is None and GATES != MILD:  # beyond the ends a descriptor reads zeros
+        if GIVEN and mask is None and weight is None and cu is None and not ABSORBS:  # beyond the ends a descriptor reads zeros
             use = None
         k = _phi(yc, n, base + jc, h // (H // C), 0, use, P, FEATURE, GIVEN, BT, F)
         kp = k.to(DT)
@@ -435,7 +455,7 @@ def _outputs(
         elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
-        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, REVERSE)
+        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, FADED, REVERSE)
         if near_den is not None:
             acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         if NORMALIZE or row_mask is not None or shift is not None:
@@ -444,7 +464,7 @@ def _outputs(
             acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
         if PARTS == 2:
-            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, REVERSE)
+            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, FADED, REVERSE)
             if near_den is not None:
                 acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
             if NORMALIZE or row_mask is not None or shift is not None:
@@ -458,7 +478,8 @@ def _outputs(
 def _maps(
     yr, yc, x, v, dy, row_mask, mask, g, row_weight, weight, row_scalar, scalar, dg, s, z, cu, blocks, T, L, total, offset, shift, size,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
-    P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr,
+    BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`.
 
@@ -518,7 +539,7 @@ def _maps(
                 sums *= fade
                 if TILES == 2:
                     s1 *= fade
-            else:
+            elif not FADED:
                 use *= col_fade
         x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
         v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
@@ -545,8 +566,11 @@ def _maps(
         a = _seen(a, gr, REVERSE, BT).to(DT)
         if GATES >= HARD or (GATES == MILD and not REVERSE):
             d *= row_fade[:, None]
+        if GIVEN and mask is None and cu is None and (GATES != MILD or REVERSE or FADED):  # beyond the ends a descriptor reads zeros
+            use = None
         c = _phi(yc, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
         d = tl.dot(a, c.to(DT), d, input_precision="ieee")
+        c = c.to(tl.float32)
         if row_mask is not None or shift is not None:
             d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
         if weight is not None:
@@ -576,10 +600,12 @@ def _maps(
         if not GIVEN:
             p = phi(p, sign, None, FEATURE)
         if dg is not None:  # from the rounded features, as on the other side
-            b = p * row_fade[:, None] if GATES == MILD and REVERSE else p
+            b = p * row_fade[:, None] if GATES == MILD and REVERSE and not FADED else p
             tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
         if GATES == MILD and REVERSE:
             d *= row_fade[:, None]
+            if FADED:
+                p *= (1 / row_fade)[:, None]
         d = phi_backward(p, d, sign, FEATURE)
         if CLIPS:
             _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
@@ -610,6 +636,28 @@ def _weights(
 
 
 @triton.jit(do_not_specialize=["T", "total"])
+def _gate_gradients(row, column, ends, dg, cu, T, total, H: tl.constexpr, P: tl.constexpr, BT: tl.constexpr):
+    """The gradient of the log decay, `[B, T, H]` float32, from its terms `[P, H, rows]` and the final state's `[sequences, H]`.
+
+    A program sums a head of a sequence from its end.
+    """
+    h = tl.program_id(0) % H
+    n = tl.program_id(0) // H
+    start, T = sequence(n, T, cu)
+    after = 0.0
+    if ends is not None:  # the whole sequence decays into the final state: every gate scales it
+        after += tl.load(ends + n * H + h)
+    for step in range(0, tl.cdiv(T, BT)):
+        rows = (tl.cdiv(T, BT) - 1 - step) * BT + tl.arange(0, BT)
+        term = tl.zeros([BT], tl.float32)
+        for half in tl.static_range(P):
+            at = (half * H + h) * total + start + rows
+            term += tl.load(row + at, mask=rows < T, other=0.0) - tl.load(column + at, mask=rows < T, other=0.0)
+        tl.store(dg + (start + rows) * H + h, tl.cumsum(term, 0, reverse=True) + after, mask=rows < T)
+        after += tl.sum(term, 0)
+
+
+@triton.jit(do_not_specialize=["T", "total"])
 def _running_sums(x, out, cu, blocks, T, total, H, CS: tl.constexpr, BH: tl.constexpr):
     """The running sum over each chunk's rows of `[B, T, H]`, as powers of two: `[H, rows]`. A program per chunk."""
     n, chunk = block_of(tl.program_id(0), T, blocks, CS)
@@ -628,15 +676,6 @@ def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: i
     cut = pieces(batch, length, cu_seqlens, chunk)
     _running_sums[(cut.programs,)](g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
     return out
-
-
-def decay_gradient(term: Tensor, log_decay: Tensor, batch: int, cu_seqlens: Tensor | None) -> Tensor:
-    """From the gradient `[H, B T]` of the running sum to the gradient of the log decay."""
-    if cu_seqlens is None:
-        dg = term.view(len(term), batch, -1).flip(2).cumsum(2).flip(2).permute(1, 2, 0)
-    else:
-        dg = torch.cat([x.flip(1).cumsum(1).flip(1) for x in term.split(cu_seqlens.diff().tolist(), 1)], 1).T[None]
-    return (dg.sum((0, 1)) if log_decay.ndim == 1 else dg).to(log_decay.dtype)
 
 
 def ranges(y: Tensor, heads: int, feature: str, mask: Tensor | None, shift: Tensor | None, cu_seqlens: Tensor | None):
@@ -682,16 +721,28 @@ class Walk(NamedTuple):
     shape: dict
 
     @classmethod
-    def over(cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None) -> "Walk":
+    def over(
+        cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None, gated=False
+    ) -> "Walk":  # fmt: skip
         (batch, length, heads, dim), value_dim = q.shape, v.shape[3]
         width = dim if w_q is None else w_q.shape[-1]
         given = feature == "none" or w_q is not None and feature not in EXPONENTIAL
         halves = 2 if feature.endswith("_pm") else 1
         cfg = config(value_dim, width, halves, q.dtype)
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
-        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "GIVEN": given}
+        faded = gated and given and w_q is not None and MILD.value in cls.gates(gated, q.dtype)
+        shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "GIVEN": given, "FADED": faded}
         shape |= {"BT": cfg.block, "BV": cfg.part, "num_warps": 4}
         return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
+
+    def scales(self, g: Tensor | None) -> Tensor | None:
+        """What the features of keys are times before they are kept, `[H, B T]` float32; None: 1."""
+        if not self.shape["FADED"]:
+            return None
+        out = torch.empty_like(g)
+        cut, (heads, total) = self.cut, g.shape
+        _scales[(cut.programs * heads,)](g, out, cut.cu, cut.blocks, self.length, self.segment, total, H=heads, BT=self.cfg.block, ROWS=512)
+        return out
 
     def scalars(self, batch: int, device, *parts: int) -> Tensor:
         """An empty number per query and head, `[..., H, B T]` float32."""
@@ -734,9 +785,10 @@ class Walk(NamedTuple):
         )  # fmt: skip
         return s, z
 
-    def gates(self, g: Tensor | None, dtype: torch.dtype) -> tuple[int, ...]:
+    @staticmethod
+    def gates(gated: bool, dtype: torch.dtype) -> tuple[int, ...]:
         """The launches that gates take: a segment is written by one of them."""
-        if g is None:
+        if not gated:
             return (NONE.value,)
         return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # what mild gates are absorbed into leaves its range
 
@@ -747,7 +799,7 @@ class Walk(NamedTuple):
         """Writes o, or dv if `reverse`."""
         width, part = self.shape["F"], self.cfg.part
         parts = self.cfg.parts if self.shift is None or not reverse else 1  # two are an illegal instruction there with Triton 3.6
-        for gates in self.gates(g, v.dtype):
+        for gates in self.gates(g is not None, v.dtype):
             _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
                 self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask,
                 g, weight, *states, den, near, near_den, *self._where(v.shape[0]), eps,
@@ -764,7 +816,7 @@ class Walk(NamedTuple):
         (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
         new = torch.empty if self.shift is None else torch.zeros  # some keys are no query's: nothing is written there
         dy = new(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
-        for gates in self.gates(g, v.dtype):
+        for gates in self.gates(g is not None, v.dtype):
             _maps[(self.cut.programs * heads * halves,)](
                 rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
                 self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
@@ -782,6 +834,13 @@ class Walk(NamedTuple):
         )
         return over, delta, share
 
+    def decay_gradient(self, rows: Tensor, columns: Tensor, ends: Tensor | None, log_decay: Tensor) -> Tensor:
+        """The gradient of the log decay from the terms `[P, H, B T]` of rows and of columns, and the final state's `[sequences, H]`."""
+        (halves, heads, total), cut, length = rows.shape, self.cut, self.length
+        dg = torch.empty(total // max(1, length), length, heads, device=rows.device, dtype=torch.float32)
+        _gate_gradients[(cut.sequences * heads,)](rows, columns, ends, dg, cut.cu, length, total, H=heads, P=halves, BT=1024)
+        return (dg.sum((0, 1)) if log_decay.ndim == 1 else dg).to(log_decay.dtype)
+
 
 def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """The gradient of a state of which a half, or nothing, was used."""
@@ -794,14 +853,16 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
         batch, length, heads, _ = q.shape
-        walk = Walk.over(q, v, w_q, feature, cu_seqlens)
-        y_q, y_k = (q, k) if w_q is None else project(q, k, w_q, w_k, b_q, b_k, feature=feature if walk.shape["GIVEN"] else None)
-        decay, weight, last = log_decay, None, None
+        walk = Walk.over(q, v, w_q, feature, cu_seqlens, gated=log_decay is not None)
+        running = lambda decay: chunk_decay(decay, batch, length, heads, walk.cfg.block, cu_seqlens)  # noqa: E731
+        g = None if log_decay is None or feature in EXPONENTIAL else running(log_decay)
+        y_q, y_k, weight, last = q, k, None, None
+        if w_q is not None:
+            y_q, y_k = project(q, k, w_q, w_k, b_q, b_k, feature=feature if walk.shape["GIVEN"] else None, scale=walk.scales(g))
         if feature in EXPONENTIAL:
             weight, decay, last = ranges(y_k, heads, feature, mask, shift, cu_seqlens)
-            decay = decay if log_decay is None else decay + log_decay
             weight = weight.permute(2, 0, 1).reshape(heads, -1).contiguous()
-        g = None if decay is None else chunk_decay(decay, batch, length, heads, walk.cfg.block, cu_seqlens)
+            g = running(decay if log_decay is None else decay + log_decay)
         end = walk.final(q.device) if keep_state else None
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g, weight=weight)
         o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)
@@ -851,15 +912,8 @@ class _LinearAttention(torch.autograd.Function):
                 dy = walk.maps(y_k, y_q, v, do, states, row_mask=mask, row_weight=weight, scalar=delta, term=col, **columns)
                 side_k = Side(dy, k, w_k, b_k, (need_k, need_wk, need_bk))
         if need_g:
-            term = row.sum(0) - col.sum(0)
-            if begin is not None:  # the whole sequence decays into the final state: every gate scales it
-                last = (begin[0] * s_end).sum((2, 3)) + (begin[1] * z_end).sum(2)  # [sequences, H]
-                if walk.cut.cu is None:
-                    term.view(heads, batch, length)[:, :, -1] += last.T
-                else:
-                    full = cu_seqlens.diff() > 0
-                    term.index_add_(1, cu_seqlens[1:][full].long() - 1, last[full].T)
-            d_decay = decay_gradient(term, log_decay, batch, cu_seqlens)
+            ends = None if begin is None else (begin[0] * s_end).sum((2, 3)) + (begin[1] * z_end).sum(2)  # [sequences, H]
+            d_decay = walk.decay_gradient(row, col, ends, log_decay)
         (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
         return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 6)
 

@@ -16,14 +16,18 @@ from relinear_kernels.triton_common import cdiv, matrix, phi, put, tile
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "splits", "per"])
 def _project(
-    xq, xk, wq, wk, bq, bk, yq, yk, rows_q, rows_k, splits, per,
+    xq, xk, wq, wk, bq, bk, yq, yk, scale, rows_q, rows_k, splits, per,
     H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
     BT: tl.constexpr,
 ):  # fmt: skip
-    """y, or the P halves of phi(y), of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others k's."""
+    """y, or the P halves of phi(y), of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others k's.
+
+    Those of k times `scale`, `[H, rows_k]` (None: 1).
+    """
     h = tl.program_id(0) % H
     part = tl.program_id(0) // H
     x, w, b, y, total, heads = xq, wq, bq, yq, rows_q, NQ + 0 * part
+    scaled = part >= splits
     if part >= splits:  # one loop for both: a branch each would take the shared memory of both
         x, w, b, y, total, heads = xk, wk, bk, yk, rows_k, NK + 0 * part
         part -= splits
@@ -42,6 +46,8 @@ def _project(
             out = value
             if FEATURE is not None:
                 out = phi(value, 1.0 - 2.0 * half, None, FEATURE)
+            if scale is not None:
+                out *= tl.load(scale + h * rows_k + begin + rows, mask=scaled & (rows < end - begin), other=1.0)[:, None]
             if y.dtype.element_ty == tl.float16:
                 out = tl.minimum(tl.maximum(out, -65504.0), 65504.0)
             put(y + half * F, out, rows, end - begin, H * P, F)
@@ -154,10 +160,14 @@ def _block(dtype: torch.dtype, rows: int) -> int:
     return 16 if dtype == torch.float32 else rows
 
 
-def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None, *, feature: str | None = None):
+def project(
+    q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None, *, feature: str | None = None,
+    scale: Tensor | None = None,
+):  # fmt: skip
     """y = q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16.
 
-    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take.
+    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take. `scale`, `[H, B T]` float32, is
+    what a key's are times.
     """
     (heads, dim, width), halves = w_q.shape, 2 if feature == "softmax_pm" else 1
     dtype = torch.float16 if feature is None and q.dtype == torch.bfloat16 else q.dtype
@@ -166,7 +176,7 @@ def project(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None =
     per = max(256, cdiv(rows_q * heads, 1056 * 64) * 64)
     splits = cdiv(rows_q, per)
     _project[((splits + cdiv(rows_k, per)) * heads,)](
-        q, k, w_q, w_k, b_q, b_k, y_q, y_k, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width, P=halves,
+        q, k, w_q, w_k, b_q, b_k, y_q, y_k, scale, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width, P=halves,
         FEATURE=feature, BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
     return y_q, y_k
