@@ -192,6 +192,21 @@ def test_the_same_input_twice_gives_the_same_bits():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("cu", [None, [0, 0, 1500, 2600]])
+def test_a_gates_gradient_is_summed_from_the_end_of_its_sequence(cu):
+    batch, length, heads = (2, 1300, 3) if cu is None else (1, 2600, 3)  # longer than what a program sums at a time
+    cu = None if cu is None else torch.tensor(cu, device=DEVICE)
+    q = torch.zeros(batch, length, heads, 16, device=DEVICE)
+    walk = linear_attention_triton.Walk.over(q, q, None, "none", cu, gated=True)
+    rows, columns = torch.randn(2, 2, heads, batch * length).to(DEVICE)
+    ends = torch.randn(walk.cut.sequences, heads).to(DEVICE)
+    got = walk.decay_gradient(rows, columns, ends, torch.zeros(batch, length, heads))
+    term = (rows - columns).double().sum(0).T.view(batch, length, heads)
+    cuts = [*term] if cu is None else term[0].split(cu.diff().tolist())
+    want = torch.cat([x.flip(0).cumsum(0).flip(0) + end for x, end in zip(cuts, ends.double(), strict=True)])
+    assert relative(got.flatten(0, 1), want) < 1e-6
+
+
 def test_what_the_kernels_do_not_support_is_named():
     args = {n: x.to(DEVICE) for n, x in inputs(4, 24, 16, 1, 1, "softmax_pm", None, False).items()}
     with pytest.raises(ValueError, match=r"widths and feature counts of \(16, 32, 64, 128\); got .*24"):

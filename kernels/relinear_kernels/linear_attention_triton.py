@@ -566,7 +566,7 @@ def _maps(
         a = _seen(a, gr, REVERSE, BT).to(DT)
         if GATES >= HARD or (GATES == MILD and not REVERSE):
             d *= row_fade[:, None]
-        if GIVEN and mask is None and cu is None and (GATES != MILD or REVERSE or FADED):  # beyond the ends a descriptor reads zeros
+        if GIVEN and mask is None and cu is None and shift is None and (GATES != MILD or REVERSE or FADED):  # zeros beyond the ends
             use = None
         c = _phi(yc, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
         d = tl.dot(a, c.to(DT), d, input_precision="ieee")
