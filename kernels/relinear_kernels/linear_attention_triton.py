@@ -602,15 +602,9 @@ def _maps(
         if dg is not None:  # from the rounded features, as on the other side
             b = p * row_fade[:, None] if GATES == MILD and REVERSE and not FADED else p
             tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
-        if GATES == MILD and REVERSE and FADED and FEATURE == "softmax_pm":  # phi (row_fade d) is y d: the fades cancel
-            d = d * p
-            d = (d - (p * (1 / row_fade)[:, None]) * tl.sum(d, 1)[:, None]) * sign
-        else:
-            if GATES == MILD and REVERSE:
-                d *= row_fade[:, None]
-                if FADED:
-                    p *= (1 / row_fade)[:, None]
-            d = phi_backward(p, d, sign, FEATURE)
+        if GATES == MILD and REVERSE and not FADED:
+            d *= row_fade[:, None]
+        d = phi_backward(p, d, sign, FEATURE, row_fade if GATES == MILD and REVERSE and FADED else None)
         if CLIPS:
             _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:

@@ -196,10 +196,17 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
 
 
 @triton.jit
-def phi_backward(p, dp, sign, FEATURE: tl.constexpr):
-    """The gradient of y from that of phi(sign * y) = p."""
+def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
+    """The gradient of y from that of phi(sign * y) = p. With a `fade` of each row p comes divided by it, and dp is yet to be times it."""
+    if fade is not None and FEATURE != "softmax_pm":
+        dp *= fade[:, None]
+        p *= (1 / fade)[:, None]
     if FEATURE == "softmax_pm":
-        dp = tl.where(p > 1e-12, dp, 0.0) * p
+        if fade is None:
+            dp = tl.where(p > 1e-12, dp, 0.0) * p
+        else:  # it cancels in their product
+            dp = dp * p
+            p *= (1 / fade)[:, None]
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
     elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
         dy = dp * p * sign
