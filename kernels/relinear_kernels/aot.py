@@ -16,7 +16,7 @@ import torch
 
 SHARED_LIMIT = 227 * 1024
 # kernels without a product
-SCALAR = ("totals", "running_sums", "scales", "gate_gradients", "scan", "weights", "turn", "token_loss", "token_gradient", "scaled_sum",
+SCALAR = ("totals", "running_sums", "scales", "gate_gradients", "scan", "numerators", "turn", "token_loss", "token_gradient", "scaled_sum",
           "scaled_sum_gradients")  # fmt: skip
 HARD = " hard"  # the form of a gated kernel for the blocks that need it: correct, not fast
 

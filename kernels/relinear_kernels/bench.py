@@ -12,6 +12,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 import time
 from functools import partial
@@ -129,7 +130,7 @@ def relative(got, want):
 class Bench:
     """The rows of bench.csv, written as each is measured, and the time left for them.
 
-    `only` selects the rows whose op, provider, shape and mode, joined by spaces, contain it; `missing` those the file does not have
+    `only` selects the rows whose op, provider, shape and mode, joined by spaces, have this pattern; `missing` those the file does not have
     yet. The file's other rows stay.
     """
 
@@ -168,7 +169,7 @@ class Bench:
         row = dict.fromkeys(COLUMNS, "") | {"op": op, "provider": provider, "B": b, "T": t, "H": h, "Hkv": n, "D": d, "F": f, "mode": mode}
         row |= {"shape": f"B{b} T{t} H{h}/{n} D{d} F{f}", "note": note, "floor_ms": f"{moved / BANDWIDTH * 1e3:.4f}"}
         old = self.rows.get(_key(row))
-        if self.only not in _key(row) or (self.missing and old and old["valid"] != "not run"):
+        if not re.search(self.only, _key(row)) or (self.missing and old and old["valid"] != "not run"):
             return
         if time.monotonic() > self.until:
             row |= {"valid": "not run", "note": "time limit"}
@@ -562,12 +563,21 @@ def provenance(path: Path, options: argparse.Namespace) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def pattern(text: str) -> str:
+    """`text`, if it is a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as problem:
+        raise argparse.ArgumentTypeError(f"must be a regular expression; got {text!r}: {problem}") from problem
+    return text
+
+
 def main() -> None:
     """Measure, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/reference/kernels"))
     parser.add_argument("--seconds", type=float, default=330, help="rows that would start later are marked not run")
-    parser.add_argument("--only", default="", help="measure the rows whose op, provider, shape and mode contain this; the others stay")
+    parser.add_argument("--only", type=pattern, default="", help="measure the rows in whose op, provider, shape and mode this pattern is found; the others stay")
     parser.add_argument("--missing", action="store_true", help="measure the rows that bench.csv does not have yet")
     parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
     parser.add_argument("--note", default="", help="what a reader of the provenance should know of this run")

@@ -41,21 +41,21 @@ class _Hybrid(torch.autograd.Function):
         walk, near = ctx.walk, ctx.near
         need_q, need_k, need_v, need_wq, need_wk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:9]
         do = torch.zeros_like(o) if do is None else do.contiguous()
-        over, delta, share = walk.weights(do, o, den, ctx.eps, close, weight)
-        of_window = (do, delta, arg, over, share)
+        do, delta, share = walk.numerators(do, o, den, ctx.eps, close, weight)
+        of_window = (do, delta, arg, share)
         d_gamma = (share.view(len(gamma), -1).sum(1) / near.gamma).to(gamma.dtype) if need_g else None
         side_q = side_k = dq = dk = dv = ds0 = dz0 = None
         if need_q:
             dq = torch.empty_like(q)
             near.queries(q, k, v, mask, o, top, *of_window, dq)
         if need_q or need_wq:
-            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, row_weight=over, row_scalar=delta)
+            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, row_scalar=delta)
             side_q = Side(dy, q, w_q, None, (need_q, need_wq, False), onto=dq)
         if need_k or need_v:
             dk, dv = near.keys(q, k, v, mask, top, *of_window)
         if need_k or need_v or need_wk or need_s0 or need_z0:
             end = ds0, dz0 = (torch.empty_like(s0), s0.new_empty(s0.shape[:-1])) if need_s0 or need_z0 else (None, None)
-            columns = {"weight": over, "reverse": True}
+            columns = {"reverse": True}
             begin = both(ds_end, dz_end, s_end, z_end)
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             columns |= {"row_mask": mask}

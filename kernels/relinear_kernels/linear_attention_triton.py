@@ -7,9 +7,9 @@ carries the states over. "Rows" are what a block computes, "columns" what it has
     o    rows q, columns k: o_t  = sum_{i<=t} A_ti v_i / den_t        dphi_q  rows q, columns k: sum_{i<=t} (g_t . v_i + e_t) phi(k_i)
     dv   rows k, columns q: dv_i = sum_{t>=i} A_ti g_t                dphi_k  rows k, columns q: sum_{t>=i} (g_t . v_i + e_t) phi(q_t)
 
-with g = dO / den and e = -(dO . O) / den (zero where the denominator is clamped); the right-hand ones run from the end. The features
-are made once, with their projection (`projection_triton`), and products read them as they lie. No accumulator is ever the transposed
-left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
+with g = dO / den and e = -(g . O) (zero where the denominator is clamped); the right-hand ones run from the end. The features are made
+once, with their projection (`projection_triton`), g once for all three gradients, and products read both as they lie. No accumulator is
+ever the transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
 
 Exponential features come as what phi is applied to, and are made wherever they are needed. They are held relative to a maximum: a
 query's to its own, which cancels on normalisation, a key's to the largest so far, one number a head (`ranges`). A key's features come
@@ -18,7 +18,7 @@ relative to its own maximum; what that lies below the largest so far is the key'
 A gate's decay of a pair, exp2(G_t - G_i) with G running over a step, is absorbed: the columns' features take exp2(-G_i) and the row's sums
 exp2(G_t), so that a pair costs nothing. bfloat16 has float32's exponents, and both stay in range while no step fades by more than 2^LEAST.
 A segment with a harder gate is left to a second launch, which takes the decays of all pairs; one with none left to it ends at once.
-Features of keys that are made with their projection are kept FADED, with what their gates make of them where they are mild.
+Features that are made with their projection are kept FADED, with what their gates make of them where they are mild.
 """
 
 from typing import NamedTuple
@@ -59,6 +59,7 @@ class Config(NamedTuple):
     block: int  # rows of a step
     part: int  # columns of v in one tile of the state
     parts: int  # tiles of the state along v that `_outputs` holds
+    wide: int  # columns of v in one tile of `_maps`, which holds all: few wide products wait less for each other than many
     stages: int
 
 
@@ -66,10 +67,11 @@ def config(value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Co
     """The configuration shipped for this shape class."""
     part = min(value_dim, 64)
     if dtype == torch.float32:  # products by fused multiply-add: small tiles
-        return Config(16, part, 1, 1)
+        return Config(16, part, 1, part, 1)
     parts = value_dim // part if features * halves <= 128 else 1
+    wide = value_dim if features <= 64 else part  # with more features two programs would not fit a multiprocessor
     # two stages: one leaves the loads' latency bare (and below 64 features is miscompiled by Triton 3.6), three do not fit twice
-    return Config(64, part, parts, 2)
+    return Config(64, part, parts, wide, 2)
 
 
 @triton.jit
@@ -198,7 +200,7 @@ def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.
 
 @triton.jit(do_not_specialize=["T", "L", "total"])
 def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, ROWS: tl.constexpr):
-    """What FADED features of keys are times, `[H, rows]`: exp2(-g) in a segment of MILD gates, else 1."""
+    """The powers of two that FADED features of keys are times, and those of queries over, `[H, rows]`: -g in a segment of MILD gates, else 0."""
     h = tl.program_id(0) % H
     n, row, start, keys, first, last = _place(tl.program_id(0) // H, T, L, cu, blocks, None)
     at = h * total + start
@@ -206,7 +208,7 @@ def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, 
     for i in range(first, last, ROWS):
         rows = i + tl.arange(0, ROWS)
         fade = tl.load(g + at + rows, mask=rows < last, other=0.0)
-        tl.store(out + at + rows, tl.where(mild, tl.exp2(-fade), 1.0), mask=rows < last)
+        tl.store(out + at + rows, tl.where(mild, -fade, 0.0), mask=rows < last)
 
 
 @triton.jit
@@ -236,7 +238,7 @@ def _sums(
     h = tl.program_id(0) // (V // BV * P) % H
     i = tl.program_id(0) // (V // BV * P * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
-    if FADED and not REVERSE:  # the columns are keys
+    if FADED:
         mild = _mine(g + h * total + start, first, last, MILD, BT) > first
     DT = v.dtype
     at = ((i.to(tl.int64) * H + h) * P + half) * F
@@ -251,8 +253,8 @@ def _sums(
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         if g is not None:
             _, _, into, fade = _fades(g + h * total + start, rows, j, last, ANY, REVERSE, BT)
-            if FADED and not REVERSE:
-                into = tl.where(mild, fade, into)
+            if FADED:
+                into = tl.where(mild, 1.0 if REVERSE else fade, into)
             use *= into
             state *= fade
             sums *= fade
@@ -316,16 +318,24 @@ def _carry(
 
 
 @triton.jit
-def _two(z, DT: tl.constexpr):
-    """Of 16 equal rows of float32, the first rounded and the second what the rounding left; zeros below."""
+def _two(z, ROWS: tl.constexpr, DT: tl.constexpr):
+    """The first ROWS of 16 rows of float32 rounded, but of the second what the rounding left; zeros below."""
     row = tl.arange(0, 16)[:, None]
-    return tl.where(row == 0, z, tl.where(row == 1, z - z.to(DT).to(tl.float32), 0.0)).to(DT)
+    return tl.where(row == 1, z - z.to(DT).to(tl.float32), tl.where(row < ROWS, z, 0.0)).to(DT)
 
 
 @triton.jit
-def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, FADED: tl.constexpr, REVERSE: tl.constexpr):
-    """A block's values for the columns x, and the state after it."""
-    if GATES == MILD and REVERSE:
+def _three(e, AXIS: tl.constexpr, DT: tl.constexpr):
+    """Numbers of float32 as 16 equal rows or columns (AXIS 0 or 1) rounded, but as the third what the rounding left."""
+    i = tl.expand_dims(tl.arange(0, 16), 1 - AXIS)
+    high = e.to(DT).to(tl.float32)
+    return tl.where(i == 2, tl.expand_dims(e - high, AXIS), tl.expand_dims(high, AXIS)).to(DT)
+
+
+@triton.jit
+def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, FADED: tl.constexpr):
+    """A block's values for the columns x, and the state after it. MILD: the state takes the fade first, else last."""
+    if GATES == MILD:
         sp *= fade
         sm *= fade
     acc = tl.dot(qp, tl.trans(sp.to(x.dtype)), input_precision="ieee")
@@ -339,12 +349,8 @@ def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES:
     sp = tl.dot(tl.trans(x), kp, sp, input_precision="ieee")
     if P == 2:
         sm = tl.dot(tl.trans(x), km, sm, input_precision="ieee")
-    if GATES == MILD:
-        if not (FADED and REVERSE):  # rows that are keys have it in their features
-            acc *= row_fade[:, None]
-        if not REVERSE:
-            sp *= fade
-            sm *= fade
+    if GATES == MILD and not FADED:
+        acc *= row_fade[:, None]
     return acc, sp, sm
 
 
@@ -382,6 +388,7 @@ def _outputs(
                 zm += tl.load(z + at + F + tl.arange(0, F))[None, :]
         ones = tl.full([16, BT], 1.0, DT)
         unit = tl.where(tl.arange(0, 16)[None, :] + tl.zeros([BT, 16], tl.int32) < 1, 1.0, 0.0).to(DT)
+    since = 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
         j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
@@ -395,14 +402,19 @@ def _outputs(
                 gr = None
         else:
             gr, row_fade, col_fade, fade = None, None, None, None
-        ABSORBS: tl.constexpr = GATES == MILD and (REVERSE or not FADED)
+        ABSORBS: tl.constexpr = GATES == MILD and not FADED
         if ABSORBS:
             use *= col_fade
+        if GATES == MILD and not REVERSE:  # of the block before: a state takes its fade where it is next read, not when products add to it
+            fade, since = since, fade
         if NORMALIZE:
-            high_p = _two(zp, DT)
+            if GATES == MILD:
+                zp *= fade
+                zm *= fade
+            high_p = _two(zp, 1, DT)
             high_m = high_p
             if P == 2:
-                high_m = _two(zm, DT)
+                high_m = _two(zm, 1, DT)
             if GATES >= HARD:
                 zp *= fade
                 zm *= fade
@@ -425,9 +437,6 @@ def _outputs(
                 cm = (k * col_fade[:, None]).to(DT)
             if NORMALIZE:
                 zm = tl.dot(ones, cm, zm, input_precision="ieee")
-        if NORMALIZE and GATES == MILD:
-            zp *= fade
-            zm *= fade
         qp = _phi(yr, n, base + jr, h // (H // R), 0, None, P, FEATURE, GIVEN, BT, F).to(DT)
         qm = qp
         if P == 2:
@@ -443,19 +452,16 @@ def _outputs(
             if GATES >= HARD:
                 d *= row_fade[:, None]
             d = tl.sum(tl.dot(a, unit, d, input_precision="ieee"), 1)
-            if GATES == MILD:
+            if ABSORBS:
                 d *= row_fade
             if near_den is not None:
                 near_d = tl.load(near_den + h * total + start + rows, mask=rows < last, other=0.0)
                 d += near_d
-            if den is not None:
-                if part == 0:
-                    tl.store(den + h * total + start + rows, d, mask=rows < last)
             over = 1 / tl.maximum(d, eps)
         elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
-        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, FADED, REVERSE)
+        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, FADED)
         if near_den is not None:
             acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         if NORMALIZE or row_mask is not None or shift is not None:
@@ -464,7 +470,7 @@ def _outputs(
             acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
         if PARTS == 2:
-            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, FADED, REVERSE)
+            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, FADED)
             if near_den is not None:
                 acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
             if NORMALIZE or row_mask is not None or shift is not None:
@@ -472,6 +478,9 @@ def _outputs(
             if near is not None and near_den is None:
                 acc += _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
             _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
+        if den is not None:  # last, for to store it is to wait for the product that makes it
+            if part == 0:
+                tl.store(den + h * total + start + rows, d, mask=rows < last)
 
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift", "size"])
@@ -494,6 +503,7 @@ def _maps(
     sign = 1.0 - 2.0 * half
     TILES: tl.constexpr = V // BV
     CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
+    ABSORBS: tl.constexpr = GATES == MILD and not FADED
     written = total
     if REVERSE and offset is not None:
         written += size * offset
@@ -501,10 +511,13 @@ def _maps(
     s0 = _state(s, at, 0, V, F, BV)
     if TILES == 2:
         s1 = _state(s, at, BV, V, F, BV)
-    if s is not None:
-        sums = tl.load(z + at + tl.arange(0, F))
-    else:
-        sums = tl.zeros([F], tl.float32)
+    if row_scalar is not None or scalar is not None:  # as 16 rows, so that small products add to them and read them, as in `_outputs`
+        sums = tl.zeros([16, F], tl.float32)
+        if s is not None:
+            sums += tl.load(z + at + tl.arange(0, F))[None, :]
+            if scalar is not None:  # the third row is of what rounding left of the scalars
+                sums = tl.where(tl.arange(0, 16)[:, None] == 2, 0.0, sums)
+    since = 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
         j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
@@ -531,19 +544,21 @@ def _maps(
                 gr = None
         else:
             gr, row_fade, col_fade, fade = None, None, None, None
-        # MILD: scores take the queries' fade and features the keys', whichever side is the rows. What is rounded is then the same there
-        # and here, and what is behind a gate cancels to the last bit (dg).
-        if GATES == MILD:
-            if REVERSE:
-                s0 *= fade
-                sums *= fade
-                if TILES == 2:
-                    s1 *= fade
-            elif not FADED:
-                use *= col_fade
+        # MILD: features have their fades (FADED), or the keys' have and scores take the queries', whichever side is the rows. What is
+        # rounded is then the same there and here, and what is behind a gate cancels to the last bit (dg).
+        if ABSORBS and not REVERSE:
+            use *= col_fade
+        if GATES == MILD and not REVERSE:  # of the block before: a state takes its fade where it is next read, not when products add to it
+            fade, since = since, fade
         x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
         v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
         a = tl.dot(x0, tl.trans(v0), input_precision="ieee")
+        if GATES == MILD:  # not before a product that does not wait for the gate
+            s0 *= fade
+            if row_scalar is not None or scalar is not None:
+                sums *= fade
+            if TILES == 2:
+                s1 *= fade
         d = tl.dot(x0, s0.to(DT), input_precision="ieee")
         if TILES == 2:
             x1 = _get(x, n, base + jr, h // (H // X) * TILES + 1, BT, BV)
@@ -552,59 +567,56 @@ def _maps(
             d = tl.dot(x1, s1.to(DT), d, input_precision="ieee")
         if row_scalar is not None:
             a += e[:, None]
-            d += e[:, None] * sums[None, :]
+            d = tl.dot(_three(e, 1, DT), _two(sums, 3, DT), d, input_precision="ieee")
         if scalar is not None:
             a += e[None, :]
-            d += sums[None, :]
+            d = tl.dot(tl.full([BT, 16], 1.0, DT), _two(sums, 3, DT), d, input_precision="ieee")
         if weight is not None:
             a *= w[None, :]
         if row_weight is not None:
             a *= r[:, None]
             d *= r[:, None]
-        if GATES == MILD:
+        if ABSORBS:
             a *= col_fade[None, :] if REVERSE else row_fade[:, None]
         a = _seen(a, gr, REVERSE, BT).to(DT)
-        if GATES >= HARD or (GATES == MILD and not REVERSE):
+        if GATES >= HARD or (ABSORBS and not REVERSE):
             d *= row_fade[:, None]
-        if GIVEN and mask is None and cu is None and shift is None and (GATES != MILD or REVERSE or FADED):  # zeros beyond the ends
+        if GIVEN and mask is None and cu is None and (REVERSE or not ABSORBS):  # zeros beyond the ends
             use = None
         c = _phi(yc, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
-        d = tl.dot(a, c.to(DT), d, input_precision="ieee")
-        c = c.to(tl.float32)
+        b = c.to(DT)
+        d = tl.dot(a, b, d, input_precision="ieee")
         if row_mask is not None or shift is not None:
             d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
-        if weight is not None:
-            c *= w[:, None]
-        if GATES == MILD and REVERSE:
-            c *= col_fade[:, None]
+        if weight is not None or GATES >= HARD or (ABSORBS and REVERSE):  # what the state takes is not what the scores took
+            c = c.to(tl.float32)
+            if weight is not None:
+                c *= w[:, None]
+            if GATES >= HARD or (ABSORBS and REVERSE):
+                c *= col_fade[:, None]
+            b = c.to(DT)
         if GATES >= HARD:
-            c *= col_fade[:, None]
             s0 *= fade
-            sums *= fade
+            if row_scalar is not None or scalar is not None:
+                sums *= fade
             if TILES == 2:
                 s1 *= fade
-        b = c.to(DT)
         s0 = tl.dot(tl.trans(v0), b, s0, input_precision="ieee")
         if TILES == 2:
             s1 = tl.dot(tl.trans(v1), b, s1, input_precision="ieee")
         if row_scalar is not None:
-            sums += tl.sum(c, 0)
+            sums = tl.dot(tl.full([16, BT], 1.0, DT), b, sums, input_precision="ieee")
         if scalar is not None:
-            sums += tl.sum(c * e[:, None], 0)
-        if GATES == MILD and not REVERSE:
-            s0 *= fade
-            sums *= fade
-            if TILES == 2:
-                s1 *= fade
+            sums = tl.dot(_three(e, 0, DT), b, sums, input_precision="ieee")
         p = y.to(tl.float32)
         if not GIVEN:
             p = phi(p, sign, None, FEATURE)
         if dg is not None:  # from the rounded features, as on the other side
-            b = p * row_fade[:, None] if GATES == MILD and REVERSE and not FADED else p
+            b = p * row_fade[:, None] if ABSORBS and REVERSE else p
             tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
-        if GATES == MILD and REVERSE and not FADED:
+        if ABSORBS and REVERSE:
             d *= row_fade[:, None]
-        d = phi_backward(p, d, sign, FEATURE, row_fade if GATES == MILD and REVERSE and FADED else None)
+        d = phi_backward(p, d, sign, FEATURE, row_fade if GATES == MILD and FADED else None)
         if CLIPS:
             _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:
@@ -612,25 +624,28 @@ def _maps(
 
 
 @triton.jit(do_not_specialize=["total"])
-def _weights(
-    do, o, den, near, near_den, over, delta, share, total, eps, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
+def _numerators(
+    do, o, den, near, near_den, g, delta, share, total, eps, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """1 / den and -(dO . O), zero where the denominator is clamped, `[H, rows]`; share = the near part's weight times its gradient."""
+    """g = dO / den, and -(g . O), zero where the denominator is clamped, `[H, rows]`; share = the near part's weight times its gradient."""
     h = tl.program_id(0) % H
     rows = tl.program_id(0) // H * BT + tl.arange(0, BT)
     inside = rows < total
     at = (rows.to(tl.int64)[:, None] * H + h) * V + tl.arange(0, V)[None, :]
     lane = h * total + rows
-    x = tl.load(do + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    e = tl.sum(x * tl.load(o + at, mask=inside[:, None], other=0.0).to(tl.float32), 1)
     d = tl.load(den + lane, mask=inside, other=1.0)
+    x = tl.load(do + at, mask=inside[:, None], other=0.0).to(tl.float32) * (1 / tl.maximum(d, eps))[:, None]
+    if g.dtype.element_ty == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    x = x.to(g.dtype.element_ty)
+    tl.store(g + at, x, mask=inside[:, None])
+    x = x.to(tl.float32)  # as it is read: what cancels in products with it does so here
+    e = tl.sum(x * tl.load(o + at, mask=inside[:, None], other=0.0).to(tl.float32), 1)
     e = tl.where(d >= eps, e, 0.0)
-    r = 1 / tl.maximum(d, eps)
-    tl.store(over + lane, r, mask=inside)
     tl.store(delta + lane, -e, mask=inside)
     if near is not None:
         c = tl.sum(x * tl.load(near + at, mask=inside[:, None], other=0.0).to(tl.float32), 1) - e
-        tl.store(share + lane, c * r * tl.load(near_den + lane, mask=inside, other=0.0), mask=inside)
+        tl.store(share + lane, c * tl.load(near_den + lane, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "total"])
@@ -730,11 +745,11 @@ class Walk(NamedTuple):
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
         faded = gated and given and w_q is not None and MILD.value in cls.gates(gated, q.dtype)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "GIVEN": given, "FADED": faded}
-        shape |= {"BT": cfg.block, "BV": cfg.part, "num_warps": 4}
+        shape |= {"BT": cfg.block, "num_warps": 4}
         return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
 
     def scales(self, g: Tensor | None) -> Tensor | None:
-        """What the features of keys are times before they are kept, `[H, B T]` float32; None: 1."""
+        """The powers of two that features of keys are times before they are kept, and those of queries over, `[H, B T]` float32; None: 0."""
         if not self.shape["FADED"]:
             return None
         out = torch.empty_like(g)
@@ -775,7 +790,7 @@ class Walk(NamedTuple):
         s, z, decay = new(size, shape["V"]), new(size), None if g is None else new()
         _sums[(cut.programs * heads * shape["P"] * (shape["V"] // part),)](
             self._tile(y, shape["F"]), self._tile(v, part), mask, g, weight, scalar, s, z, decay, *self._where(v.shape[0]),
-            **shape, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
+            **shape, BV=part, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
         )  # fmt: skip
         _scan[(cut.sequences * heads * (shape["V"] + 1),)](
             s, z, decay, *(begin or (None, None)), *(end or (None, None)), cut.chunk_start, cut.programs // max(1, cut.sequences),
@@ -801,8 +816,8 @@ class Walk(NamedTuple):
             _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
                 self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask,
                 g, weight, *states, den, near, near_den, *self._where(v.shape[0]), eps,
-                **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, GATES=gates, REVERSE=reverse, PARTS=parts,
-                num_stages=self.cfg.stages,
+                **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, GATES=gates, REVERSE=reverse, BV=part,
+                PARTS=parts, num_stages=self.cfg.stages,
             )  # fmt: skip
         return out
 
@@ -812,25 +827,31 @@ class Walk(NamedTuple):
     ):  # fmt: skip
         """The gradient of the rows' preactivations, per query head and half of phi: `[P, B, T, H, F]`."""
         (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
-        new = torch.empty if self.shift is None else torch.zeros  # some keys are no query's: nothing is written there
-        dy = new(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
+        dy = torch.empty(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
+        if reverse and self.shift is not None:  # some keys are no query's: nothing is written there
+            if self.cut.cu is not None:
+                dy.zero_()
+            else:
+                dy[:, :, : max(0, self.shift)].zero_()
+                dy[:, :, max(0, self.length + self.shift) :].zero_()
         for gates in self.gates(g is not None, v.dtype):
             _maps[(self.cut.programs * heads * halves,)](
-                rows, self._tile(columns, width), self._tile(x, self.cfg.part), self._tile(v, self.cfg.part),
+                rows, self._tile(columns, width), self._tile(x, self.cfg.wide), self._tile(v, self.cfg.wide),
                 self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
                 *self._where(batch), batch, **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], GATES=gates,
-                REVERSE=reverse, num_stages=self.cfg.stages,
+                REVERSE=reverse, BV=self.cfg.wide, num_stages=self.cfg.stages,
             )  # fmt: skip
         return dy
 
-    def weights(self, do, o, den, eps, near=None, near_den=None):
-        """1 / den, -(dO . O) and, beside a near part, the share its maximum takes away: `[H, B T]` each."""
-        over, delta, share = (torch.empty_like(den) if want else None for want in (True, True, near is not None))
+    def numerators(self, do, o, den, eps, near=None, near_den=None):
+        """g = dO / den, the gradient of what is over the denominator, -(g . O) and, beside a near part, the share its maximum takes away:
+        `[B, T, H, V]` and `[H, B T]` each."""
+        g, delta, share = torch.empty_like(do), torch.empty_like(den), None if near is None else torch.empty_like(den)
         heads, total = den.shape
-        _weights[(cdiv(total, 64) * heads,)](
-            do, o, den, near, near_den, over, delta, share, total, eps, H=heads, V=self.shape["V"], BT=64, num_warps=4
+        _numerators[(cdiv(total, 16) * heads,)](
+            do, o, den, near, near_den, g, delta, share, total, eps, H=heads, V=self.shape["V"], BT=16, num_warps=4
         )
-        return over, delta, share
+        return g, delta, share
 
     def decay_gradient(self, rows: Tensor, columns: Tensor, ends: Tensor | None, log_decay: Tensor) -> Tensor:
         """The gradient of the log decay from the terms `[P, H, B T]` of rows and of columns, and the final state's `[sequences, H]`."""
@@ -883,22 +904,22 @@ class _LinearAttention(torch.autograd.Function):
         need_q, need_k, need_v, need_wq, need_wk, need_bq, need_bk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:11]
         (batch, length, heads, _), halves = q.shape, walk.shape["P"]
         do = torch.zeros_like(o) if do is None else do.contiguous()
-        over = delta = None
+        delta = None
         if normalize:
-            over, delta, _ = walk.weights(do, o, den, ctx.eps)
             if weight is not None:
-                over.masked_fill_(den == 0, 0.0)  # a query that sees no key
+                den = den.masked_fill(den == 0, torch.inf)  # a query that sees no key
+            do, delta, _ = walk.numerators(do, o, den, ctx.eps)
         row, col = (walk.scalars(batch, q.device, halves) if need_g else None for _ in range(2))
         side_q = side_k = dv = ds0 = dz0 = d_decay = None
         if need_q or need_wq or need_bq or need_g:
-            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, g=g, row_weight=over, weight=weight, row_scalar=delta, term=row)
+            dy = walk.maps(y_q, y_k, do, v, (s, z), mask=mask, g=g, weight=weight, row_scalar=delta, term=row)
             side_q = Side(dy, q, w_q, b_q, (need_q, need_wq, need_bq))
         if need_k or need_v or need_wk or need_bk or need_g or need_s0 or need_z0:
             begin = both(ds_end, dz_end, s_end, z_end)
             end = ds0, dz0 = (torch.empty_like(s0), s0.new_empty(s0.shape[:-1])) if need_s0 or need_z0 else (None, None)
             if delta is None:
                 delta = walk.scalars(batch, q.device).zero_()
-            columns = {"g": g, "weight": over, "reverse": True}
+            columns = {"g": g, "reverse": True}
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             if need_v:
                 dv = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=q.dtype)

@@ -22,12 +22,12 @@ def _project(
 ):  # fmt: skip
     """y, or the P halves of phi(y), of one head for `per` rows of `[rows, N, D]`: the first `splits` H programs those of q, the others k's.
 
-    Those of k times `scale`, `[H, rows_k]` (None: 1).
+    Those of k times, those of q over the powers of two `scale`, `[H, rows]` (None: 0).
     """
     h = tl.program_id(0) % H
     part = tl.program_id(0) // H
     x, w, b, y, total, heads = xq, wq, bq, yq, rows_q, NQ + 0 * part
-    scaled = part >= splits
+    sign = 1.0 - 2.0 * (part < splits)
     if part >= splits:  # one loop for both: a branch each would take the shared memory of both
         x, w, b, y, total, heads = xk, wk, bk, yk, rows_k, NK + 0 * part
         part -= splits
@@ -37,8 +37,14 @@ def _project(
     w = matrix(w + h * (D * F), D, F).to(x.dtype.element_ty)
     x += begin * (heads * D) + h // (H // heads) * D
     y += begin * (H * P * F) + h * (P * F)
+    if scale is not None:
+        scale += h * rows_k + begin
+        coming = tl.load(scale + tl.arange(0, BT), mask=tl.arange(0, BT) < end - begin, other=0.0)
     for i in range(0, (end - begin).to(tl.int32), BT):
         rows = i + tl.arange(0, BT)
+        if scale is not None:  # asked for a block ahead
+            fade = tl.exp2(sign * coming)
+            coming = tl.load(scale + rows + BT, mask=rows + BT < end - begin, other=0.0)
         value = tl.dot(tile(x, rows, end - begin, heads, D), w, input_precision="ieee")
         if b is not None:
             value += tl.load(b + h * F + f).to(tl.float32)[None, :]
@@ -47,7 +53,7 @@ def _project(
             if FEATURE is not None:
                 out = phi(value, 1.0 - 2.0 * half, None, FEATURE)
             if scale is not None:
-                out *= tl.load(scale + h * rows_k + begin + rows, mask=scaled & (rows < end - begin), other=1.0)[:, None]
+                out *= fade[:, None]
             if y.dtype.element_ty == tl.float16:
                 out = tl.minimum(tl.maximum(out, -65504.0), 65504.0)
             put(y + half * F, out, rows, end - begin, H * P, F)
@@ -166,8 +172,8 @@ def project(
 ):  # fmt: skip
     """y = q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16.
 
-    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take. `scale`, `[H, B T]` float32, is
-    what a key's are times.
+    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take. `scale`, `[H, B T]` float32, are
+    the powers of two that a key's are times and a query's over.
     """
     (heads, dim, width), halves = w_q.shape, 2 if feature == "softmax_pm" else 1
     dtype = torch.float16 if feature is None and q.dtype == torch.bfloat16 else q.dtype

@@ -91,12 +91,12 @@ def _forward(
 
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _queries(
-    q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, over, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
+    q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """delta (given with gamma) and dq of a block of queries, and its part of the meta keys' gradients, `[blocks, H, M, D]` float32.
 
-    With gamma a key weighs gamma e^(s - maximum) `over`, and the maximum takes `share` back from the key that attains it.
+    With gamma a key weighs gamma e^(s - maximum), do comes over the denominator, and the maximum takes `share` back from the key that attains it.
     """
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
@@ -110,7 +110,7 @@ def _queries(
     scalar = h * total + start + rows
     if gamma is not None:
         e = -tl.load(delta + scalar, mask=rows < T, other=0.0)
-        r = tl.load(gamma + h) * tl.load(over + scalar, mask=rows < T, other=0.0)
+        r = tl.load(gamma + h)
         c = tl.load(share + scalar, mask=rows < T, other=0.0)
         arg = tl.load(arg_at + scalar, mask=rows < T, other=-1)
     else:
@@ -148,7 +148,7 @@ def _queries(
             p = tl.where(seen, tl.exp(tl.where(seen, s - top[:, None], 0.0)), 0.0)
             ds = p * (tl.dot(dot, tl.trans(tile(v, cols, Tk, N, D)), input_precision="ieee") - e[:, None])
             if gamma is not None:
-                ds = ds * r[:, None] - tl.where(arg[:, None] == cols[None, :], c[:, None], 0.0)
+                ds = ds * r - tl.where(arg[:, None] == cols[None, :], c[:, None], 0.0)
             ds *= scale
             acc = tl.dot(ds.to(qt.dtype), kt, acc, input_precision="ieee")
         put(dq + here, acc, rows, T, H, D)
@@ -156,7 +156,7 @@ def _queries(
 
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _keys(
-    q, k, v, mask, lse, delta, gamma, arg_at, over, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
+    q, k, v, mask, lse, delta, gamma, arg_at, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, summed over the query heads that share it. `blocks` cuts the keys."""
@@ -187,7 +187,7 @@ def _keys(
         s = tl.dot(kt, tl.trans(qt), input_precision="ieee") * scale
         p = tl.where(seen, tl.exp(tl.where(seen, s - top[None, :], 0.0)), 0.0)
         if gamma is not None:
-            p *= (tl.load(gamma + h) * tl.load(over + scalar, mask=cols < T, other=0.0))[None, :]
+            p *= tl.load(gamma + h)
         av = tl.dot(p.to(kt.dtype), dot, av, input_precision="ieee")
         ds = p * (tl.dot(vt, tl.trans(dot), input_precision="ieee") + e[None, :])
         if gamma is not None:
@@ -233,18 +233,18 @@ class Near(NamedTuple):
         )  # fmt: skip
         return o, lse, arg, weight
 
-    def queries(self, q, k, v, mask, o, lse, do, delta, arg, over, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
+    def queries(self, q, k, v, mask, o, lse, do, delta, arg, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
         """Writes dq and the meta keys' gradients, and without gamma delta."""
         _queries[(self.cut.programs * q.shape[2],)](
-            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, over, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape
+            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape
         )  # fmt: skip
 
-    def keys(self, q, k, v, mask, lse, do, delta, arg, over, share) -> tuple[Tensor, Tensor]:
+    def keys(self, q, k, v, mask, lse, do, delta, arg, share) -> tuple[Tensor, Tensor]:
         """dk and dv."""
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         programs = self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
         _keys[(programs * k.shape[2],)](
-            q, k, v, mask, lse, delta, self.gamma, arg, over, share, do, dk, dv, *self._where(q, k), **self.shape
+            q, k, v, mask, lse, delta, self.gamma, arg, share, do, dk, dv, *self._where(q, k), **self.shape
         )  # fmt: skip
         return dk, dv
 
@@ -272,11 +272,11 @@ class _Window(torch.autograd.Function):
         if need_mk or need_mv:
             size = (cut.programs, q.shape[2], _count(meta), q.shape[3])
             dmeta = tuple(torch.empty(size, device=q.device, dtype=torch.float32) for _ in range(2))
-        near.queries(q, k, v, mask, o, lse, do, delta, None, None, None, dq, meta, dmeta)
+        near.queries(q, k, v, mask, o, lse, do, delta, None, None, dq, meta, dmeta)
         if dmeta[0] is not None:
             dmeta = tuple(_per_sequence(x, cut.sequences, cut.blocks, k.shape[2]).to(q.dtype) for x in dmeta)
         if need_k or need_v:
-            dk, dv = near.keys(q, k, v, mask, lse, do, delta, None, None, None)
+            dk, dv = near.keys(q, k, v, mask, lse, do, delta, None, None)
         return dq, dk, dv, *dmeta, None, None, None, None, None
 
 
