@@ -577,7 +577,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/reference/kernels"))
     parser.add_argument("--seconds", type=float, default=330, help="rows that would start later are marked not run")
-    parser.add_argument("--only", type=pattern, default="", help="measure the rows in whose op, provider, shape and mode this pattern is found; the others stay")
+    parser.add_argument("--only", type=pattern, default="", help="measure rows whose op, provider, shape and mode have this pattern")
     parser.add_argument("--missing", action="store_true", help="measure the rows that bench.csv does not have yet")
     parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
     parser.add_argument("--note", default="", help="what a reader of the provenance should know of this run")
