@@ -60,7 +60,7 @@ def record(case: str, run) -> list[dict]:
         row = {"case": case, "kernel": self.fn.__name__.lstrip("_"), "warps": kernel.metadata.num_warps}
         row |= {"shared": kernel.metadata.shared, **resources(kernel.asm["cubin"]), "wgmma": kernel.asm["ptx"].count("wgmma.mma_async")}
         row["mma"] = kernel.asm["ptx"].count("mma.sync")
-        if "SUB" in kwargs and kwargs["SUB"] < kwargs["BT"]:
+        if kwargs.get("CHANNEL") == 2:
             row["kernel"] += HARD
         rows.append(row)
         return kernel

@@ -11,8 +11,8 @@ from relinear_kernels.linear_attention_test import inputs as ungated
 from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
 pytest.importorskip("triton")
-from relinear_kernels import gated_linear_attention_triton  # noqa: E402
-from relinear_kernels.gated_linear_attention_triton import Config  # noqa: E402
+from relinear_kernels import gated_linear_attention_triton, linear_attention_triton  # noqa: E402
+from relinear_kernels.linear_attention_triton import Config  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("triton_path"),
@@ -75,15 +75,15 @@ def test_maps_of_key_heads_equal_definition(dtype):
 
 
 def blocks(monkeypatch, block, limit=None):
-    """Blocks of so many rows, as bfloat16 has them, and where they stop being mild."""
-    small = Config(block, 16, (4,) * 6, 2)
-    monkeypatch.setattr(gated_linear_attention_triton, "config", lambda *args: small)
+    """Steps of so many rows, as bfloat16 has them, and where they stop being mild."""
+    small = Config(block, 16, 1, 16, 2)
+    monkeypatch.setattr(linear_attention_triton, "config", lambda *args: small)
     if limit is not None:
         monkeypatch.setattr(gated_linear_attention_triton, "MILD", limit)
 
 
 def gates(kind, *shape):
-    """Gates that all blocks of 64 rows take the fast form with, that none does, or either by turns of 48 rows."""
+    """Gates that all steps of 64 rows can take, that none can, or either by turns of 48 rows."""
     g = torch.randn(*shape)
     mild, hard = torch.nn.functional.logsigmoid(g + 3), torch.nn.functional.logsigmoid(3 * g - 4)
     if kind == "mixed":
@@ -108,26 +108,27 @@ def test_blocks_of_one_sided_features_equal_the_definition(feature, normalize, m
     check(fused, definition, args, {"feature": feature, "normalize": normalize}, torch.float32, ("log_gate",))
 
 
-def test_gates_choose_the_form_of_a_block(monkeypatch):
-    args = {n: x.to(DEVICE).requires_grad_() for n, x in inputs(150, 16, 16, 1, 1, "softmax_pm").items()}
-    forms = {"chosen": None, "fast": -torch.inf, "other": 1.0}
+def test_gates_choose_the_steps_of_a_segment(monkeypatch):
+    args = {n: x.to(DEVICE).requires_grad_() for n, x in inputs(150, 16, 16, 1, 1, "softmax_pm", batch=3).items()}
+    log_gate = torch.cat([gates(kind, 1, 150, 1, 16) for kind in ("mild", "hard", "mixed")]).to(DEVICE)
+    found = {}
+    for name, limit in {"chosen": None, "coarse": -torch.inf, "fine": 1.0}.items():
+        with monkeypatch.context() as patch:
+            blocks(patch, 64, limit)
+            out = call(gated_linear_attention, args | {"log_gate": log_gate})["out"]
+            found[name] = [out, *torch.autograd.grad(out.square().sum(), [args[n] for n in "qkv"])]
+    for chosen, coarse, fine in zip(*found.values(), strict=True):  # a sequence is a segment
+        assert torch.equal(chosen[0], coarse[0]) and torch.equal(chosen[1:], fine[1:])
+        assert not torch.equal(chosen[0], fine[0]) and not torch.equal(chosen[1], coarse[1])
 
-    def run(kind):
-        log_gate, found = gates(kind, B, 150, 1, 16).to(DEVICE), {}
-        for name, limit in forms.items():
-            with monkeypatch.context() as patch:
-                blocks(patch, 64, limit)
-                out = call(gated_linear_attention, args | {"log_gate": log_gate})["out"]
-                found[name] = [out, *torch.autograd.grad(out.square().sum(), args.values(), allow_unused=True)]
-        return found
 
-    for kind, form, other in (("mild", "fast", "other"), ("hard", "other", "fast")):
-        found = run(kind)
-        assert all(x is y is None or torch.equal(x, y) for x, y in zip(found["chosen"], found[form], strict=True))
-        assert not torch.equal(found["chosen"][0], found[other][0])
-    found = {name: x[0] for name, x in run("mixed").items()}  # rows 48 to 95 are hard: so is the first block's second half, and the second
-    assert torch.equal(found["chosen"][:, :128], found["other"][:, :128])
-    assert torch.equal(found["chosen"][:, 128:], found["fast"][:, 128:])
+@pytest.mark.parametrize("kind", ["mild", "mixed"])
+def test_a_sequence_cut_into_segments_equals_definition(kind, monkeypatch):
+    blocks(monkeypatch, 64)
+    monkeypatch.setattr(linear_attention_triton, "segment_length", lambda *args: 64)
+    args = inputs(150, 16, 16, 2, 1, "softmax_pm", True) | {"log_gate": gates(kind, B, 150, 2, 16)}
+    mask = torch.arange(150).expand(B, -1) >= torch.tensor([[0], [70]])
+    check(fused, definition, args, {"key_mask": mask}, torch.float32, ("log_gate",))
 
 
 @pytest.mark.parametrize("only", ["w_k", "v", "log_gate"])

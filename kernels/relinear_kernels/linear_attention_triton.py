@@ -30,6 +30,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relinear_kernels.features import EXPONENTIAL, check_feature
+from relinear_kernels.gated_linear_attention_reference import CHUNK
 from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, per_query_head, per_state_head, state_heads
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
@@ -48,7 +49,9 @@ from relinear_kernels.triton_common import (
 )
 
 NONE, MILD, HARD, ANY = (tl.constexpr(i) for i in range(4))  # gates: none, absorbed by the columns, of every pair, of every pair in all
+COARSE, FINE = (tl.constexpr(i) for i in (1, 2))  # MILD gates a channel: in segments that are not `hard`, in those that are
 LEAST = tl.constexpr(-96.0)  # the power of two that a step may fade by where columns absorb its gates
+FINE_STEP = CHUNK  # rows of a step that no gate a channel overflows
 PROGRAMS = 264  # two for each multiprocessor of an H200
 SEGMENT = 512  # the shortest segment worth its state and the two launches that find it
 
@@ -198,6 +201,56 @@ def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.
             return gr, tl.exp2(gr), to_end, tl.exp2(end)
 
 
+@triton.jit
+def _turn(hard, i, h, first, last, H: tl.constexpr, CHANNEL: tl.constexpr):
+    """The last row of a segment, or its first where its gates a channel are another launch's."""
+    if hard is not None:
+        if (tl.load(hard + i * H + h) != 0) != (CHANNEL == FINE):
+            last = first
+    return last
+
+
+@triton.jit
+def _half(totals, i, h, step, L, second: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BT: tl.constexpr):
+    """Where the logs lie of what the channels fade by over the first or second half of a segment's step."""
+    return totals + (((i.to(tl.int64) * tl.cdiv(L, BT) + step) * 2 + second) * H + h) * F + tl.arange(0, F)
+
+
+@triton.jit
+def _between(totals, i, h, j, first, last, L, H: tl.constexpr, F: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """By what a state's channels fade to the middle of the step of row j, `[1, F]`: from that of the step before or, if there is none, from
+    where the segment begins. REVERSE: from that of the step after, or from where the segment ends."""
+    step = (j - first) // BT
+    there = tl.arange(0, F) >= 0
+    if REVERSE:
+        x = tl.load(_half(totals, i, h, step, L, 1, H, F, BT))
+        x += tl.load(_half(totals, i, h, step + 1, L, 0, H, F, BT), mask=there & (j + BT < last), other=0.0)
+    else:
+        x = tl.load(_half(totals, i, h, step, L, 0, H, F, BT))
+        x += tl.load(_half(totals, i, h, step - 1, L, 1, H, F, BT), mask=there & (j > first), other=0.0)
+    return tl.exp(x)[None, :]
+
+
+@triton.jit
+def added(take, x, DT: tl.constexpr):
+    """Sums of rows of x, by a matrix of -1, 0 and 1: a product, not a scan, so that they lie in the registers as features do. Numbers finer
+    than the products' come as two of these."""
+    take = take.to(tl.float32).to(DT)
+    high = x.to(DT)
+    out = tl.dot(take, high, input_precision="ieee")
+    if x.dtype != DT:
+        out = tl.dot(take, (x - high.to(tl.float32)).to(DT), out, input_precision="ieee")
+    return out
+
+
+@triton.jit
+def run_from_middle(gate, sub, DT: tl.constexpr, BT: tl.constexpr):
+    """The sum of log gates `[BT, F]` from the middle of each `sub` rows to each of them, itself included."""
+    i = tl.arange(0, BT)[:, None]
+    j = tl.arange(0, BT)[None, :]
+    return added((j <= i).to(tl.float32) - (j < i // sub * sub + sub // 2).to(tl.float32), gate, DT)
+
+
 @triton.jit(do_not_specialize=["T", "L", "total"])
 def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, ROWS: tl.constexpr):
     """The powers of two that FADED features of keys are times, and those of queries over, `[H, rows]`: -g in a segment of MILD gates, else 0."""
@@ -228,30 +281,40 @@ def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift"])
 def _sums(
-    y, v, mask, g, weight, scalar, s, z, decay, cu, blocks, T, L, total, offset, shift,
+    y, v, mask, g, hard, weight, scalar, s, z, decay, cu, blocks, T, L, total, offset, shift,
     H: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
-    """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]`."""
+    """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]` (`[.., F]`)."""
     part = tl.program_id(0) % (V // BV)
     half = tl.program_id(0) // (V // BV) % P
     h = tl.program_id(0) // (V // BV * P) % H
     i = tl.program_id(0) // (V // BV * P * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
-    if FADED:
+    if CHANNEL:
+        last = _turn(hard, i, h, first, last, H, CHANNEL)
+    elif FADED:
         mild = _mine(g + h * total + start, first, last, MILD, BT) > first
     DT = v.dtype
     at = ((i.to(tl.int64) * H + h) * P + half) * F
     state = tl.zeros([BV, F], tl.float32)
     sums = tl.zeros([F], tl.float32)
     whole = 1.0
+    if CHANNEL:
+        whole = tl.zeros([1, F], tl.float32) + 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
         j = _begin(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
-        if g is not None:
+        if CHANNEL:
+            fade = _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+            state *= fade
+            sums *= tl.reshape(fade, [F])
+            whole *= fade
+        elif g is not None:
             _, _, into, fade = _fades(g + h * total + start, rows, j, last, ANY, REVERSE, BT)
             if FADED:
                 into = tl.where(mild, 1.0 if REVERSE else fade, into)
@@ -265,17 +328,30 @@ def _sums(
         if scalar is not None:
             p *= tl.load(scalar + h * total + start + rows, mask=rows < last, other=0.0)[:, None]
         sums += tl.sum(p, 0)
-    tl.store(s + (at + tl.arange(0, F))[None, :] * V + part * BV + tl.arange(0, BV)[:, None], state)
-    if part == 0:
-        tl.store(z + at + tl.arange(0, F), sums)
-        if decay is not None:
-            if half == 0:
-                tl.store(decay + i * H + h, whole)
+    if CHANNEL:  # from the middle of the last step to where the segment ends, or REVERSE: begins
+        if last > first:
+            end = tl.exp(tl.load(_half(g, i, h, 0 if REVERSE else (last - first - 1) // BT, L, 0 if REVERSE else 1, H, F, BT)))
+            state *= end[None, :]
+            sums *= end
+            whole *= end[None, :]
+            tl.store(s + (at + tl.arange(0, F))[None, :] * V + part * BV + tl.arange(0, BV)[:, None], state)
+            if part == 0:
+                tl.store(z + at + tl.arange(0, F), sums)
+                if half == 0:
+                    tl.store(decay + (i * H + h) * F + tl.arange(0, F)[None, :], whole)
+    else:
+        tl.store(s + (at + tl.arange(0, F))[None, :] * V + part * BV + tl.arange(0, BV)[:, None], state)
+        if part == 0:
+            tl.store(z + at + tl.arange(0, F), sums)
+            if decay is not None:
+                if half == 0:
+                    tl.store(decay + i * H + h, whole)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _scan(
-    s, z, decay, s_begin, z_begin, s_end, z_end, starts, count, H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
+    s, z, decay, s_begin, z_begin, s_end, z_end, starts, count,
+    H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, F: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """From what segments add to what they start from, in place; the ends take what the last leaves. A program: SIZE numbers of S, or z."""
     part = tl.program_id(0) % (V + 1)
@@ -289,14 +365,17 @@ def _scan(
     own = (n * H + h).to(tl.int64)
     if part < V:
         at = own * (V * SIZE) + part * SIZE
-        _carry(s + h * (V * SIZE) + part * SIZE, decay, s_begin, s_end, at, first, count, h, H, V * SIZE, SIZE, REVERSE)
+        channel = (part * SIZE + tl.arange(0, SIZE)) // V % F
+        _carry(s + h * (V * SIZE) + part * SIZE, decay, channel, s_begin, s_end, at, first, count, h, H, V * SIZE, SIZE, F, CHANNEL, REVERSE)
     else:
-        _carry(z + h * SIZE, decay, z_begin, z_end, own * SIZE, first, count, h, H, SIZE, SIZE, REVERSE)
+        channel = tl.arange(0, SIZE) % F
+        _carry(z + h * SIZE, decay, channel, z_begin, z_end, own * SIZE, first, count, h, H, SIZE, SIZE, F, CHANNEL, REVERSE)
 
 
 @triton.jit
 def _carry(
-    x, decay, begin, end, at, first, count, h, H: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, REVERSE: tl.constexpr
+    x, decay, channel, begin, end, at, first, count, h,
+    H: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, F: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     if begin is not None:
         state = tl.load(begin + at + tl.arange(0, SIZE))
@@ -310,7 +389,9 @@ def _carry(
         to = x + i.to(tl.int64) * (H * STRIDE) + tl.arange(0, SIZE)
         added = tl.load(to)
         tl.store(to, state)
-        if decay is not None:
+        if CHANNEL:
+            state *= tl.load(decay + (i * H + h) * F + channel)
+        elif decay is not None:
             state *= tl.load(decay + i * H + h)
         state += added
     if end is not None:
@@ -356,17 +437,20 @@ def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES:
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift"])
 def _outputs(
-    yr, yc, v, o, row_mask, mask, g, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
+    yr, yc, v, o, row_mask, mask, g, hard, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
-    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr,
-    BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
+    FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, CHANNEL: tl.constexpr,
+    REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """o of a segment and its (unclamped) denominators `[H, rows]`, or dv. A program holds PARTS tiles of BV columns of v."""
     part = tl.program_id(0) % (V // (BV * PARTS)) * PARTS
     h = tl.program_id(0) // (V // (BV * PARTS)) % H
     i = tl.program_id(0) // (V // (BV * PARTS) * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
-    last = _mine(g + h * total + start, first, last, GATES, BT) if g is not None else last
+    if CHANNEL:
+        last = _turn(hard, i, h, first, last, H, CHANNEL)
+    elif g is not None:
+        last = _mine(g + h * total + start, first, last, GATES, BT)
     DT = v.dtype
     CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
     at = (i.to(tl.int64) * H + h) * (P * F)
@@ -396,7 +480,9 @@ def _outputs(
         lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
-        if GATES != NONE:
+        if CHANNEL:
+            gr, row_fade, col_fade, fade = None, None, None, _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+        elif GATES != NONE:
             gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
             if GATES == MILD:  # in the fades
                 gr = None
@@ -405,7 +491,7 @@ def _outputs(
         ABSORBS: tl.constexpr = GATES == MILD and not FADED
         if ABSORBS:
             use *= col_fade
-        if GATES == MILD and not REVERSE:  # of the block before: a state takes its fade where it is next read, not when products add to it
+        if GATES == MILD and not REVERSE and not CHANNEL:  # of the block before: a state takes its fade where it is next read, not when products add to it
             fade, since = since, fade
         if NORMALIZE:
             if GATES == MILD:
@@ -485,12 +571,12 @@ def _outputs(
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift", "size"])
 def _maps(
-    yr, yc, x, v, dy, row_mask, mask, g, row_weight, weight, row_scalar, scalar, dg, s, z, cu, blocks, T, L, total, offset, shift, size,
+    yr, yc, x, v, dy, row_mask, mask, g, hard, row_weight, weight, row_scalar, scalar, dg, s, z, cu, blocks, T, L, total, offset, shift, size,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, X: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr,
-    P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, GATES: tl.constexpr, REVERSE: tl.constexpr,
-    BT: tl.constexpr, BV: tl.constexpr,
+    P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, GATES: tl.constexpr, CHANNEL: tl.constexpr,
+    REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`.
+    """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`. CHANNEL: of FADED phi itself.
 
     dphi_row = row_weight sum over columns of weight (x_row . v_column + scalar) phi_column; the scalar is the row's, the column's or none.
     """
@@ -498,7 +584,10 @@ def _maps(
     h = tl.program_id(0) // P % H
     i = tl.program_id(0) // (P * H)
     n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
-    last = _mine(g + h * total + start, first, last, GATES, BT) if g is not None else last
+    if CHANNEL:
+        last = _turn(hard, i, h, first, last, H, CHANNEL)
+    elif g is not None:
+        last = _mine(g + h * total + start, first, last, GATES, BT)
     DT = v.dtype
     sign = 1.0 - 2.0 * half
     TILES: tl.constexpr = V // BV
@@ -526,7 +615,9 @@ def _maps(
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
         # what no product reads is not pipelined: asked for here, used at the end
-        if GIVEN:
+        if CHANNEL:
+            y = None
+        elif GIVEN:
             y = tile(yr + ((lead * R + h // (H // R)) * P + half) * F, place, end, R * P, F)
         else:
             y = tile(yr + (lead * R + h // (H // R)) * F, place, end, R, F)
@@ -538,7 +629,9 @@ def _maps(
             w = tl.load(weight + lane, mask=inside, other=0.0)
         if row_weight is not None:
             r = tl.load(row_weight + lane, mask=inside, other=0.0)
-        if GATES != NONE:
+        if CHANNEL:
+            gr, row_fade, col_fade, fade = None, None, None, _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+        elif GATES != NONE:
             gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
             if GATES == MILD:  # in the fades
                 gr = None
@@ -548,7 +641,7 @@ def _maps(
         # rounded is then the same there and here, and what is behind a gate cancels to the last bit (dg).
         if ABSORBS and not REVERSE:
             use *= col_fade
-        if GATES == MILD and not REVERSE:  # of the block before: a state takes its fade where it is next read, not when products add to it
+        if GATES == MILD and not REVERSE and not CHANNEL:  # of the block before: a state takes its fade where it is next read, not when products add to it
             fade, since = since, fade
         x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
         v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
@@ -608,15 +701,19 @@ def _maps(
             sums = tl.dot(tl.full([16, BT], 1.0, DT), b, sums, input_precision="ieee")
         if scalar is not None:
             sums = tl.dot(_three(e, 0, DT), b, sums, input_precision="ieee")
-        p = y.to(tl.float32)
-        if not GIVEN:
-            p = phi(p, sign, None, FEATURE)
-        if dg is not None:  # from the rounded features, as on the other side
-            b = p * row_fade[:, None] if ABSORBS and REVERSE else p
-            tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
-        if ABSORBS and REVERSE:
-            d *= row_fade[:, None]
-        d = phi_backward(p, d, sign, FEATURE, row_fade if GATES == MILD and FADED else None)
+        if not CHANNEL:
+            p = y.to(tl.float32)
+            if not GIVEN:
+                p = phi(p, sign, None, FEATURE)
+            if dg is not None:  # from the rounded features, as on the other side
+                b = p * row_fade[:, None] if ABSORBS and REVERSE else p
+                tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
+            if ABSORBS and REVERSE:
+                d *= row_fade[:, None]
+            if GATES == MILD and FADED:
+                d = phi_backward(p, d, sign, FEATURE, row_fade[:, None])
+            else:
+                d = phi_backward(p, d, sign, FEATURE)
         if CLIPS:
             _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:
@@ -722,6 +819,15 @@ def segment_length(batch: int, length: int, heads: int, block: int, packed: bool
     return cdiv(cdiv(length, segments), block) * block
 
 
+class Channels(NamedTuple):
+    """A gate a channel, as the kernels take it: its logs, and those of what it fades by over half steps, `[segments, steps, 2, H, F]`."""
+
+    gate: Tensor  # [B, T, H, F]
+    coarse: Tensor  # of steps of a block
+    fine: Tensor | None = None  # of FINE_STEP rows; None: all steps are as fine
+    hard: Tensor | None = None  # [segments, H] int32: the segments that take the fine steps
+
+
 class Walk(NamedTuple):
     """How the kernels walk a batch, and the arguments every launch shares. `y` are the preactivations, `[B, T, heads, F]`."""
 
@@ -735,15 +841,16 @@ class Walk(NamedTuple):
 
     @classmethod
     def over(
-        cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None, gated=False
+        cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None, gated=False,
+        channel=False,
     ) -> "Walk":  # fmt: skip
         (batch, length, heads, dim), value_dim = q.shape, v.shape[3]
         width = dim if w_q is None else w_q.shape[-1]
-        given = feature == "none" or w_q is not None and feature not in EXPONENTIAL
+        given = channel or feature == "none" or w_q is not None and feature not in EXPONENTIAL
         halves = 2 if feature.endswith("_pm") else 1
         cfg = config(value_dim, width, halves, q.dtype)
         segment = segment_length(batch, length, heads, cfg.block, cu_seqlens is not None)
-        faded = gated and given and w_q is not None and MILD.value in cls.gates(gated, q.dtype)
+        faded = channel or gated and given and w_q is not None and MILD.value in cls.gates(gated, q.dtype)
         shape = {"H": heads, "V": value_dim, "F": width, "P": halves, "FEATURE": feature, "GIVEN": given, "FADED": faded}
         shape |= {"BT": cfg.block, "num_warps": 4}
         return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
@@ -767,12 +874,12 @@ class Walk(NamedTuple):
         new = lambda *n: torch.empty(*n, device=device, dtype=torch.float32)  # noqa: E731
         return new(*size, self.shape["V"]), new(*size)
 
-    def _tile(self, x: Tensor, width: int) -> TensorDescriptor:
+    def _tile(self, x: Tensor, width: int, rows: int) -> TensorDescriptor:
         batch, length, heads, size = x.shape
-        return TensorDescriptor(x, [batch, length, heads * size], [length * heads * size, heads * size, 1], [1, self.cfg.block, width])
+        return TensorDescriptor(x, [batch, length, heads * size], [length * heads * size, heads * size, 1], [1, rows, width])
 
-    def _written(self, x: Tensor, width: int, reverse: bool) -> Tensor | TensorDescriptor:
-        return x if self.cut.cu is not None or reverse and self.shift is not None else self._tile(x, width)
+    def _written(self, x: Tensor, width: int, rows: int, reverse: bool) -> Tensor | TensorDescriptor:
+        return x if self.cut.cu is not None or reverse and self.shift is not None else self._tile(x, width, rows)
 
     def _where(self, batch: int) -> tuple:
         return self.cut.cu, self.cut.blocks, self.length, self.segment, batch * self.length, self.offset, self.shift
@@ -787,14 +894,18 @@ class Walk(NamedTuple):
             return begin or (None, None)
         heads, size = shape["H"], shape["P"] * shape["F"]
         new = lambda *n: torch.empty(cut.programs, heads, *n, device=v.device, dtype=torch.float32)  # noqa: E731
-        s, z, decay = new(size, shape["V"]), new(size), None if g is None else new()
-        _sums[(cut.programs * heads * shape["P"] * (shape["V"] // part),)](
-            self._tile(y, shape["F"]), self._tile(v, part), mask, g, weight, scalar, s, z, decay, *self._where(v.shape[0]),
-            **shape, BV=part, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
-        )  # fmt: skip
+        channel = isinstance(g, Channels)
+        s, z, decay = new(size, shape["V"]), new(size), None if g is None else new(shape["F"]) if channel else new()
+        for table, hard, flags in self.launches(g, v.dtype) if channel else [(g, None, {"CHANNEL": 0})]:
+            flags, rows = shape | flags, flags.get("BT", self.cfg.block)
+            flags.pop("GATES", None)
+            _sums[(cut.programs * heads * shape["P"] * (shape["V"] // part),)](
+                self._tile(y, shape["F"], rows), self._tile(v, part, rows), mask, table, hard, weight, scalar, s, z, decay,
+                *self._where(v.shape[0]), **flags, BV=part, C=y.shape[2], N=v.shape[2], REVERSE=reverse, num_stages=max(2, self.cfg.stages),
+            )  # fmt: skip
         _scan[(cut.sequences * heads * (shape["V"] + 1),)](
             s, z, decay, *(begin or (None, None)), *(end or (None, None)), cut.chunk_start, cut.programs // max(1, cut.sequences),
-            H=heads, V=shape["V"], SIZE=size, REVERSE=reverse, num_warps=1,
+            H=heads, V=shape["V"], SIZE=size, F=shape["F"], CHANNEL=int(channel), REVERSE=reverse, num_warps=1,
         )  # fmt: skip
         return s, z
 
@@ -805,6 +916,15 @@ class Walk(NamedTuple):
             return (NONE.value,)
         return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # what mild gates are absorbed into leaves its range
 
+    def launches(self, g: Tensor | Channels | None, dtype: torch.dtype) -> list[tuple[Tensor | None, Tensor | None, dict]]:
+        """The launches that gates take, a segment written by one of them: their table, which segments are hard, and the kernels' flags."""
+        if not isinstance(g, Channels):
+            return [(g, None, {"GATES": gates, "CHANNEL": 0}) for gates in self.gates(g is not None, dtype)]
+        found = [(g.coarse, g.hard, {"GATES": MILD.value, "CHANNEL": COARSE.value})]
+        if g.fine is not None:
+            found.append((g.fine, g.hard, {"GATES": MILD.value, "CHANNEL": FINE.value, "BT": FINE_STEP}))
+        return found
+
     def outputs(
         self, rows, columns, v, out, states, *, eps, reverse=False, normalize=False, row_mask=None, mask=None, g=None, weight=None,
         den=None, near=None, near_den=None,
@@ -812,12 +932,13 @@ class Walk(NamedTuple):
         """Writes o, or dv if `reverse`."""
         width, part = self.shape["F"], self.cfg.part
         parts = self.cfg.parts if self.shift is None or not reverse else 1  # two are an illegal instruction there with Triton 3.6
-        for gates in self.gates(g is not None, v.dtype):
+        for table, hard, flags in self.launches(g, v.dtype):
+            flags, step = self.shape | flags, flags.get("BT", self.cfg.block)
             _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
-                self._tile(rows, width), self._tile(columns, width), self._tile(v, part), self._written(out, part, reverse), row_mask, mask,
-                g, weight, *states, den, near, near_den, *self._where(v.shape[0]), eps,
-                **self.shape, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize, GATES=gates, REVERSE=reverse, BV=part,
-                PARTS=parts, num_stages=self.cfg.stages,
+                self._tile(rows, width, step), self._tile(columns, width, step), self._tile(v, part, step),
+                self._written(out, part, step, reverse), row_mask, mask, table, hard, weight, *states, den, near, near_den,
+                *self._where(v.shape[0]), eps, **flags, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize,
+                REVERSE=reverse, BV=part, PARTS=parts, num_stages=self.cfg.stages,
             )  # fmt: skip
         return out
 
@@ -825,21 +946,25 @@ class Walk(NamedTuple):
         self, rows, columns, x, v, states, *, reverse=False, row_mask=None, mask=None, g=None, row_weight=None, weight=None,
         row_scalar=None, scalar=None, term=None,
     ):  # fmt: skip
-        """The gradient of the rows' preactivations, per query head and half of phi: `[P, B, T, H, F]`."""
+        """The gradient of the rows' preactivations, per query head and half of phi: `[P, B, T, H, F]`. With `Channels` that of the features as
+        they are kept, in float32."""
         (batch, length, *_), heads, width, halves = rows.shape, *(self.shape[n] for n in ("H", "F", "P"))
-        dy = torch.empty(halves, batch, length, heads, width, device=v.device, dtype=v.dtype)
+        dtype = torch.float32 if isinstance(g, Channels) else v.dtype
+        dy = torch.empty(halves, batch, length, heads, width, device=v.device, dtype=dtype)
         if reverse and self.shift is not None:  # some keys are no query's: nothing is written there
             if self.cut.cu is not None:
                 dy.zero_()
             else:
                 dy[:, :, : max(0, self.shift)].zero_()
                 dy[:, :, max(0, self.length + self.shift) :].zero_()
-        for gates in self.gates(g is not None, v.dtype):
+        wide = self.cfg.wide
+        for table, hard, flags in self.launches(g, v.dtype):
+            flags, step = self.shape | flags, flags.get("BT", self.cfg.block)
             _maps[(self.cut.programs * heads * halves,)](
-                rows, self._tile(columns, width), self._tile(x, self.cfg.wide), self._tile(v, self.cfg.wide),
-                self._written(dy.flatten(0, 1), width, reverse), row_mask, mask, g, row_weight, weight, row_scalar, scalar, term, *states,
-                *self._where(batch), batch, **self.shape, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], GATES=gates,
-                REVERSE=reverse, BV=self.cfg.wide, num_stages=self.cfg.stages,
+                rows, self._tile(columns, width, step), self._tile(x, wide, step), self._tile(v, wide, step),
+                self._written(dy.flatten(0, 1), width, step, reverse), row_mask, mask, table, hard, row_weight, weight, row_scalar, scalar, term,
+                *states, *self._where(batch), batch, **flags, R=rows.shape[2], C=columns.shape[2], X=x.shape[2], N=v.shape[2], REVERSE=reverse,
+                BV=wide, num_stages=self.cfg.stages,
             )  # fmt: skip
         return dy
 

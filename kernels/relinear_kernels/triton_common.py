@@ -114,16 +114,6 @@ def sequence(n, T, cu):
 
 
 @triton.jit
-def first_chunk(n, T, chunk_start, CS: tl.constexpr):
-    """The first stored state of sequence n."""
-    if chunk_start is not None:
-        c = tl.load(chunk_start + n).to(tl.int64)
-    else:
-        c = n.to(tl.int64) * tl.cdiv(T, CS)
-    return c
-
-
-@triton.jit
 def block_of(i, T, blocks, BT):
     """Program i's sequence and block within it."""
     if blocks is not None:
@@ -197,16 +187,16 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
 
 @triton.jit
 def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
-    """The gradient of y from that of phi(sign * y) = p. With a `fade` of each row p comes divided by it, and dp is yet to be times it."""
+    """The gradient of y from that of phi(sign * y) = p. With a `fade` (of rows or of all) p comes times it, and dp is yet to be."""
     if fade is not None and FEATURE != "softmax_pm":
-        dp *= fade[:, None]
-        p *= (1 / fade)[:, None]
+        dp *= fade
+        p *= 1 / fade
     if FEATURE == "softmax_pm":
         if fade is None:
             dp = tl.where(p > 1e-12, dp, 0.0) * p
         else:  # it cancels in their product
             dp = dp * p
-            p *= (1 / fade)[:, None]
+            p *= 1 / fade
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
     elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
         dy = dp * p * sign
