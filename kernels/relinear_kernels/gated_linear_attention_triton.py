@@ -17,7 +17,7 @@ from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate,
 from relinear_kernels.linear_attention_reference import EPS, LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import FINE_STEP, Channels, Walk, _place, added, both, run_from_middle
 from relinear_kernels.projection_triton import Side, gradients, group_sum
-from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, sequence, tile
+from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, tile
 
 DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 MILD = -60.0  # the log of what half a step may fade by
@@ -141,9 +141,7 @@ def _gradients(
 
 
 @triton.jit(do_not_specialize=["T", "L"])
-def _later(
-    sums, ends, starts, T, L, H: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr
-):  # fmt: skip
+def _later(sums, ends, starts, T, L, H: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr):
     """What the gates of a step owe to all after it, in place of what they owe to its own rows. A program: a head of a sequence.
 
     The whole sequence decays into the final state: every gate owes its term, `[sequences, H, F]` (None: none).
@@ -226,7 +224,7 @@ class _GatedLinearAttention(torch.autograd.Function):
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) and normalize else None
         walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, den=den, eps=eps)
         s_end, z_end = end or (None, None)
-        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, mask, *g, *states, o, den, s_end, z_end, s0, cu_seqlens)
+        ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, mask, *g, *states, o, den, s_end, z_end, s0)
         ctx.walk, ctx.normalize, ctx.eps = walk, normalize, eps
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
@@ -234,7 +232,7 @@ class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, ds_end, dz_end):
         q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, mask, *rest = ctx.saved_tensors
-        g, (s, z, o, den, s_end, z_end, s0, cu_seqlens) = Channels(*rest[:4]), rest[4:]
+        g, (s, z, o, den, s_end, z_end, s0) = Channels(*rest[:4]), rest[4:]
         walk, normalize = ctx.walk, ctx.normalize
         need_q, need_k, need_v, need_wq, need_wk, need_bq, need_bk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:11]
         (batch, length, heads, _), halves = q.shape, walk.shape["P"]

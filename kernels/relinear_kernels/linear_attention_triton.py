@@ -491,7 +491,7 @@ def _outputs(
         ABSORBS: tl.constexpr = GATES == MILD and not FADED
         if ABSORBS:
             use *= col_fade
-        if GATES == MILD and not REVERSE and not CHANNEL:  # of the block before: a state takes its fade where it is next read, not when products add to it
+        if GATES == MILD and not REVERSE and not CHANNEL:  # the last block's: a state takes its fade where it is next read
             fade, since = since, fade
         if NORMALIZE:
             if GATES == MILD:
@@ -641,7 +641,7 @@ def _maps(
         # rounded is then the same there and here, and what is behind a gate cancels to the last bit (dg).
         if ABSORBS and not REVERSE:
             use *= col_fade
-        if GATES == MILD and not REVERSE and not CHANNEL:  # of the block before: a state takes its fade where it is next read, not when products add to it
+        if GATES == MILD and not REVERSE and not CHANNEL:  # the last block's: a state takes its fade where it is next read
             fade, since = since, fade
         x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
         v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
