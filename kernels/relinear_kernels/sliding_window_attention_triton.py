@@ -18,11 +18,11 @@ ABSENT = 2**30  # the position of a meta key that is not there: no query is that
 META = 16  # meta keys of one tile
 
 
-def config(dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows of a block, warps, pipeline stages."""
+def config(dim: int, dtype: torch.dtype) -> dict:
+    """Rows of the block that a program owns and of those it walks, warps, pipeline stages."""
     if dtype == torch.float32:
-        return 16, 4, 1
-    return 64, 4, 2
+        return {"BT": 16, "BC": 16, "num_warps": 4, "num_stages": 1}
+    return {"BT": 64, "BC": 64, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _meta_scores(pos, n, rows, M: tl.constexpr, W):
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _forward(
     q, k, v, mask, mk, mv, pos, o, lse, gamma, arg_at, weight, cu, blocks, T, total, offset, W, scale,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """o and its log denominator `[H, rows]`; with gamma instead the maximum, the key that attains it and gamma times the sum it is over."""
     h = tl.program_id(0) % H
@@ -62,8 +62,8 @@ def _forward(
         den = tl.sum(mp, 1)
         acc = tl.dot(mp.to(qt.dtype), tile(mv + at, i, M, N, D), acc, input_precision="ieee")
     where = rows + offset
-    for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BT, (block * BT + offset + BT - 1) // BT + 1):
-        cols = j * BT + tl.arange(0, BT)
+    for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BC, (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1):
+        cols = j * BC + tl.arange(0, BC)
         s = tl.dot(qt, tl.trans(tile(k, cols, Tk, N, D)), input_precision="ieee") * scale
         far = where[:, None] - cols[None, :]
         s = tl.where((far >= 0) & (far < W) & kept(mask, begin, cols, Tk)[None, :], s, float("-inf"))
@@ -92,7 +92,7 @@ def _forward(
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _queries(
     q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """delta (given with gamma) and dq of a block of queries, and its part of the meta keys' gradients, `[blocks, H, M, D]` float32.
 
@@ -139,8 +139,8 @@ def _queries(
             put(dmv + to, tl.dot(tp.to(qt.dtype), dot, input_precision="ieee"), i, M, 1, D)
     if dq is not None:
         where = rows + offset
-        for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BT, (block * BT + offset + BT - 1) // BT + 1):
-            cols = j * BT + tl.arange(0, BT)
+        for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BC, (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1):
+            cols = j * BC + tl.arange(0, BC)
             kt = tile(k, cols, Tk, N, D)
             s = tl.dot(qt, tl.trans(kt), input_precision="ieee") * scale
             far = where[:, None] - cols[None, :]
@@ -157,7 +157,7 @@ def _queries(
 @triton.jit(do_not_specialize=["T", "total", "offset"])
 def _keys(
     q, k, v, mask, lse, delta, gamma, arg_at, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, summed over the query heads that share it. `blocks` cuts the keys."""
     g = tl.program_id(0) % N
@@ -171,12 +171,12 @@ def _keys(
     keep = kept(mask, begin, rows, Tk)
     ak = tl.zeros([BT, D], tl.float32)
     av = tl.zeros([BT, D], tl.float32)
-    low = tl.maximum(block * BT - offset, 0) // BT
-    high = tl.cdiv(tl.maximum(tl.minimum(block * BT + BT - 1 + W - offset, T), 0), BT)
+    low = tl.maximum(block * BT - offset, 0) // BC
+    high = tl.cdiv(tl.maximum(tl.minimum(block * BT + BT - 1 + W - offset, T), 0), BC)
     for i in range(0, (H // N) * tl.maximum(high - low, 0)):
         span = high - low
         h = g * (H // N) + i // span
-        cols = (low + i % span) * BT + tl.arange(0, BT)
+        cols = (low + i % span) * BC + tl.arange(0, BC)
         qt = tile(q + (start * H + h) * D, cols, T, H, D)
         dot = tile(do + (start * H + h) * D, cols, T, H, D)
         scalar = h * total + start + cols
@@ -211,10 +211,8 @@ class Near(NamedTuple):
 
     @classmethod
     def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None) -> "Near":
-        block, warps, stages = config(q.shape[3], q.dtype)
-        cut = pieces(q.shape[0], q.shape[1], cu_seqlens, block)
-        shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], "BT": block, "num_warps": warps, "num_stages": stages}
-        return cls(cut, shape, window, scale, gamma)
+        shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], **config(q.shape[3], q.dtype)}
+        return cls(pieces(q.shape[0], q.shape[1], cu_seqlens, shape["BT"]), shape, window, scale, gamma)
 
     def _where(self, q: Tensor, k: Tensor) -> tuple:
         length = q.shape[1]
@@ -254,30 +252,40 @@ def _count(meta) -> int:
 
 
 class _Window(torch.autograd.Function):
+    """With `first` the meta keys are the first so many of every sequence, and their gradients go onto k's and v's own: autograd would cut
+    them out of k by zeros as large as k for each sequence, to be added."""
+
     @staticmethod
-    def forward(ctx, q, k, v, meta_k, meta_v, mask, pos, window, scale, cu_seqlens):
+    def forward(ctx, q, k, v, meta_k, meta_v, mask, pos, first, window, scale, cu_seqlens):
+        bounds = None if cu_seqlens is None or not first else cu_seqlens.tolist()
+        if first:
+            meta_k, meta_v = (_first(x, first, bounds) for x in (k, v))
         near, meta = Near.over(q, k, window, scale, cu_seqlens), (meta_k, meta_v, pos)
         o, lse, *_ = near.forward(q, k, v, mask, meta, any(ctx.needs_input_grad))
         ctx.save_for_backward(q, k, v, *meta, mask, o, lse)
-        ctx.near = near
+        ctx.near, ctx.first, ctx.bounds = near, first, bounds
         return o
 
     @staticmethod
     def backward(ctx, do):
         q, k, v, *meta, mask, o, lse = ctx.saved_tensors
-        near, cut = ctx.near, ctx.near.cut
+        near, cut, first = ctx.near, ctx.near.cut, ctx.first
         do, delta = do.contiguous(), torch.empty_like(lse)
         need_q, need_k, need_v, need_mk, need_mv = ctx.needs_input_grad[:5]
         dq, dmeta, dk, dv = torch.empty_like(q) if need_q else None, (None, None), None, None
-        if need_mk or need_mv:
+        if need_mk or need_mv or first and (need_k or need_v):
             size = (cut.programs, q.shape[2], _count(meta), q.shape[3])
             dmeta = tuple(torch.empty(size, device=q.device, dtype=torch.float32) for _ in range(2))
         near.queries(q, k, v, mask, o, lse, do, delta, None, None, dq, meta, dmeta)
         if dmeta[0] is not None:
-            dmeta = tuple(_per_sequence(x, cut.sequences, cut.blocks, k.shape[2]).to(q.dtype) for x in dmeta)
+            dmeta = tuple(_per_sequence(x, cut.sequences, cut.blocks, k.shape[2]) for x in dmeta)
         if need_k or need_v:
             dk, dv = near.keys(q, k, v, mask, lse, do, delta, None, None)
-        return dq, dk, dv, *dmeta, None, None, None, None, None
+        if first and dk is not None:
+            _add_first(dk, dmeta[0], ctx.bounds)
+            _add_first(dv, dmeta[1], ctx.bounds)
+            dmeta = (None, None)
+        return dq, dk, dv, *(None if d is None else d.to(q.dtype) for d in dmeta), *(None,) * 6
 
 
 def _per_sequence(x, sequences: int, blocks, groups: int):
@@ -291,10 +299,21 @@ def _per_sequence(x, sequences: int, blocks, groups: int):
     return x.transpose(1, 2).contiguous()
 
 
-def _first(x, bounds, meta: int):
-    """The first `meta` rows of every packed sequence, zero where a sequence is shorter: `[N, M, ...]`."""
+def _first(x, meta: int, bounds: list[int] | None):
+    """The first `meta` rows of every sequence, zero where a packed one (`bounds`) is shorter: `[N, M, ...]`."""
+    if bounds is None:
+        return x[:, :meta].contiguous()
     rows = [x[0, a : min(a + meta, b)] for a, b in zip(bounds, bounds[1:], strict=False)]
     return torch.stack([torch.cat([r, r.new_zeros(meta - len(r), *r.shape[1:])]) for r in rows])
+
+
+def _add_first(x, rows, bounds: list[int] | None) -> None:
+    """Adds `rows` onto those that `_first` takes."""
+    if bounds is None:
+        x[:, : rows.shape[1]] += rows
+    else:
+        for row, a, b in zip(rows, bounds, bounds[1:], strict=False):
+            x[0, a : min(a + len(row), b)] += row[: b - a]
 
 
 def sliding_window_attention(
@@ -318,31 +337,28 @@ def sliding_window_attention(
     check_triton("sliding_window_attention", q=q, k=k, v=v)
     scale = dim**-0.5 if scale is None else scale
     meta_k = meta_v = pos = after = None
+    first = 0  # meta keys that are k's own
     keys, values, mask = k, v, key_mask
     if cu_seqlens is not None:
         check_packed(cu_seqlens, batch, length)
         if initial_state is not None or return_state or key_mask is not None:
             raise ValueError("sliding_window_attention takes cu_seqlens without key_mask, initial_state or return_state")
-        if meta:
-            bounds = cu_seqlens.tolist()
-            meta_k, meta_v = _first(k, bounds, meta), _first(v, bounds, meta)
-            pos = torch.arange(meta, device=q.device, dtype=torch.int32).expand(len(bounds) - 1, -1)
+        first, sequences = meta, len(cu_seqlens) - 1
     elif initial_state is None and (key_mask is None or not (return_state or meta)):
         if return_state:
             after = begin(empty_state(), k, v)
-        if meta:
-            meta_k, meta_v = k[:, :meta], v[:, :meta]
-            meta = meta_k.shape[1]
-            pos = torch.arange(meta, device=q.device, dtype=torch.int32).expand(batch, -1)
+        first, sequences = min(meta, length), batch
     else:
         state = empty_state() if initial_state is None else initial_state
         keys, values, mask, after = extend(state, k, v, key_mask)
         if meta:
             meta_k, meta_v = after.meta_k.to(q.dtype), after.meta_v.to(q.dtype)
             pos = torch.where(after.meta_age >= 0, length - 1 - after.meta_age, ABSENT).to(torch.int32)
+    if first:
+        pos = torch.arange(first, device=q.device, dtype=torch.int32).expand(sequences, -1)
     contiguous = lambda x: None if x is None else x.contiguous()  # noqa: E731
     o = _Window.apply(
         q.contiguous(), keys.contiguous(), values.contiguous(), contiguous(meta_k), contiguous(meta_v), contiguous(mask),
-        contiguous(pos), window, scale, cu_seqlens,
+        contiguous(pos), first, window, scale, cu_seqlens,
     ).to(dtype)  # fmt: skip
     return (o, after) if return_state else o
