@@ -30,9 +30,10 @@ def check(rows: list[dict], spills: int) -> None:
         assert fits(row, spills), row
 
 
-# The launch for hard gates takes the decays of all pairs beside both halves of the state.
+# The launch for hard gates takes the decays of all pairs beside both halves of the state. A window's keys hold 128 registers a thread, for
+# four programs a multiprocessor.
 @pytest.mark.parametrize("case, spills", [("linear softmax_pm D64 F32", 0), ("linear softmax_pm D64 F64 gate", 24),
-                                          ("window D64 meta 4", 0)])  # fmt: skip
+                                          ("window D64 meta 4", 24)])  # fmt: skip
 def test_kernels_of_smollm2_fit_and_use_tensor_cores(case, spills):
     check(compile_cases(case, "--all"), spills)
 
@@ -50,7 +51,7 @@ def test_small_kernels_spill_nothing(case, spills):
 # Bytes spilled that are accepted, per kernel: tilings without were measured slower. float32 is the path of exactness, not of speed.
 @pytest.mark.aot
 @pytest.mark.parametrize("case, spills", [("D64", 96), ("linear softmax_pm D128 F64", 400), ("window D128", 96), ("hybrid D128 F64", 400),
-                                          ("D128 F128", 1200), ("gated softmax_pm D64", 32), ("gated softmax_pm D128 F64", 120),
+                                          ("D128 F128", 1200), ("gated softmax_pm D64", 56), ("gated softmax_pm D128 F64", 120),
                                           ("gated softmax_pm D128 F128", 2200), ("gated none", 480)])  # fmt: skip
 def test_every_shipped_configuration_fits(case, spills):
     gated = case.startswith("gated")

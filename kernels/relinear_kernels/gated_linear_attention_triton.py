@@ -202,11 +202,12 @@ def _channels(walk: Walk, gate: Tensor, dtype: torch.dtype) -> Channels:
 def _faded(walk: Walk, q, k, w_q, w_k, b_q, b_k, feature: str, gates: Channels) -> tuple[Tensor, Tensor]:
     """phi of q and k with their fades, `[B, T, H, P F]`."""
     cut, (batch, length, heads, dim), halves, width = walk.cut, q.shape, walk.shape["P"], walk.shape["F"]
+    narrow = width <= 64  # four programs a multiprocessor then hide the loads of each, where a pipeline leaves room for two
     y_q, y_k = (torch.empty(batch, length, heads, halves * width, device=q.device, dtype=q.dtype) for _ in range(2))
     _features[(cut.programs * cdiv(walk.segment, ROWS) * heads * 2,)](
         q, k, w_q, w_k, b_q, b_k, gates.gate, gates.hard, y_q, y_k, cut.cu, cut.blocks, length, walk.segment, ROWS,
         H=heads, NQ=heads, NK=k.shape[2], D=dim, F=width, P=halves, FEATURE=feature, LOWEST=FLOOR, STEP=walk.cfg.block, FINE=FINE_STEP,
-        num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
+        num_warps=4, num_stages=1 if narrow or q.dtype == torch.float32 else 3, maxnreg=128 if narrow else None,
     )  # fmt: skip
     return y_q, y_k
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from relinear_kernels.triton_common import cdiv, matrix, phi, put, tile
 
+ROWS = 256  # that a program projects
+
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "splits", "per"])
 def _project(
@@ -179,10 +181,9 @@ def project(
     dtype = torch.float16 if feature is None and q.dtype == torch.bfloat16 else q.dtype
     y_q, y_k = (torch.empty(*x.shape[:2], heads, halves * width, device=q.device, dtype=dtype) for x in (q, k))
     rows_q, rows_k = (x.shape[0] * x.shape[1] for x in (q, k))
-    per = max(256, cdiv(rows_q * heads, 1056 * 64) * 64)
-    splits = cdiv(rows_q, per)
-    _project[((splits + cdiv(rows_k, per)) * heads,)](
-        q, k, w_q, w_k, b_q, b_k, y_q, y_k, scale, rows_q, rows_k, splits, per, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width, P=halves,
+    splits = cdiv(rows_q, ROWS)
+    _project[((splits + cdiv(rows_k, ROWS)) * heads,)](
+        q, k, w_q, w_k, b_q, b_k, y_q, y_k, scale, rows_q, rows_k, splits, ROWS, H=heads, NQ=q.shape[2], NK=k.shape[2], D=dim, F=width, P=halves,
         FEATURE=feature, BT=_block(q.dtype, 64), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
     return y_q, y_k

@@ -18,11 +18,21 @@ ABSENT = 2**30  # the position of a meta key that is not there: no query is that
 META = 16  # meta keys of one tile
 
 
-def config(dim: int, dtype: torch.dtype) -> dict:
-    """Rows of the block that a program owns and of those it walks, warps, pipeline stages."""
+class Config(NamedTuple):
+    """How a kernel walks its blocks. 128 registers a thread are four programs a multiprocessor, which wait for less than two that spill none."""
+
+    rows: int  # of a block that is walked
+    stages: int
+    registers: int | None = None  # a thread's; None: as many as it takes
+
+
+def config(dim: int, dtype: torch.dtype, meta: bool) -> tuple[int, Config, Config, Config]:
+    """Rows of the block that a program owns, and how `_forward`, `_queries` and `_keys` walk the others."""
     if dtype == torch.float32:
-        return {"BT": 16, "BC": 16, "num_warps": 4, "num_stages": 1}
-    return {"BT": 64, "BC": 64, "num_warps": 4, "num_stages": 2}
+        return 16, *(Config(16, 1),) * 3
+    if dim <= 64:
+        return 64, Config(64, 2), Config(64, 2), Config(32, 2, 128)
+    return 64, Config(32, 2, 128), Config(32, 3 if meta else 2), Config(64, 1)
 
 
 @triton.jit
@@ -38,7 +48,9 @@ def _forward(
     q, k, v, mask, mk, mv, pos, o, lse, gamma, arg_at, weight, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """o and its log denominator `[H, rows]`; with gamma instead the maximum, the key that attains it and gamma times the sum it is over."""
+    """o and the log of its denominator `[H, rows]`, in powers of two as all scores are; with gamma instead the maximum, the key that attains
+    it and gamma times the sum that is over it."""
+    scale *= 1.4426950408889634
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     begin, Tk = sequence(n, T + offset, cu)
@@ -58,7 +70,7 @@ def _forward(
         ms = tl.dot(qt, tl.trans(tile(mk + at, i, M, N, D)), input_precision="ieee") * scale
         ms = tl.where(_meta_scores(pos, n, rows, M, W), ms, float("-inf"))
         top = tl.max(ms, 1)
-        mp = tl.exp(ms - tl.where(top == float("-inf"), 0.0, top)[:, None])
+        mp = tl.exp2(ms - tl.where(top == float("-inf"), 0.0, top)[:, None])
         den = tl.sum(mp, 1)
         acc = tl.dot(mp.to(qt.dtype), tile(mv + at, i, M, N, D), acc, input_precision="ieee")
     where = rows + offset
@@ -72,8 +84,8 @@ def _forward(
             arg = tl.where(new > top, tl.min(tl.where(s == new[:, None], cols[None, :], 2147483647), 1), arg)
         new = tl.maximum(top, new)
         safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp(s - safe[:, None])
-        fade = tl.exp(top - safe)
+        p = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(top - safe)
         den = den * fade + tl.sum(p, 1)
         acc = tl.dot(p.to(qt.dtype), tile(v, cols, Tk, N, D), acc * fade[:, None], input_precision="ieee")
         top = new
@@ -86,7 +98,7 @@ def _forward(
             tl.store(arg_at + to, arg, mask=rows < T)
             tl.store(weight + to, den * tl.load(gamma + h), mask=rows < T)
         else:
-            tl.store(lse + to, tl.where(seen, top + tl.log(tl.where(seen, den, 1.0)), 0.0), mask=rows < T)
+            tl.store(lse + to, tl.where(seen, top + tl.log2(tl.where(seen, den, 1.0)), 0.0), mask=rows < T)
 
 
 @triton.jit(do_not_specialize=["T", "total", "offset"])
@@ -98,6 +110,7 @@ def _queries(
 
     With gamma a key weighs gamma e^(s - maximum), do comes over the denominator, and the maximum takes `share` back from the key that attains it.
     """
+    turn = scale * 1.4426950408889634
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
     begin, Tk = sequence(n, T + offset, cu)
@@ -126,32 +139,31 @@ def _queries(
         mkt = tile(mk + at, i, M, N, D)
         mvt = tile(mv + at, i, M, N, D)
         far_off = _meta_scores(pos, n, rows, M, W) & (rows < T)[:, None]
-        ms = tl.dot(qt, tl.trans(mkt), input_precision="ieee") * scale
-        mp = tl.where(far_off, tl.exp(ms - top[:, None]), 0.0)
-        mds = mp * (tl.dot(dot, tl.trans(mvt), input_precision="ieee") - e[:, None]) * scale
+        ms = tl.dot(qt, tl.trans(mkt), input_precision="ieee") * turn
+        mp = tl.exp2(tl.where(far_off, ms - top[:, None], float("-inf")))
+        mds = mp * (tl.dot(dot, tl.trans(mvt), input_precision="ieee") - e[:, None])
         acc = tl.dot(mds.to(qt.dtype), mkt, acc, input_precision="ieee")
         if dmk is not None:  # the same transposed, formed anew: an accumulator is never a transposed left operand
-            ts = tl.dot(mkt, tl.trans(qt), input_precision="ieee") * scale
-            tp = tl.where(tl.trans(far_off), tl.exp(ts - top[None, :]), 0.0)
-            tds = tp * (tl.dot(mvt, tl.trans(dot), input_precision="ieee") - e[None, :]) * scale
+            ts = tl.dot(mkt, tl.trans(qt), input_precision="ieee") * turn
+            tp = tl.exp2(tl.where(tl.trans(far_off), ts - top[None, :], float("-inf")))
+            tds = tp * (tl.dot(mvt, tl.trans(dot), input_precision="ieee") - e[None, :])
             to = tl.program_id(0).to(tl.int64) * (M * D)
-            put(dmk + to, tl.dot(tds.to(qt.dtype), qt, input_precision="ieee"), i, M, 1, D)
+            put(dmk + to, tl.dot(tds.to(qt.dtype), qt, input_precision="ieee") * scale, i, M, 1, D)
             put(dmv + to, tl.dot(tp.to(qt.dtype), dot, input_precision="ieee"), i, M, 1, D)
     if dq is not None:
         where = rows + offset
         for j in range(tl.maximum(block * BT + offset - W + 1, 0) // BC, (tl.minimum(block * BT + BT, T) + offset - 1) // BC + 1):
             cols = j * BC + tl.arange(0, BC)
             kt = tile(k, cols, Tk, N, D)
-            s = tl.dot(qt, tl.trans(kt), input_precision="ieee") * scale
+            s = tl.dot(qt, tl.trans(kt), input_precision="ieee") * turn
             far = where[:, None] - cols[None, :]
             seen = (far >= 0) & (far < W) & kept(mask, begin, cols, Tk)[None, :]
-            p = tl.where(seen, tl.exp(tl.where(seen, s - top[:, None], 0.0)), 0.0)
+            p = tl.exp2(tl.where(seen, s - top[:, None], float("-inf")))
             ds = p * (tl.dot(dot, tl.trans(tile(v, cols, Tk, N, D)), input_precision="ieee") - e[:, None])
             if gamma is not None:
                 ds = ds * r - tl.where(arg[:, None] == cols[None, :], c[:, None], 0.0)
-            ds *= scale
             acc = tl.dot(ds.to(qt.dtype), kt, acc, input_precision="ieee")
-        put(dq + here, acc, rows, T, H, D)
+        put(dq + here, acc * scale, rows, T, H, D)
 
 
 @triton.jit(do_not_specialize=["T", "total", "offset"])
@@ -160,6 +172,7 @@ def _keys(
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, summed over the query heads that share it. `blocks` cuts the keys."""
+    turn = scale * 1.4426950408889634
     g = tl.program_id(0) % N
     n, block = block_of(tl.program_id(0) // N, T + offset, blocks, BT)
     begin, Tk = sequence(n, T + offset, cu)
@@ -184,8 +197,8 @@ def _keys(
         e = tl.load(delta + scalar, mask=cols < T, other=0.0)
         far = cols[None, :] + offset - rows[:, None]
         seen = (far >= 0) & (far < W) & keep[:, None] & (cols < T)[None, :]
-        s = tl.dot(kt, tl.trans(qt), input_precision="ieee") * scale
-        p = tl.where(seen, tl.exp(tl.where(seen, s - top[None, :], 0.0)), 0.0)
+        s = tl.dot(kt, tl.trans(qt), input_precision="ieee") * turn
+        p = tl.exp2(tl.where(seen, s - top[None, :], float("-inf")))
         if gamma is not None:
             p *= tl.load(gamma + h)
         av = tl.dot(p.to(kt.dtype), dot, av, input_precision="ieee")
@@ -194,25 +207,27 @@ def _keys(
             c = tl.load(share + scalar, mask=cols < T, other=0.0)
             arg = tl.load(arg_at + scalar, mask=cols < T, other=-1)
             ds -= tl.where(rows[:, None] == arg[None, :], c[None, :], 0.0)
-        ds *= scale
         ak = tl.dot(ds.to(kt.dtype), qt, ak, input_precision="ieee")
-    put(dk + here, ak, rows, Tk, N, D)
+    put(dk + here, ak * scale, rows, Tk, N, D)
     put(dv + here, av, rows, Tk, N, D)
 
 
 class Near(NamedTuple):
-    """A window's launches: how it is cut, its shape and the arguments they share."""
+    """A window's launches: how it is cut, its shape and the arguments they share, and how each walks."""
 
     cut: Pieces
     shape: dict
+    walks: tuple[dict, dict, dict]  # of forward, queries, keys
     window: int
     scale: float
     gamma: Tensor | None = None  # [H]: the window beside a linear part, whose maximum is part of the function
 
     @classmethod
-    def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None) -> "Near":
-        shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], **config(q.shape[3], q.dtype)}
-        return cls(pieces(q.shape[0], q.shape[1], cu_seqlens, shape["BT"]), shape, window, scale, gamma)
+    def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None, meta=False) -> "Near":
+        block, *walks = config(q.shape[3], q.dtype, meta)
+        shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], "BT": block, "num_warps": 4}
+        walks = tuple({"BC": w.rows, "num_stages": w.stages, "maxnreg": w.registers} for w in walks)
+        return cls(pieces(q.shape[0], q.shape[1], cu_seqlens, block), shape, walks, window, scale, gamma)
 
     def _where(self, q: Tensor, k: Tensor) -> tuple:
         length = q.shape[1]
@@ -227,14 +242,15 @@ class Near(NamedTuple):
         if self.gamma is not None:
             arg, weight = new(torch.int32), new(torch.float32)
         _forward[(self.cut.programs * q.shape[2],)](
-            q, k, v, mask, *meta, o, lse, self.gamma, arg, weight, *self._where(q, k), M=_count(meta), **self.shape
+            q, k, v, mask, *meta, o, lse, self.gamma, arg, weight, *self._where(q, k), M=_count(meta), **self.shape, **self.walks[0]
         )  # fmt: skip
         return o, lse, arg, weight
 
     def queries(self, q, k, v, mask, o, lse, do, delta, arg, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
         """Writes dq and the meta keys' gradients, and without gamma delta."""
         _queries[(self.cut.programs * q.shape[2],)](
-            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape
+            q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape,
+            **self.walks[1],
         )  # fmt: skip
 
     def keys(self, q, k, v, mask, lse, do, delta, arg, share) -> tuple[Tensor, Tensor]:
@@ -242,7 +258,7 @@ class Near(NamedTuple):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         programs = self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
         _keys[(programs * k.shape[2],)](
-            q, k, v, mask, lse, delta, self.gamma, arg, share, do, dk, dv, *self._where(q, k), **self.shape
+            q, k, v, mask, lse, delta, self.gamma, arg, share, do, dk, dv, *self._where(q, k), **self.shape, **self.walks[2]
         )  # fmt: skip
         return dk, dv
 
@@ -260,7 +276,7 @@ class _Window(torch.autograd.Function):
         bounds = None if cu_seqlens is None or not first else cu_seqlens.tolist()
         if first:
             meta_k, meta_v = (_first(x, first, bounds) for x in (k, v))
-        near, meta = Near.over(q, k, window, scale, cu_seqlens), (meta_k, meta_v, pos)
+        near, meta = Near.over(q, k, window, scale, cu_seqlens, meta=meta_k is not None), (meta_k, meta_v, pos)
         o, lse, *_ = near.forward(q, k, v, mask, meta, any(ctx.needs_input_grad))
         ctx.save_for_backward(q, k, v, *meta, mask, o, lse)
         ctx.near, ctx.first, ctx.bounds = near, first, bounds
