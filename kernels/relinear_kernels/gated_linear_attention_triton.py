@@ -202,7 +202,9 @@ def _channels(walk: Walk, gate: Tensor, dtype: torch.dtype) -> Channels:
 def _faded(walk: Walk, q, k, w_q, w_k, b_q, b_k, feature: str, gates: Channels) -> tuple[Tensor, Tensor]:
     """phi of q and k with their fades, `[B, T, H, P F]`."""
     cut, (batch, length, heads, dim), halves, width = walk.cut, q.shape, walk.shape["P"], walk.shape["F"]
-    narrow = width <= 64  # four programs a multiprocessor then hide the loads of each, where a pipeline leaves room for two
+    # Four programs a multiprocessor hide the loads of each, where a pipeline leaves room for two. One stage is miscompiled by Triton 3.6 below
+    # 64 features: it writes where it must not.
+    narrow = width == 64
     y_q, y_k = (torch.empty(batch, length, heads, halves * width, device=q.device, dtype=q.dtype) for _ in range(2))
     _features[(cut.programs * cdiv(walk.segment, ROWS) * heads * 2,)](
         q, k, w_q, w_k, b_q, b_k, gates.gate, gates.hard, y_q, y_k, cut.cu, cut.blocks, length, walk.segment, ROWS,
