@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relinear import assets
-from relinear.assets import Asset, AssetError, catalogue, manifest, obtain
+from relinear.get import assets
+from relinear.get.assets import Asset, AssetError, catalogue, manifest, obtain
 
 GOOD = {"toy/data/one.txt": b"one" * 1000, "toy/data/two.txt": b"two", "toy/code.py": b"raise SystemExit"}
 METADATA = b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
@@ -101,7 +101,7 @@ def test_an_unpacking_that_is_killed_leaves_nothing_finished(index, tmp_path):
     entry.write_text(toy(index).model_dump_json())
     killed_before_the_move = f"""
 import os
-from relinear import assets
+from relinear.get import assets
 assets.os.replace = lambda *_: os.kill(os.getpid(), {signal.SIGKILL:d})
 asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
 assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}})
@@ -116,7 +116,7 @@ def test_two_processes_that_want_the_same_asset_both_get_it(index, tmp_path):
     entry = tmp_path / "toy.json"
     entry.write_text(toy(index).model_dump_json())
     script = f"""
-from relinear import assets
+from relinear.get import assets
 asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
 print(assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}}, verify=True))
 """
@@ -228,6 +228,6 @@ def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
 
 
 def test_importing_assets_imports_no_framework():
-    code = "import sys, relinear.assets; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, relinear.get.assets; print({'torch', 'transformers'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert answer.stdout.strip() == "set()"

@@ -5,16 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from relinear import attention, code
-from relinear.code import closure, code_hash, find
-from relinear.plan import SHARED, Plan
+from relinear import attention
+from relinear.plan import code
+from relinear.plan.code import closure, code_hash, find
+from relinear.plan.plan import SHARED, Plan
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
 STAGES = [PLAN.step(stage) for stage in SHARED]
 STAGES += [PLAN.step(stage, "lizard") for stage in ("distill", "finetune", "fidelity", "evaluate")]
 # What schedules, records, mirrors and renders does not make results.
-AROUND = ("relinear.stage", "relinear.plan", "relinear.config", "relinear.cli", "relinear.tracking", "relinear.code", "relinear.papers")
+AROUND = (
+    "relinear.stage",
+    "relinear.plan.plan",
+    "relinear.plan.config",
+    "relinear.cli",
+    "relinear.tracking.live",
+    "relinear.plan.code",
+    "relinear.draw",
+)
 
 
 @pytest.mark.parametrize("step", STAGES, ids=str)
@@ -40,13 +49,13 @@ def test_a_stage_reaches_what_makes_its_result(stage, needs):
 
 def test_evaluating_does_not_depend_on_how_models_are_trained():
     reached = closure(PLAN.modules(PLAN.step("evaluate", "lizard")))
-    assert not reached.keys() & {"relinear.train", "relinear.distill", "relinear.finetune", "relinear.transfer"}
+    assert not reached.keys() & {"relinear.train.loop", "relinear.train.distill", "relinear.train.finetune", "relinear.linearize.transfer"}
 
 
 @pytest.mark.parametrize("method", attention.available())
 def test_a_method_is_reached_by_its_own_runs_alone(method):
     others = {f"relinear.attention.{m}" for m in attention.available()} - {f"relinear.attention.{method}"}
-    reached = closure(["relinear.finetune", f"relinear.attention.{method}"])
+    reached = closure(["relinear.train.finetune", f"relinear.attention.{method}"])
     assert f"relinear.attention.{method}" in reached and not others & reached.keys()
 
 
@@ -113,7 +122,7 @@ def test_a_function_keeps_its_hash_wherever_the_clone_lies(package, tmp_path, mo
 
 
 def test_find_knows_our_modules_only():
-    assert find("relinear.train").name == "train.py" and find("relinear.attention").name == "__init__.py"
+    assert find("relinear.train.loop").name == "train.py" and find("relinear.attention").name == "__init__.py"
     assert find("torch") is None and find("relinear.nothing") is None
     with pytest.raises(ValueError, match="no module 'relinear.nothing'"):
         closure(["relinear.nothing"])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from relinear import corpus
-from relinear.corpus import (
+from relinear.get import text as corpus
+from relinear.get.model import byte_tokenizer
+from relinear.get.text import (
     IGNORED,
     Document,
     Packed,
@@ -17,7 +18,6 @@ from relinear.corpus import (
     document_separator,
     documents,
 )
-from relinear.teacher import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 
 from relinear import linearize
+from relinear.benchmarks import generation as efficiency
+from relinear.benchmarks.generation import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
+from relinear.draw import lizard, lolcats, supra
+from relinear.draw._efficiency import Cost, CostClaim, curves, elsewhere, judge
+from relinear.draw.claims import UNTESTED
 from relinear.errors import UserError
-from relinear.evaluate import efficiency
-from relinear.evaluate.efficiency import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
-from relinear.graph import Decoder
-from relinear.papers import lizard, lolcats, supra
-from relinear.papers._claims import UNTESTED
-from relinear.papers._efficiency import Cost, CostClaim, curves, elsewhere, judge
+from relinear.linearize.graph import Decoder
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

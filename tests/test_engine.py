@@ -18,11 +18,11 @@ import yaml
 from conftest import Clone, copy_sources, environment
 from safetensors.torch import load_file
 
-from relinear.config import ConfigError
-from relinear.corpus import batch_indices, micro_batches
+from relinear.benchmarks import training as throughput
 from relinear.errors import UserError
-from relinear.evaluate import throughput
-from relinear.plan import Plan
+from relinear.get.text import batch_indices, micro_batches
+from relinear.plan.config import ConfigError
+from relinear.plan.plan import Plan
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 DEVICE = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
@@ -258,7 +258,7 @@ def test_throughput_of_both_stages_is_measured_on_one_process_and_two(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(shape))
     clone, out = Clone(Path(__file__).parents[1], []), tmp_path / "scaling.json"
     options = ("--device", "cpu", "--dtype", "float32", "--length", "16", "--shape", str(tmp_path / "config.json"), "--runs", "lizard")
-    output = python(clone, "-m", "relinear.evaluate.throughput", "--gpus", "1", "2", "--out", str(out), *options)
+    output = python(clone, "-m", "relinear.benchmarks.training", "--gpus", "1", "2", "--out", str(out), *options)
     rows = json.loads(out.read_text())["rows"]
     assert [(r["gpus"], r["stage"]) for r in rows] == [(1, "distill"), (1, "finetune"), (2, "distill"), (2, "finetune")]
     assert [r["global_batch"] for r in rows] == [4, 4, 8, 8], "weak: a fixed number of sequences a GPU"

@@ -11,9 +11,10 @@ import torch
 import yaml
 from conftest import ROOT
 
-from relinear import cli, plan
-from relinear.config import ConfigError
-from relinear.plan import Plan, from_cli
+from relinear import cli
+from relinear.plan import plan
+from relinear.plan.config import ConfigError
+from relinear.plan.plan import Plan, from_cli
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 

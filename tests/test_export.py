@@ -20,15 +20,19 @@ from test_packaging import PYPROJECT
 from test_stage import Mirror
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from relinear import assets, available_methods, linearize, load_run, registration, tracking
+from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
-from relinear.evaluate import harness, task_folder
-from relinear.export import RECORD, export
 from relinear.files import sha256
-from relinear.model import CLASSES
-from relinear.plan import Plan
-from relinear.selfcontained import write_code
-from relinear.teacher import save_teacher
+from relinear.get import assets
+from relinear.get.model import save_teacher
+from relinear.linearize.model import CLASSES
+from relinear.measure import lm_eval as harness
+from relinear.plan.plan import Plan
+from relinear.share import registration
+from relinear.share import tasks as task_folder
+from relinear.share.export import RECORD, export
+from relinear.share.selfcontained import write_code
+from relinear.tracking import live as tracking
 
 STEPS = [
     "teacher", "instructions", "corpus", "activations", "distill hedgehog", "finetune hedgehog", "evaluate hedgehog",
@@ -155,7 +159,7 @@ def test_an_export_is_replaced_and_nothing_else_is(plan, tmp_path):
 def test_an_export_that_fails_leaves_what_was_there(plan, tmp_path, monkeypatch):
     out = export(folder(plan, "hedgehog"), tmp_path / "out")
     before = {p.name: sha256(p) for p in out.iterdir()}
-    monkeypatch.setattr("relinear.export.AutoTokenizer.from_pretrained", lambda path: 1 / 0)
+    monkeypatch.setattr("relinear.share.export.AutoTokenizer.from_pretrained", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(folder(plan, "hedgehog"), out, merge=True)
     assert {p.name: sha256(p) for p in out.iterdir()} == before
@@ -286,7 +290,7 @@ MIDST = """
 class Plugin:
     def find_spec(self, name, path=None, target=None):
         if name == "torch.functional":  # torch is being imported, by the module of transformers' table
-            from relinear.registration import AUTO, install
+            from relinear.share.registration import AUTO, install
             assert not hasattr(sys.modules[AUTO], "AutoConfig")
             install()
 
@@ -298,7 +302,7 @@ ORDERS = {
     "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
     "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
     "torch's plugin in the midst of transformers": MIDST,
-    "torch's plugin": f"from relinear.registration import install; install(); import torch; {LOAD}",
+    "torch's plugin": f"from relinear.share.registration import install; install(); import torch; {LOAD}",
 }
 
 

@@ -5,8 +5,8 @@ import torch
 from test_laws import CASES, name, of, tokens
 
 from relinear.attention.softmax import Method as Softmax
-from relinear.evaluate.gate import GateError, gate
-from relinear.state import RecurrentLayer
+from relinear.linearize.state import RecurrentLayer
+from relinear.measure.gate import GateError, gate
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)

@@ -13,9 +13,9 @@ from test_laws import CASES, close, name, of, teacher, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relinear import cli, linearize
-from relinear.model import load_teacher, save_method
-from relinear.state import RecurrentCache
-from relinear.teacher import save_teacher
+from relinear.get.model import save_teacher
+from relinear.linearize.model import load_teacher, save_method
+from relinear.linearize.state import RecurrentCache
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 FIRST = [next(c for c in CASES if c[0] == m) for m in dict.fromkeys(c[0] for c in CASES)]  # one variant of each method

@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from relinear import linearize
 from relinear.attention._base import DISTILL_LOSSES
-from relinear.evaluate import harness
-from relinear.model import fuse_norms
-from relinear.train import train
-from relinear.transfer import layer_inputs, record
+from relinear.linearize.model import fuse_norms
+from relinear.linearize.transfer import layer_inputs, record
+from relinear.measure import lm_eval as harness
+from relinear.train.loop import train
 from relinear_kernels import attention_cross_entropy
 from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic
 

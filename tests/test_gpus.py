@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-HOLD = "import relinear.gpus, sys; print(*relinear.gpus.claim(int(sys.argv[1])), flush=True); sys.stdin.read()"
+HOLD = "import relinear.machine.gpus, sys; print(*relinear.machine.gpus.claim(int(sys.argv[1])), flush=True); sys.stdin.read()"
 TRAIN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); input()"
-EXEC = f"import os, relinear.gpus, sys; relinear.gpus.claim(); os.execv(sys.executable, [sys.executable, '-c', {TRAIN!r}])"
+EXEC = f"import os, relinear.machine.gpus, sys; relinear.machine.gpus.claim(); os.execv(sys.executable, [sys.executable, '-c', {TRAIN!r}])"
 
 
 class Machine:
@@ -84,7 +84,7 @@ def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
 
 def test_a_process_that_claims_again_keeps_what_it_has(machine):
     """A second stage in one process, as in a notebook: its own locks would keep it waiting for ever."""
-    again = "import relinear.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True); sys.stdin.read()"
+    again = "import relinear.machine.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True); sys.stdin.read()"
     first, second, *rest = machine.job(again).stdout.readline().split()
     assert first != second and rest == [first, second] * 2
 

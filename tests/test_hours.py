@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from relinear.benchmarks import hours
 from relinear.errors import UserError
-from relinear.evaluate import hours
-from relinear.plan import Plan
+from relinear.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,12 +29,12 @@ def test_hours_are_tokens_over_speed_on_the_fewest_gpus_and_what_lacks_says_so()
 
 def test_the_page_is_what_the_measurements_say():
     page = (ROOT / "docs/plan.md").read_text()
-    assert hours.replaced(page, hours.text(ROOT / hours.MEASURED)) == page, "run `python -m relinear.evaluate.hours --into docs/plan.md`"
+    assert hours.replaced(page, hours.text(ROOT / hours.MEASURED)) == page, "run `python -m relinear.benchmarks.hours --into docs/plan.md`"
 
 
 def test_a_page_without_its_marks_and_a_file_of_something_else_are_refused(tmp_path):
-    with pytest.raises(UserError, match="needs the lines <!-- relinear.evaluate.hours -->"):
+    with pytest.raises(UserError, match="needs the lines <!-- relinear.benchmarks.hours -->"):
         hours.replaced("a page", "a table")
     (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(UserError, match="a.json is no file of relinear.evaluate.throughput"):
+    with pytest.raises(UserError, match="a.json is no file of relinear.benchmarks.training"):
         hours.read(tmp_path)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from conftest import made
 
-from relinear import instructions
-from relinear.config import WORKFLOW
-from relinear.corpus import documents
 from relinear.errors import UserError
-from relinear.plan import Plan, digest
+from relinear.get import written as instructions
+from relinear.get.model import _random, byte_tokenizer
+from relinear.get.text import documents
+from relinear.plan.config import WORKFLOW
+from relinear.plan.plan import Plan, digest
 from relinear.stage import run_stage
-from relinear.teacher import _random, byte_tokenizer
 
 SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}
 

@@ -9,8 +9,8 @@ import torch
 from test_laws import CASES, WINDOW, close, name, of, one_layer, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relinear.evaluate import decoding
-from relinear.state import nbytes
+from relinear.benchmarks import decoding
+from relinear.linearize.state import nbytes
 
 STEPS = 20_000
 LONG = [  # every method, and every kind of state and of sum

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from relinear import papers
-from relinear.papers import headline, lolcats
-from relinear.papers._claims import UNTESTED, Claim, judge
-from relinear.papers._render import number
+from relinear import draw as papers
+from relinear.draw import headline, lolcats
+from relinear.draw._render import number
+from relinear.draw.claims import UNTESTED, Claim, judge
 
 ROOT = Path(__file__).parents[1]
 RUNS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]

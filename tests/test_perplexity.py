@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from relinear.evaluate.perplexity import perplexity
+from relinear.measure.perplexity import perplexity
 
 VOCAB, SEQ = 50, 16
 

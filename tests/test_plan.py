@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from relinear import config, plan
-from relinear.plan import PER_RUN, SHARED, Plan, Step, from_cli
+from relinear.plan import config, plan
+from relinear.plan.plan import PER_RUN, SHARED, Plan, Step, from_cli
 
 ROOT = Path(__file__).parents[1]
 SCALES = config.scales()
@@ -55,7 +55,7 @@ def test_every_scale_passes_its_own_check(scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_key_is_the_same_in_every_process(scale):
-    command = f"from relinear.plan import *; p = Plan(scale={scale!r}); print(p.key(p.step('evaluate', 'lizard')))"
+    command = f"from relinear.plan.plan import *; p = Plan(scale={scale!r}); print(p.key(p.step('evaluate', 'lizard')))"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "PYTHONHASHSEED": "7"},
@@ -66,7 +66,7 @@ def test_a_key_is_the_same_in_every_process(scale):
 
 def test_the_plan_needs_neither_torch_nor_transformers():
     """Every Snakemake call reads it: it must be there at once."""
-    command = "import sys, relinear.plan; print({'torch', 'transformers', 'mlflow', 'datasets'} & sys.modules.keys())"
+    command = "import sys, relinear.plan.plan; print({'torch', 'transformers', 'mlflow', 'datasets'} & sys.modules.keys())"
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=env).stdout == "set()\n"
 

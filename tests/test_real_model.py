@@ -1,12 +1,12 @@
-"""The laws, and 200 generated tokens, on SmolLM2-135M itself with every method (`relinear.evaluate.parity` does it with 200 full passes)."""
+"""The laws, and 200 generated tokens, on SmolLM2-135M itself with every method (`relinear.benchmarks.parity` does it with 200 full passes)."""
 
 import pytest
 from conftest import ROOT
 from transformers import AutoTokenizer
 
-from relinear import assets
-from relinear.evaluate import parity
-from relinear.teacher import save_teacher
+from relinear.benchmarks import parity
+from relinear.get import assets
+from relinear.get.model import save_teacher
 
 LENGTH = 140  # beyond the longest window
 # Float32 through 30 layers. T2R divides by sums of ReLU features that can be near zero: 5e-5 was seen, and 3e-17 in float64; the others, 4e-6.

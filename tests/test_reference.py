@@ -12,11 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from relinear import linearize, load_run, reference
+from relinear import linearize, load_run
 from relinear.errors import UserError
-from relinear.export import export as export_run
 from relinear.files import sha256
-from relinear.model import save_method
+from relinear.linearize.model import save_method
+from relinear.share.export import export as export_run
+from relinear.tracking import committed as reference
 
 CURVE = "".join(json.dumps({"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1)}) + "\n" for i in range(50))
 FILES = {

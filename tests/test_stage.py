@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from relinear import stage, tracking
+from relinear import stage
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.plan import Plan
+from relinear.plan.plan import Plan
 from relinear.stage import StageError, run_stage
+from relinear.tracking import live as tracking
 
 RECORD = {
     "schema", "scale", "run", "stage", "key", "config", "config_hash", "code_hash", "parents", "artefacts", "datasets", "git", "versions",

@@ -9,8 +9,9 @@ import test_laws
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from relinear import linearize, teacher
-from relinear.teacher import byte_tokenizer, save_teacher
+from relinear import linearize
+from relinear.get import model as teacher
+from relinear.get.model import byte_tokenizer, save_teacher
 
 
 def tiny_gguf(path, *, seed: int) -> LlamaForCausalLM:

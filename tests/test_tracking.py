@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from relinear import tracking
 from relinear.errors import UserError
+from relinear.tracking import live as tracking
 
 SOURCE = str(Path(tracking.__file__).parents[1])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
@@ -254,7 +254,7 @@ def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
 
 STAGE = """
 import sys, time
-from relinear import tracking
+from relinear.tracking import live as tracking
 from relinear.errors import UserError
 tracking.install_signal_handlers()
 uri, stage = sys.argv[1:]
@@ -352,7 +352,7 @@ def test_what_a_killed_init_left_does_not_matter(tmp_path):
 
 
 def test_importing_the_module_imports_no_mlflow():
-    process = start("import sys, relinear.tracking; print('mlflow' in sys.modules)")
+    process = start("import sys, relinear.tracking.live; print('mlflow' in sys.modules)")
     assert process.communicate()[0] == "False\n"
 
 

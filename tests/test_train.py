@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from relinear import train as module
-from relinear.train import WINDOW, CollapseError, rate, train
+from relinear.train import loop as module
+from relinear.train.loop import WINDOW, CollapseError, rate, train
 
 RECIPE = {"betas": (0.9, 0.999), "weight_decay": 0.01, "warmup_ratio": 0.1, "min_lr_ratio": 0.1, "clip": 1.0}
 STEPS = 12

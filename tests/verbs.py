@@ -5,8 +5,9 @@ A line that begins with `until N` stops before step N, as if the process had die
 
 import sys
 
-from relinear import distributed, stage
+from relinear import stage
 from relinear.cli import app
+from relinear.machine import distributed
 
 
 class Stop(Exception):

@@ -7,12 +7,12 @@ from relinear.attention import available as available_methods
 __all__ = ["available_methods", "linearize", "load_run"]
 
 # From here on `AutoModelForCausalLM.from_pretrained` takes linearized folders. By name for the reason given below.
-importlib.import_module("relinear.registration").install()
+importlib.import_module("relinear.share.registration").install()
 
 
 def __getattr__(name: str):
     # torch and transformers take seconds to import; reading the catalogue (as the Snakefile does) needs neither. By name, so that
-    # not every module of the package counts as depending on it (relinear.code).
+    # not every module of the package counts as depending on it (relinear.plan.code).
     if name in ("linearize", "load_run"):
-        return getattr(importlib.import_module("relinear.model"), name)
+        return getattr(importlib.import_module("relinear.linearize.model"), name)
     raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from relinear import tracking
-from relinear.config import ConfigError
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.gpus import claim
-from relinear.plan import ON_DEVICE, PER_RUN, SHARED, SPREAD, Plan
+from relinear.machine.gpus import claim
+from relinear.plan.config import ConfigError
+from relinear.plan.plan import ON_DEVICE, PER_RUN, SHARED, SPREAD, Plan
 from relinear.stage import run_stage
+from relinear.tracking import live as tracking
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -98,7 +98,7 @@ def render(
     device: Device = None,
 ) -> None:  # fmt: skip
     """Make a paper's table or figure from finished runs; rows that were not run say so."""
-    from relinear import papers
+    from relinear import draw as papers
 
     plan = Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, teacher=teacher, device=device, results=results)
     if paper not in papers.available():
@@ -113,7 +113,7 @@ def render(
 @app.command("benchmark")
 def run_benchmark(results: Results = Path("results")) -> None:
     """Measure the cost of generating at 7-8B shapes on one GPU, into <results>/efficiency; interrupted, it goes on where it was."""
-    from relinear.evaluate.efficiency import benchmark
+    from relinear.benchmarks.generation import benchmark
 
     out = results / "efficiency"
     benchmark(out / ".work")
@@ -130,7 +130,7 @@ def export_run(
     self_contained: Annotated[bool, typer.Option("--self-contained", help="Add the code, to load without relinear by trust_remote_code.")] = False,
 ) -> None:
     """Write a run as a folder that transformers, peft and lm-eval load."""
-    from relinear.export import export
+    from relinear.share.export import export
 
     print(export(run, out, merge=merge, dtype=dtype, self_contained=self_contained))
 
@@ -143,7 +143,7 @@ def write_tasks(
     """Write the items that a scale's evaluate stage scores as tasks for lm_eval --include_path."""
     plan = Plan(scale=scale, budget=budget, seed=seed)
     plan.check()
-    from relinear.evaluate.task_folder import write
+    from relinear.share.tasks import write
 
     print(" ".join(write(plan, out)))
 
@@ -162,8 +162,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the model's state."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    generation = importlib.import_module("relinear.generate")  # torch; not needed to print a help text
-    importlib.import_module("relinear.hardware").set_threads(threads)
+    generation = importlib.import_module("relinear.share.generate")  # torch; not needed to print a help text
+    importlib.import_module("relinear.machine.hardware").set_threads(threads)
     speed = generation.generate(
         folder, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, dtype=dtype, device=device
     )  # fmt: skip
@@ -195,7 +195,7 @@ def track_export(
 
     Adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it; reference.json has the originals' sha256.
     """
-    from relinear.reference import export
+    from relinear.tracking.committed import export
 
     sizes = export(scale_results, out, weights=weights)
     for part, size in sizes.items():
@@ -210,7 +210,7 @@ def track_import(
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own."""
-    from relinear.reference import verify
+    from relinear.tracking.committed import verify
 
     if (folder / MANIFEST).is_file():
         verify(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MANIFEST = "reference.json"  # in a folder of committed results (`relinear.reference`), which are another clone's
+MANIFEST = "reference.json"  # in a folder of committed results (`relinear.tracking.committed`), which are another clone's
 
 
 def sha256(path: Path) -> str:

@@ -22,10 +22,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from relinear import tracking
 from relinear.errors import UserError
 from relinear.files import aside, sha256
-from relinear.plan import SHARED, Plan, Step, digest
+from relinear.plan.plan import SHARED, Plan, Step, digest
+from relinear.tracking import live as tracking
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
 FREE_BYTES = 1 << 30  # a stage refuses to start with less than this on the disk beside what it says it needs
@@ -121,7 +121,7 @@ def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]])
 
     `work` writes artefacts into `context.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
     """
-    from relinear import distributed  # torch; not needed to print a help text
+    from relinear.machine import distributed  # torch; not needed to print a help text
 
     folder, key = plan.folder(step), plan.key(step)
     scratch_root = plan.root / ".work" / (step.stage if step.stage in SHARED else f"{step.run}.{step.stage}")

@@ -6,9 +6,9 @@ from pathlib import Path
 REPOSITORY = Path(workflow.basedir)
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
-from relinear.code import code_hash
+from relinear.plan.code import code_hash
 from relinear.errors import UserError
-from relinear.plan import Plan, from_cli
+from relinear.plan.plan import Plan, from_cli
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
@@ -93,7 +93,7 @@ if Path(COMMITTED).is_file() and not Path(EFFICIENCY).is_file():
 # A machine without the GPU is told so before its first job; on a cluster only the nodes need one.
 onstart:
     if gpus(None) and workflow.local_exec:
-        from relinear.hardware import device_of
+        from relinear.machine.hardware import device_of
 
         try:
             device_of("cuda")

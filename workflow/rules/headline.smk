@@ -19,7 +19,7 @@ rule table2:
         "<results>/logs/table2.log",
     params:
         rows=HEADLINE,
-        code=code_hash(["relinear.papers.headline"]),
+        code=code_hash(["relinear.draw.headline"]),
     shell:
         "{RELINEAR} render headline table2 {OPTIONS} 2>&1 | ({TEE} {log})"
 

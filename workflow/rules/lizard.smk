@@ -14,6 +14,6 @@ rule lizard_figure5:
     log:
         "results/logs/lizard.figure5.log",
     params:
-        code=code_hash(["relinear.papers.lizard"]),
+        code=code_hash(["relinear.draw.lizard"]),
     shell:
         "{RELINEAR} render lizard figure5 {OPTIONS} 2>&1 | ({TEE} {log})"

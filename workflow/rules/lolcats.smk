@@ -1,6 +1,6 @@
 # LoLCATs: Low-rank Linearization of Large Language Models (ICML 2024 workshop version).
 
-LOLCATS_CODE = code_hash(["relinear.papers.lolcats"])
+LOLCATS_CODE = code_hash(["relinear.draw.lolcats"])
 
 
 rule lolcats_table1:

@@ -202,7 +202,7 @@ rule benchmark:
         runtime=60,
     params:
         code=code_hash(
-            ["relinear.evaluate.efficiency"]
+            ["relinear.benchmarks.generation"]
             + [
                 f"relinear.attention.{name}"
                 for name in ("hedgehog", "lizard", "lolcats", "supra")

@@ -14,6 +14,6 @@ rule supra_figure1:
     log:
         "results/logs/supra.figure1.log",
     params:
-        code=code_hash(["relinear.papers.supra"]),
+        code=code_hash(["relinear.draw.supra"]),
     shell:
         "{RELINEAR} render supra figure1 {OPTIONS} 2>&1 | ({TEE} {log})"

@@ -1,0 +1,1 @@
+"""Measurement campaigns of speed and memory."""

@@ -1,0 +1,255 @@
+"""Long generation and long prompts on one CPU core: `python -m relinear.benchmarks.decoding --out results/reference/decoding`.
+
+A small model with random weights (they do not matter for speed) generates with each method, and with the softmax attention it had, through
+`generate()`; each run is a process of its own, so that its memory is its own. Writes decoding.csv, decoding.png and decoding.provenance.json,
+and prints what each run reached. Meant for a machine that does nothing else: another process on the core is in the times. Called again, it
+measures what is missing.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+from relinear.draw._render import markdown, write_csv, write_figure, write_text
+from relinear.linearize.model import linearize
+from relinear.linearize.state import RecurrentCache, nbytes
+from relinear.stage import git_state, versions
+
+MODEL = {
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 65536,
+}  # fmt: skip
+RUNS: dict[str, tuple[str, dict] | None] = {
+    "softmax teacher": None,
+    "T2R": ("t2r", {}),
+    "Hedgehog": ("hedgehog", {}),
+    "SUPRA": ("supra", {}),
+    "LoLCATs, linear": ("lolcats", {}),
+    "LoLCATs, window": ("lolcats", {"window": 64}),
+    "Lizard": ("lizard", {}),
+}
+COLUMNS = ("phase", "run", "tokens", "ms_per_token", "cpu_ms_per_token", "seconds", "process_mib", "state_bytes")
+PROMPT, WARM_UP, PARTS, REPEATS, TURN = 16, 256, 10, 5, 16
+PHASES = {"decode": PARTS + 1, "prefill": 2, "turns": 2}  # and how many rows each has
+TARGETS = {"last tenth / second tenth": 1.10, "process growth": 0.01, "prefill: long / half": 2.3}
+MIB = 2**20
+
+
+def build(run: str) -> tuple[LlamaForCausalLM, RecurrentCache | DynamicCache]:
+    """The small model of a run, and an empty cache for it."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**MODEL)).eval()
+    if RUNS[run] is None:
+        return model, DynamicCache(config=model.config)
+    method, options = RUNS[run]
+    model = linearize(model, method, **options)
+    return model, model.make_cache()
+
+
+def state_bytes(cache: RecurrentCache | DynamicCache) -> int:
+    """What the past takes now."""
+    return cache.state_bytes() if isinstance(cache, RecurrentCache) else sum(nbytes((x.keys, x.values)) for x in cache.layers)
+
+
+def resident_mib() -> float:
+    """Memory of this process now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
+class Meter(BaseStreamer):
+    """Times every token as `generate()` hands it over, and prints a row a tenth. Its own memory is taken before the first token."""
+
+    def __init__(self, run: str, tokens: int, cache):
+        self.run, self.tokens, self.cache = run, tokens, cache
+        self.came = np.ones((2, tokens + 1))  # when the prompt and each token came, by the clock and by this thread's own time
+        self.seen = -1
+
+    def put(self, value) -> None:
+        self.seen += 1
+        self.came[:, self.seen] = time.perf_counter(), time.thread_time()
+        done = self.seen * PARTS // self.tokens
+        if self.seen == 1:
+            self.row(None, None)
+        elif self.seen and done > (self.seen - 1) * PARTS // self.tokens:
+            first = max(1, (done - 1) * self.tokens // PARTS)
+            self.row(*(1e3 * np.median(np.diff(self.came[:, first : self.seen + 1]), axis=1)))
+
+    def row(self, ms: float | None, cpu_ms: float | None) -> None:
+        report(
+            phase="decode", run=self.run, tokens=self.seen, ms_per_token=ms, cpu_ms_per_token=cpu_ms, process_mib=resident_mib(),
+            state_bytes=state_bytes(self.cache),
+        )  # fmt: skip
+
+    def end(self) -> None: ...
+
+
+def report(**row) -> None:
+    print(json.dumps(dict.fromkeys(COLUMNS) | row), flush=True)
+
+
+def decode(run: str, tokens: int) -> None:
+    """Generate `tokens` tokens; ms per token is the median of each tenth, memory and state as they are at its end."""
+    model, cache = build(run)
+    prompt = torch.arange(PROMPT)[None]
+    settings = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(prompt, max_new_tokens=WARM_UP, **settings)
+    model.generate(prompt, max_new_tokens=tokens, past_key_values=cache, streamer=Meter(run, tokens, cache), **settings)
+
+
+@torch.inference_mode()
+def prefill(run: str, tokens: int) -> None:
+    """Run a prompt of half of `tokens` and one of `tokens`; memory is the peak above what the process had before."""
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # noqa: E731
+    model, _ = build(run)
+    model(torch.zeros(1, WARM_UP, dtype=torch.long), logits_to_keep=1)
+    before = peak()
+    for length in (tokens // 2, tokens):
+        ids = torch.randint(0, MODEL["vocab_size"], (1, length))
+        times = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            times.append(time.perf_counter() - began)
+        report(phase="prefill", run=run, tokens=length, seconds=statistics.median(times), process_mib=peak() - before, state_bytes=state_bytes(cache))
+
+
+@torch.inference_mode()
+def turns(run: str, tokens: int) -> None:
+    """Tokens of the second and of the last tenth in turns, `TURN` of each: a processor whose speed drifts does so for both."""
+    model, _ = build(run)
+    tenth = tokens // PARTS
+    caches = {start: build(run)[1] for start in (tenth, tokens - tenth)}
+    for start, cache in caches.items():
+        model(torch.randint(0, MODEL["vocab_size"], (1, start)), past_key_values=cache, logits_to_keep=1)
+    times: dict[int, list] = {start: [] for start in caches}
+    for _ in range(tenth // TURN):
+        for start, cache in caches.items():
+            for _ in range(TURN):
+                began = time.perf_counter(), time.thread_time()
+                model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
+                times[start].append((time.perf_counter() - began[0], time.thread_time() - began[1]))
+    for start, seen in times.items():
+        ms, cpu_ms = 1e3 * np.median(np.array(seen), axis=0)
+        report(phase="turns", run=run, tokens=start + len(seen), ms_per_token=ms, cpu_ms_per_token=cpu_ms, state_bytes=state_bytes(caches[start]))
+
+
+def measured(phase: str, run: str, tokens: int) -> Iterator[dict]:
+    """The rows of one run, as its process prints them."""
+    command = [sys.executable, "-m", "relinear.benchmarks.decoding", "--phase", phase, "--run", run, "--tokens", str(tokens)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        yield from map(json.loads, process.stdout)
+    if process.returncode:
+        raise RuntimeError(f"{phase} of {run} ended with {process.returncode}")
+
+
+def reached(rows: list[dict]) -> dict[str, dict[str, float]]:
+    """Of each run, the figures that TARGETS bounds."""
+    found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
+        half, whole = (r for r in rows if r["run"] == run and r["phase"] == "prefill")
+        early, late = (r for r in rows if r["run"] == run and r["phase"] == "turns")
+        growth = max(r["process_mib"] for r in tenths) / first["process_mib"] - 1
+        times = late["ms_per_token"] / early["ms_per_token"], whole["seconds"] / half["seconds"]
+        found[run] = dict(zip(TARGETS, (times[0], growth, times[1]), strict=True))
+    return found
+
+
+def earlier(path: Path) -> list[dict]:
+    """The rows that an interrupted call wrote."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def draw(rows: list[dict]) -> Figure:
+    """Time per token and memory against position: softmax attention's grow, the methods' do not."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    time_axis, memory_axis = figure.subplots(1, 2)
+    for index, run in enumerate(dict.fromkeys(row["run"] for row in rows)):
+        first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
+        style = {"color": "black", "linewidth": 2.2} if RUNS[run] is None else {"color": f"C{index - 1}", "linewidth": 1.4}
+        at = [r["tokens"] / 1024 for r in tenths]
+        time_axis.plot(at, [r["ms_per_token"] for r in tenths], label=run, marker="o", markersize=3, **style)
+        memory_axis.plot(at, [r["process_mib"] - first["process_mib"] for r in tenths], marker="o", markersize=3, **style)
+        memory_axis.plot(at, [r["state_bytes"] / MIB for r in tenths], linestyle="--", **style)
+    time_axis.set(xlabel="position (1024 tokens)", ylabel="ms per token", title="Time per generated token", ylim=(0, None))
+    memory_axis.set(xlabel="position (1024 tokens)", ylabel="MiB", title="Memory: growth of the process (solid), state (dashed)")
+    figure.legend(loc="outside lower center", ncols=len(RUNS), frameon=False, fontsize=9)
+    for axis in (time_axis, memory_axis):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return figure
+
+
+def processor() -> str:
+    """The processor's name, as Linux gives it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/reference/decoding"))
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens to decode; prompts have a half and a quarter of it")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on a core of its own; fewer than there are cores")
+    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)  # with --run: what the processes of the runs do
+    parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.tokens < 1024:
+        parser.error(f"--tokens must be at least 1024, for tenths to mean something; got {given.tokens}")
+    if given.phase:
+        torch.set_num_threads(1)
+        return {"decode": decode, "prefill": prefill, "turns": turns}[given.phase](given.run, given.tokens)
+    began, rows, kept = datetime.datetime.now(datetime.UTC), [], earlier(given.out / "decoding.csv")
+    with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(given.jobs) as pool:
+
+        def every(run: str) -> list[dict]:
+            own = []
+            for phase, parts in PHASES.items():
+                tokens = given.tokens // 2 if phase == "prefill" else given.tokens
+                have = [row for row in kept if (row["run"], row["phase"]) == (run, phase)]
+                for row in have if len(have) == parts and abs(have[-1]["tokens"] - tokens) < PARTS + TURN else measured(phase, run, tokens):
+                    own.append(row)
+                    bar.update()
+            return own
+
+        for own in pool.map(every, RUNS):
+            rows += own
+            write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
+    figures = reached(rows)
+    write_figure(given.out / "decoding.png", draw(rows))
+    provenance = {
+        "command": f"python -m relinear.benchmarks.decoding --tokens {given.tokens} --jobs {given.jobs}", **git_state(),
+        "started": began.isoformat(timespec="seconds"),
+        "seconds": round((datetime.datetime.now(datetime.UTC) - began).total_seconds()), "cpu": processor(), "cores": os.cpu_count(),
+        "threads": 1, "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), "versions": versions(),
+        "dtype": "float32", "model": MODEL, "runs": RUNS, "targets": TARGETS, "reached": figures,
+        "timing": f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
+        "rows_of_earlier_calls": len(kept),
+    }  # fmt: skip
+    write_text(given.out / "decoding.provenance.json", json.dumps(provenance, indent=1) + "\n")
+    cells = lambda values: [f"{v:.3f}{'' if v <= TARGETS[k] else ' (missed)'}" for k, v in values.items()]  # noqa: E731
+    print(markdown(["run", *(f"{k} (at most {v:g})" for k, v in TARGETS.items())], [[run, *cells(v)] for run, v in figures.items()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,557 @@
+"""The cost of generating at 7-8B shapes, on one GPU: `relinear benchmark`, or `python -m relinear.benchmarks.generation --out FOLDER`.
+
+Weights do not matter for speed, so they are random, in bfloat16. The softmax teacher (FlashAttention-2 through torch, with a key-value cache
+in fixed memory, which is read as far as it is filled) and the linearized models are measured by the same code, one after the other:
+
+    batch   LoLCATs Figure 2a: a prompt of 2048 tokens, 128 generated, batches of 1, 2, 4, .. until memory ends
+    length  LoLCATs Figure 2b, c and SUPRA Figure 1: batch 1, a prompt of 128, 512 to 131,072 generated
+    input   Lizard Figure 5: batch 16, inputs of 1024 to 32,768 tokens, 128 generated
+
+A decode step, the choice of its token included, is one CUDA graph. Nobody waits for 131,072 tokens: a step is timed where
+the last token stands (in the middle of the generated ones, where those are 128), with a cache of the whole length, filled; `decode_seconds`
+is the integral over positions, by trapezoids between the sampled ones. The prompt goes through in parts of at most `PREFILL_TOKENS` tokens,
+as a server would feed it; one part is timed, and `prefill_seconds` is that times the number of parts. Times are medians after a warm-up.
+Memory is torch's peak, weights included, from before the prompt to after the last step.
+
+`teacher_dynamic` is the teacher as transformers runs it, and as papers measured it: a cache that is copied as it grows, Python between kernels.
+Before a run is measured, tokens that its graph generates are compared with those of plain calls; where they differ its rows say `wrong`.
+Rows are written as they come to efficiency.csv, each with the commit that it was measured at; called again, it goes on with those that are
+missing.
+"""
+
+import argparse
+import csv
+import datetime
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from relinear.errors import UserError
+from relinear.linearize.graph import Decoder, capture
+from relinear.linearize.model import UNMASKED, fuse_norms, linearize
+from relinear.linearize.state import nbytes
+from relinear.machine.gpus import claim
+from relinear.plan.config import read_runs
+from relinear.stage import git_state, versions
+
+# max_position_embeddings only bounds what a warning is given for; the sequences here are longer than what the models were trained on.
+SHAPES: dict[str, PreTrainedConfig] = {
+    "mistral-7b": MistralConfig(
+        vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        head_dim=128, sliding_window=None, max_position_embeddings=2**18,
+    ),
+    "llama-3-8b": LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        head_dim=128, max_position_embeddings=2**18,
+    ),
+}  # fmt: skip
+SMALL = MistralConfig(
+    vocab_size=512, hidden_size=4096, intermediate_size=512, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+    sliding_window=None, max_position_embeddings=2**18,
+)  # fmt: skip
+
+TEACHERS = ("teacher", "teacher_dynamic")
+SHARED = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
+# of workflow/runs.yaml but the last
+RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *SHARED, "teacher_dynamic")
+GENERATED = (1, *(2**i for i in range(9, 18)))  # where the sweep over lengths is sampled; from the first token on, to integrate
+INPUTS = tuple(2**i for i in range(10, 16))
+PREFILL_TOKENS = 32768  # the longest input: then a part, and the memory it takes on its way, is as large at every length
+STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, those before, and the seconds after which fewer will do
+MEMORY_SHARE = 0.98  # of the GPU's; the rest is the driver's, for graphs and kernels
+CHECKED = 12  # tokens that a graph and plain calls must agree on
+
+COLUMNS = (
+    *("model", "sweep", "run", "batch", "prompt", "generated", "position", "status", "prefill_rows", "prefill_seconds", "ms_per_token", "steps"),
+    *("decode_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_second", "peak_bytes", "cache_bytes"),
+    *("weight_bytes", "commit"),
+)
+KEY = COLUMNS[:6]
+
+
+class Setting(NamedTuple):
+    """One row to measure: what generates how much after what."""
+
+    model: str
+    sweep: str
+    run: str
+    batch: int
+    prompt: int
+    generated: int
+
+    @property
+    def position(self) -> int:
+        """Where a step is timed. Cost is linear in it or constant: the middle of a short stretch is its mean."""
+        return self.prompt + (self.generated if self.sweep == "length" else self.generated // 2)
+
+
+# --- softmax attention as a fair peer ---
+
+
+class FixedLayer(CacheLayerMixin):
+    """Keys and values ``[B, Hkv, T, D]`` in fixed memory; a piece is written from `start` on and sees what is before it."""
+
+    def __init__(self, batch: int, length: int, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        shape = batch, config.num_key_value_heads, length, config.head_dim
+        self.keys, self.values = (torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(2))
+        self.start, self.is_initialized = 0, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        rows, end = key_states.shape[0], self.start + key_states.shape[2]
+        self.keys[:rows, :, self.start : end], self.values[:rows, :, self.start : end] = key_states, value_states
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def lazy_initialization(self, *args, **kwargs) -> None: ...
+
+    def get_seq_length(self) -> int:
+        return self.start
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+    get_max_cache_shape = get_max_length  # transformers < 5.20
+
+    def get_mask_sizes(self, query_length, *args) -> tuple[int, int]:
+        return self.start + query_length, 0
+
+
+# --- what generates ---
+
+
+class Teacher:
+    """The softmax teacher, its cache allocated for the whole sequence and filled with random numbers beyond the prompt."""
+
+    dynamic = False
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    def prefill(self, ids: Tensor, batch: int, length: int) -> Callable[[], None]:
+        """A cache for `batch` sequences of `length` tokens; what is returned runs the prompt ``[rows, T]`` of a part of them."""
+        of = self.model.config, self.model.dtype, ids.device
+        self.cache, self.ids = Cache(layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]), ids[:1, :1]
+        self.batch = batch
+
+        def run() -> None:
+            self.call(ids, 0)
+
+        return run
+
+    def call(self, ids: Tensor, start: int) -> Tensor:
+        """Logits ``[rows, V]`` after a piece that begins at position `start`."""
+        for layer in self.cache.layers:
+            layer.start = start
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        return self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+
+    def decoder(self, position: int) -> Callable[[], None]:
+        """The step of the token at `position`, again and again."""
+        ids = self.ids.expand(self.batch, 1).clone()
+
+        def step() -> None:
+            ids.copy_(self.call(ids, position - 1).argmax(-1, keepdim=True))
+
+        step()
+        return capture(step, ids.device)
+
+    def state_bytes(self) -> int:
+        return sum(nbytes((layer.keys, layer.values)) for layer in self.cache.layers)
+
+    def generate(self, ids: Tensor, tokens: int) -> Tensor:
+        """`tokens` greedy tokens ``[B, tokens]`` after a prompt, each by a graph of its own."""
+        batch, length = ids.shape
+        self.prefill(ids, batch, length + tokens)
+        token, made = self.call(ids, 0).argmax(-1, keepdim=True), []
+        for position in range(length, length + tokens):
+            made.append(token.clone())
+
+            def step(token=token, position=position) -> None:
+                token.copy_(self.call(token, position).argmax(-1, keepdim=True))
+
+            self.call(token, position)  # once as it is; the step writes the same key again
+            capture(step, ids.device)()
+        return torch.cat(made, 1)
+
+
+class DynamicTeacher(Teacher):
+    """The teacher with transformers' own cache, which grows by copying, called from Python for each token."""
+
+    def decoder(self, position):
+        filled, self.cache = self.cache.layers, DynamicCache(config=self.model.config)
+        for i in range(len(filled)):  # layer by layer, so that memory never holds both caches
+            layer, filled[i] = filled[i], None
+            self.cache.update(layer.keys[:, :, : position - 1], layer.values[:, :, : position - 1], i)
+            del layer
+        ids = self.ids.expand(self.batch, 1).clone()
+
+        def step() -> None:
+            ids.copy_(self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True))
+
+        return step
+
+    def generate(self, ids, tokens):
+        return plain(self.model, ids, tokens)
+
+
+class Linearized:
+    """A linearized model: one part of the batch reads the prompt, and its state stands for the others'."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    def prefill(self, ids, batch, length):
+        self.repeats = batch // ids.shape[0]
+
+        def run() -> None:
+            self.cache = None  # before the next is made
+            cache = self.model.make_cache()
+            logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            self.cache, self.ids = cache, logits[:, -1].argmax(-1, keepdim=True)
+
+        return run
+
+    def decoder(self, position):
+        if self.repeats > 1:
+            self.cache.batch_repeat_interleave(self.repeats)
+        self.cache.lengths.fill_(position - 1)
+        step = Decoder(self.model, self.cache, self.ids.repeat_interleave(self.repeats, 0))
+        step()
+        return step
+
+    def state_bytes(self):
+        return self.cache.state_bytes()
+
+    def generate(self, ids, tokens):
+        self.prefill(ids, *ids.shape)()
+        step, made = Decoder(self.model, self.cache, self.ids), [self.ids]
+        while len(made) < tokens:
+            made.append(step().clone())
+        return torch.cat(made, 1)
+
+
+Subject = Teacher | Linearized
+
+
+def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch.dtype) -> Subject:
+    """A run of workflow/runs.yaml at a shape, its weights random and made where they are used."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
+        if run == "teacher_dynamic":
+            return DynamicTeacher(model)
+        fuse_norms(model)  # of both sides
+        if run == "teacher":
+            return Teacher(model)
+        runs = read_runs()
+        return Linearized(linearize(model, runs[run].method, **runs[run].options).requires_grad_(False))
+
+
+def plain(model: PreTrainedModel, ids: Tensor, tokens: int) -> Tensor:
+    """`tokens` greedy tokens ``[B, tokens]`` by plain calls of the model, with the cache that it makes itself."""
+    cache, made = None, []
+    for _ in range(tokens):
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+        made.append(ids)
+    return torch.cat(made, 1)
+
+
+@torch.inference_mode()
+def agrees(subject: Subject, device: torch.device, prompt: int = 208) -> bool:
+    """Whether recorded steps generate the tokens of plain calls. The prompt is longer than every window."""
+    torch.manual_seed(1)
+    ids = torch.randint(0, subject.model.config.vocab_size, (2, prompt), device=device)
+    return bool((subject.generate(ids, CHECKED) == plain(subject.model, ids, CHECKED)).all())
+
+
+# --- measuring ---
+
+
+def median_seconds(step: Callable[[], object], device: torch.device, repeats: int, warm_up: int) -> tuple[float, int]:
+    """The median time of a step, and of how many: as many as `PATIENCE` allows, between 3 and `repeats`.
+
+    On a GPU the time from the end of one step to the end of the next, with nobody waiting in between, as a generating loop has it.
+    """
+    cuda = device.type == "cuda"
+    wait = torch.cuda.synchronize if cuda else lambda: None
+    now = lambda: torch.cuda.Event(enable_timing=True) if cuda else time.perf_counter()  # noqa: E731
+    for _ in range(warm_up):
+        step()
+    wait()
+    began = time.perf_counter()
+    step()
+    wait()
+    repeats = max(3, min(repeats, int(PATIENCE / (time.perf_counter() - began))))
+    marks = []
+    for i in range(repeats + 1):
+        if i:
+            step()
+        marks.append(now())
+        if cuda:
+            marks[-1].record()
+    wait()
+    times = [a.elapsed_time(b) / 1e3 if cuda else b - a for a, b in itertools.pairwise(marks)]
+    return statistics.median(times), repeats
+
+
+@torch.inference_mode()
+def measure(subject: Subject, setting: Setting, device: torch.device, known: dict[tuple[int, int], float]) -> dict:
+    """What one setting costs; `known` keeps the seconds of a prompt's part by its shape (tokens, rows)."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    limit = max(1, PREFILL_TOKENS // setting.prompt)
+    rows = max(n for n in range(1, min(limit, setting.batch) + 1) if setting.batch % n == 0)
+    ids = torch.randint(0, subject.model.config.vocab_size, (rows, setting.prompt), device=device)
+    prefill = subject.prefill(ids, setting.batch, setting.prompt + setting.generated)
+    prefill()
+    shape = setting.prompt, rows
+    if shape not in known:
+        known[shape], _ = median_seconds(prefill, device, repeats=5, warm_up=0)
+    step = subject.decoder(setting.position)
+    seconds, steps = median_seconds(step, device, STEPS, WARM_UP)
+    return {
+        "position": setting.position, "status": "ok", "prefill_rows": rows, "prefill_seconds": known[shape] * setting.batch / rows,
+        "ms_per_token": seconds * 1e3, "steps": steps, "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "cache_bytes": subject.state_bytes(), "weight_bytes": sum(p.nbytes for p in subject.model.parameters()),
+    }  # fmt: skip
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ended: where it does while a graph is recorded, the end of the recording fails on top of it."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error):
+            return True
+        error = error.__context__
+    return False
+
+
+def attempt(subject: Subject, setting: Setting, device: torch.device, known: dict) -> dict:
+    """`measure`, or that memory ended."""
+    try:
+        row = measure(subject, setting, device, known)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        row = {"position": setting.position, "status": "out of memory"}
+    subject.cache = subject.ids = None
+    gc.collect()
+    return row
+
+
+def rates(setting: Setting, row: dict, before: dict | None) -> dict:
+    """What follows from a measured row: `before` is the one sampled before it in the sweep over lengths."""
+    if row["status"] == "out of memory":
+        return row
+    if setting.sweep != "length" or before is None:
+        seconds = setting.generated * row["ms_per_token"] / 1e3
+    else:
+        mean = (float(before["ms_per_token"]) + row["ms_per_token"]) / 2e3
+        seconds = float(before["decode_seconds"]) + (setting.generated - int(before["generated"])) * mean
+    made = setting.batch * setting.generated
+    return row | {
+        "decode_seconds": seconds, "prefill_tokens_per_second": setting.batch * setting.prompt / row["prefill_seconds"],
+        "decode_tokens_per_second": made / seconds, "tokens_per_second": made / (row["prefill_seconds"] + seconds),
+    }  # fmt: skip
+
+
+# --- what to measure ---
+
+
+def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
+    """The next batch to try, from whether those before fitted: what others were measured at, doubling, then halving down to an eighth."""
+    fits, fails = [b for b, ok in done.items() if ok], [b for b, ok in done.items() if not ok]
+    low, high = max(fits, default=0), min(fails, default=None)
+    if missing := [b for b in wanted if b not in done and (high is None or b < high)]:
+        return missing[0]
+    if high is None:
+        return 2 * low or 1
+    return (low + high) // 2 if high - low > max(low // 8, 1) and low else None
+
+
+class Log:
+    """efficiency.csv: rows as they come, each on the disk before the next is measured; and the GPU that all of them are of."""
+
+    def __init__(self, folder: Path, gpu: str, command: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.about = folder / "efficiency.csv", folder / "efficiency.provenance.json"
+        record = json.loads(self.about.read_text()) if self.about.is_file() else {"gpu": gpu, "sessions": []}
+        if record["gpu"] != gpu:
+            raise UserError(f"{self.path} was measured on {record['gpu']!r}, and this is {gpu!r}; possible: another --out")
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        state = git_state()
+        self.commit = state["commit"][:7] if state["commit"] else None
+        record["sessions"].append({"command": command, "started": now, **state, "versions": versions()})
+        record |= {"dtype": "bfloat16", "shapes": {name: shape.to_diff_dict() for name, shape in SHAPES.items()},
+                   "timing": f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run"}  # fmt: skip
+        self.about.write_text(json.dumps(record, indent=1) + "\n")
+        self.rows: list[dict] = []
+        if self.path.is_file():
+            whole = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # the last may be cut short
+            self.path.write_text("".join(whole))
+            reader = csv.DictReader(whole)
+            self.rows = list(reader)
+            if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
+                raise UserError(f"{self.path} has other columns: got {reader.fieldnames}, expected {list(COLUMNS)}; possible: another --out")
+        if not self.path.is_file() or not self.path.stat().st_size:
+            self.path.write_text(",".join(COLUMNS) + "\n")
+
+    def of(self, model: str, sweep: str, run: str) -> list[dict]:
+        return [r for r in self.rows if (r["model"], r["sweep"], r["run"]) == (model, sweep, run)]
+
+    def add(self, setting: Setting, row: dict) -> None:
+        row |= {"commit": self.commit}
+        row = dict.fromkeys(COLUMNS, "") | setting._asdict() | {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
+        self.rows.append({k: str(v) for k, v in row.items()})
+
+
+class Sweeps(NamedTuple):
+    """What is swept over what."""
+
+    prompt: int = 2048
+    answer: int = 128
+    largest: int = 4096  # no batch beyond it, however much memory there is
+    short_prompt: int = 128
+    generated: tuple[int, ...] = GENERATED
+    input_batch: int = 16
+    inputs: tuple[int, ...] = INPUTS
+
+
+SWEEPS = Sweeps()
+
+
+def settings(log: Log, model: str, sweep: str, run: str, sweeps: Sweeps) -> Iterator[Setting]:
+    """The rows that a sweep still lacks, each decided by those before it."""
+    if sweep == "batch":
+        wanted = [int(r["batch"]) for r in log.of(model, sweep, "teacher") if r["status"] != "out of memory"]
+        while True:
+            done = {int(r["batch"]): r["status"] != "out of memory" for r in log.of(model, sweep, run)}
+            batch = next_batch(done, wanted if run not in TEACHERS else [])
+            if batch is None or batch > sweeps.largest:
+                return
+            yield Setting(model, sweep, run, batch, sweeps.prompt, sweeps.answer)
+    if sweep == "length":
+        points = [(1, sweeps.short_prompt, n) for n in sweeps.generated]
+    else:
+        points = [(sweeps.input_batch, n, sweeps.answer) for n in sweeps.inputs]
+    done = {(int(r["batch"]), int(r["prompt"]), int(r["generated"])) for r in log.of(model, sweep, run)}
+    yield from (Setting(model, sweep, run, *point) for point in points if point not in done)
+
+
+# Most telling first: whatever the time suffices for.
+ORDER = (
+    *(("mistral-7b", run, ("batch", "length")) for run in RUNS[:5]),
+    *(("llama-3-8b", run, ("input",)) for run in ("teacher", "lizard", "lolcats_window")),
+    *(("mistral-7b", run, ("batch",)) for run in SHARED),
+    ("mistral-7b", "teacher_dynamic", ("batch",)),
+    ("mistral-7b", "hedgehog", ("batch", "length")),
+)
+
+
+def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: float, order=ORDER, shapes=SHAPES, sweeps=SWEEPS) -> bool:
+    """All rows that are missing, until `deadline` (time.monotonic()). Whether none is left."""
+    for model, run, names in order:
+        if all(next(settings(log, model, name, run, sweeps), None) is None for name in names):
+            continue
+        began = time.monotonic()
+        if began > deadline:
+            return False
+        subject, known = build(shapes[model], run, device, dtype), {}
+        right = agrees(subject, device)
+        subject.cache = subject.ids = None
+        say(f"{model} {run}: made in {time.monotonic() - began:.1f} s; recorded tokens {'equal' if right else 'DIFFER FROM'} those of plain calls")
+        for name in names:
+            for setting in settings(log, model, name, run, sweeps):
+                if time.monotonic() > deadline:
+                    say(f"time is up before {setting}")
+                    return False
+                began, before = time.monotonic(), (log.of(model, name, run) or [None])[-1]
+                row = rates(setting, attempt(subject, setting, device, known), before)
+                if not right and row["status"] == "ok":
+                    row["status"] = "wrong"
+                log.add(setting, row)
+                say(report(setting, row, time.monotonic() - began))
+        del subject
+        gc.collect()
+    return True
+
+
+def say(line: str) -> None:
+    print(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} {line}", flush=True)
+
+
+def report(setting: Setting, row: dict, seconds: float) -> str:
+    """One line of progress."""
+    what = f"{setting.model} {setting.run} {setting.sweep}: batch {setting.batch}, {setting.prompt} + {setting.generated}"
+    if row["status"] == "out of memory":
+        return f"{what}: out of memory ({seconds:.1f} s)"
+    gib = (row["peak_bytes"] or 0) / 2**30
+    return (
+        f"{what}: {row['ms_per_token']:.2f} ms a step, {row['decode_tokens_per_second']:.0f} tokens/s, prefill "
+        f"{row['prefill_tokens_per_second']:.0f} tokens/s, {gib:.1f} GiB ({seconds:.1f} s)"
+    )
+
+
+def check(device: torch.device, dtype: torch.dtype) -> bool:
+    """Record and replay every run at a small shape, and say whether its tokens are those of plain calls."""
+    right = True
+    for run in RUNS:
+        began = time.monotonic()
+        same = agrees(build(SMALL, run, device, dtype), device)
+        say(f"check {run}: recorded tokens {'equal' if same else 'DIFFER FROM'} those of plain calls ({time.monotonic() - began:.1f} s)")
+        right &= same
+    return right
+
+
+def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False) -> bool:
+    """Measure what `out` lacks, beginning no row after `seconds`; whether all is there. `only_check` compares tokens and measures nothing.
+
+    Raises UserError without a GPU, and where `out` has rows of another one.
+    """
+    deadline = time.monotonic() + seconds
+    claim()
+    if not torch.cuda.is_available():
+        raise UserError("the cost of generating at 7-8B shapes is measured on a GPU with 40 GB or more; torch finds none here")
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        if only_check:
+            return check(device, dtype)
+        log = Log(out, torch.cuda.get_device_name(), f"python -m relinear.benchmarks.generation --runs {' '.join(runs)}")
+        whole = measure_all(log, device, dtype, deadline, [entry for entry in ORDER if entry[1] in runs])
+    say(f"{len(log.rows)} rows in {log.path}; {'complete' if whole else 'the same command goes on'}")
+    return whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of efficiency.csv; what it has is not measured again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after that many")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="only these; all by default")
+    parser.add_argument("--check", action="store_true", help="only compare recorded with plain steps, at a small shape")
+    given = parser.parse_args()
+    try:
+        done = benchmark(given.out, given.seconds, given.runs, given.check)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    if given.check and not done:
+        raise SystemExit("error: recorded steps generate other tokens than plain calls")
+
+
+if __name__ == "__main__":
+    main()

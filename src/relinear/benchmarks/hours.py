@@ -1,0 +1,198 @@
+"""What a scale costs in GPU hours, from measured throughput, and what 70B would need: `python -m relinear.benchmarks.hours --into docs/plan.md`.
+
+Hours are the training tokens of the scale `paper` over tokens/s a GPU in the files that `relinear.benchmarks.training` left in
+results/reference/scaling, on the fewest GPUs that were measured. What has no measurement says so. Memory is arithmetic over the models' own
+parameters, on the meta device.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from relinear.benchmarks.training import STAGES, random_model, report, shape_of
+from relinear.draw._render import count, markdown, write_text
+from relinear.errors import UserError
+from relinear.plan.config import read_runs
+from relinear.plan.plan import Plan
+
+MEASURED = Path("results/reference/scaling")
+NONE = "not measured"
+MARKS = ("<!-- relinear.benchmarks.hours -->\n", "<!-- end -->")
+GIB = 2**30
+ADAMW = 4 + 4 + 4 + 8  # bytes a trained parameter takes: float32 weight, gradient, its flat copy in the all-reduce, two moments
+FULL = 4 + 4 + 8  # the same where everything is trained, in shards
+GPU_GIB = 139  # an H200's
+STATES = ("t2r", "hedgehog", "supra", "lolcats_window", "lizard", "lolcats_window_shared", "lizard_shared")  # runs whose states are compared
+
+
+class Cost(NamedTuple):
+    """One stage of one run: tokens per second and GPU, the GPUs it was measured on, hours of a GPU."""
+
+    speed: int
+    gpus: int
+    hours: float
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The measurements in a folder, a record a session; none if it is not there. Raises UserError for a file that is no such record."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            records.append(json.loads(path.read_text()))
+            records[-1]["rows"]  # noqa: B018
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no file of relinear.benchmarks.training: {error!r}") from error
+    return records
+
+
+def measured(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> dict[str, Any] | None:
+    """The row of a stage that says most about one GPU: weak scaling, on the fewest GPUs; None if there is none."""
+    same = {"shape": shape, "run": run, "stage": stage, "scaling": "weak"}
+    mine = [r for r in rows if "error" not in r and all(r[k] == v for k, v in same.items())]
+    return min(mine, key=lambda r: (r["gpus"], -r["tokens_per_second_per_gpu"]), default=None)
+
+
+def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[tuple[str, str], Cost | None]:
+    """(run, stage) of every training stage of the catalogue at a scale's budget; None where the shape was not measured, weak, on it."""
+    found: dict[tuple[str, str], Cost | None] = {}
+    for name, run in plan.runs.items():
+        for stage in STAGES:
+            if getattr(run, stage) is None:
+                continue
+            best = measured(rows, shape, name, stage)
+            tokens = getattr(plan.config, stage).epochs * plan.config.corpus.train_tokens
+            speed = best and best["tokens_per_second_per_gpu"]
+            found[name, stage] = best and Cost(speed, best["gpus"], tokens / speed / 3600)
+    return found
+
+
+def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
+    """Two Markdown tables: each run's stages, and each paper's tables and figures; a run counts in every table that shows it."""
+    found = costs(plan, shape, rows)
+    runs = [name for name in plan.runs if any((name, stage) in found for stage in STAGES)]
+    cells = []
+    for name in runs:
+        row = [name]
+        for stage in STAGES:
+            cost = found.get((name, stage))
+            row += [f"{cost.speed:,}", str(cost.gpus), f"{cost.hours:.2f}"] if cost else ["", "", NONE if (name, stage) in found else ""]
+        cells.append(row)
+    tables: dict[str, list[str]] = {}
+    for name in plan.runs:
+        for table in plan.tables_of(name):
+            tables.setdefault(table, []).append(name)
+    sums = []
+    shown = {table: {(name, stage) for name in names for stage in _trained(table)} & found.keys() for table, names in sorted(tables.items())}
+    shown["all, each run once"] = set().union(*shown.values())
+    for table, steps in shown.items():
+        parts = [[cost for (name, stage), cost in found.items() if (name, stage) in steps and stage in of] for of in [*([s] for s in STAGES), STAGES]]
+        sums.append([table, str(len({name for name, _ in steps})), *map(_sum, parts)])
+    titles = ["run", *(f"{stage}: {what}" for stage in STAGES for what in ("tokens/s/GPU", "on GPUs", "GPU hours"))]
+    heads = ["table or figure", "trained runs", *(f"{stage}, GPU hours" for stage in STAGES), "GPU hours"]
+    return f"{markdown(titles, cells)}\n\n{markdown(heads, sums)}"
+
+
+def _trained(table: str) -> tuple[str, ...]:
+    """The training stages behind a table; figures show a run before finetuning."""
+    return STAGES[:1] if "/figure" in table else STAGES
+
+
+def _sum(parts: list[Cost | None]) -> str:
+    if not parts:
+        return "none"
+    missing = sum(part is None for part in parts)
+    return f"{NONE}: {missing} of {len(parts)} stages" if missing else f"{sum(part.hours for part in parts):.2f}"
+
+
+def memory(shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
+    """A Markdown table of what each shape keeps in memory, in GiB unless it says otherwise; `gpus` share the shards.
+
+    Activations are measured at the first shape and scaled to the others by hidden size times layers.
+    """
+    models = {shape: (config := shape_of(shape), random_model(config, {"method": "softmax"}, "meta", torch.bfloat16)) for shape in shapes}
+    lines: dict[str, list[str]] = {}
+
+    def gib(values: list[float]) -> list[str]:
+        return [f"{v / GIB:.1f}" for v in values]
+
+    weights = [sum(p.numel() for p in model.parameters()) for _, model in models.values()]
+    blocks = [sum(p.numel() for p in model.model.layers[0].parameters()) for _, model in models.values()]
+    layers = [config.num_hidden_layers for config, _ in models.values()]
+    cached = [2 * 2 * c.num_key_value_heads * c.head_dim * c.num_hidden_layers for c, _ in models.values()]
+    lines["parameters"] = [count(n) for n in weights]
+    lines["weights, bfloat16"] = gib([2 * n for n in weights])
+    lines[f"a GPU's shard of them, of {gpus}"] = gib([2 * n / gpus for n in weights])
+    lines["one block made whole, and the next one"] = gib([2 * 2 * n for n in blocks])
+    lines["embedding and head, whole while the model runs"] = gib([2 * (w - b * n) for w, b, n in zip(weights, blocks, layers, strict=True)])
+    lines["full finetuning (SUPRA): weights, gradients, moments"] = gib([FULL * n for n in weights])
+    lines[f"full finetuning: a GPU's shard of them, of {gpus}"] = gib([FULL * n / gpus for n in weights])
+    lines["inputs of all layers that a transfer keeps, 1024 tokens"] = gib(
+        [2 * 1024 * c.hidden_size * n for (c, _), n in zip(models.values(), layers, strict=True)]
+    )
+    row = measured(rows, shapes[0], "lolcats_window", "finetune")
+    if row and row["engine"] == "ddp":
+        piece = min(row["piece"], row["sequences"]) * row["length"]
+        a_token = (row["peak_gib"] * GIB - 2 * weights[0] - ADAMW * row["trainable_params"]) / piece
+        sizes = [config.hidden_size * n for (config, _), n in zip(models.values(), layers, strict=True)]
+        lines["finetuning: activations, 1024 tokens"] = gib([1024 * a_token * size / sizes[0] for size in sizes])
+    else:
+        lines["finetuning: activations, 1024 tokens"] = [NONE for _ in shapes]
+    lines["softmax: KiB of keys and values a token"] = [f"{n / 2**10:.0f}" for n in cached]
+    runs = read_runs()
+    for name in STATES:
+        method = {"method": runs[name].method, "options": runs[name].options}
+        linear = [random_model(config, method, "meta", torch.bfloat16) for config, _ in models.values()]
+        states = [model.state_bytes() for model in linear]
+        lines[f"{name}: parameters of its own, with gradient and AdamW"] = gib(
+            [ADAMW * sum(p.numel() for p in model.method_parameters().values()) for model in linear]
+        )
+        lines[f"{name}: state of a sequence, MiB (as many tokens' keys and values)"] = [
+            f"{state / 2**20:.0f} ({state / token:,.0f})" for state, token in zip(states, cached, strict=True)
+        ]
+        lines[f"{name}: sequences decoded on a GPU of {GPU_GIB} GiB beside the weights"] = [
+            f"{max((GPU_GIB * GIB - 2 * n) / state, 0):,.0f}" for n, state in zip(weights, states, strict=True)
+        ]
+    return markdown(["", *shapes], [[name, *values] for name, values in lines.items()])
+
+
+def text(folder: Path) -> str:
+    """All that the files in a folder say, as Markdown."""
+    records = read(folder)
+    rows = [row for record in records for row in record["rows"]]
+    sessions = [f"{record['device']}, {record['started']}:\n\n{report(record)}" for record in records if any(r["gpus"] > 1 for r in record["rows"])]
+    parts = [
+        hours(Plan(scale="paper"), "llama-3-8b", rows),
+        *(sessions or [f"Several GPUs: {NONE}."]),
+        memory(["llama-3-8b", "llama-3-70b"], 8, rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def replaced(page: str, block: str) -> str:
+    """The page with what stands between the marks exchanged. Raises UserError for a page without them."""
+    if page.count(MARKS[0]) != 1 or MARKS[1] not in page.split(MARKS[0])[1]:
+        raise UserError(f"the page needs the lines {MARKS[0].strip()} and {MARKS[1]} once, in this order")
+    before, rest = page.split(MARKS[0])
+    return f"{before}{MARKS[0]}{block}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measured", type=Path, default=MEASURED, help="folder of throughput's files")
+    parser.add_argument("--into", type=Path, help="a page whose marked block to replace; printed if not given")
+    given = parser.parse_args()
+    try:
+        block = text(given.measured)
+        if given.into is None:
+            print(block)
+        else:
+            write_text(given.into, replaced(given.into.read_text(), block))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

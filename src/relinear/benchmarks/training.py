@@ -1,0 +1,334 @@
+"""Training throughput, memory and scaling: `python -m relinear.benchmarks.training --gpus 1 2 4 --out results/reference/scaling/scaling.json`.
+
+Each measurement trains a run of the catalogue for a few steps with the stage's own code (its loss, recipe, optimiser and engine: replicas or
+FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they are random, made on the device; so are the tokens.
+
+    weak    a fixed number of sequences a GPU          strong   a fixed number of sequences a step, shared by the GPUs
+    curve   the same steps on any number of GPUs: loss and gradient norm beside those of one GPU, and beside what rounding alone does
+            there, when one GPU takes the step in smaller pieces
+
+`--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own base; under torchrun the module
+measures with the processes that there are. Rows are written as they come, the most telling first; `--seconds` ends it early and says what
+is missing. NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the environment stay.
+"""
+
+import argparse
+import copy
+import datetime
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from relinear.benchmarks.generation import SHAPES as PAPERS
+from relinear.draw._render import markdown, write_text
+from relinear.errors import UserError
+from relinear.linearize.graph import WARM_UP
+from relinear.linearize.model import linearize
+from relinear.machine.distributed import agreed, gathered, joined, rank, size
+from relinear.machine.hardware import DTYPES, device_of, memory_bytes, place, set_threads
+from relinear.plan.config import check_run
+from relinear.plan.plan import Plan
+from relinear.stage import Follower, git_state, versions
+from relinear.train import distill, finetune
+
+SHAPES: dict[str, PreTrainedConfig] = {
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+    **PAPERS,
+    "llama-3-70b": LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        head_dim=128, max_position_embeddings=8192,
+    ),
+}  # fmt: skip
+PIECE = {"smollm2-135m": 16}  # sequences that a GPU takes at a time, where it may choose
+LARGE = 4  # the same, at any other shape
+PEERS = ("lolcats_window", "lizard", "teacher_lora")  # the last: the teacher itself, with its softmax attention
+# What is measured, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
+SUITE = (
+    ("weak", "smollm2-135m", PEERS, "auto", None),
+    ("weak", "llama-3-8b", PEERS, "auto", None),
+    ("curve", "smollm2-135m", ("lizard", "supra"), "ddp", 8),
+    ("weak", "llama-3-8b", ("lolcats_window",), "fsdp", None),
+    ("strong", "smollm2-135m", ("lolcats_window",), "auto", 8),  # the scale's own step
+    ("strong", "smollm2-135m", ("lolcats_window",), "auto", 64),
+    ("strong", "llama-3-8b", ("lolcats_window",), "auto", 8),
+    ("curve", "smollm2-135m", ("lizard", "supra"), "fsdp", 8),
+    ("weak", "llama-3-8b", ("supra",), "fsdp", None),  # all weights are trained: no replica fits a GPU
+)
+WARM, TIMED = WARM_UP + 1, 5  # steps; the last one before the clock records the graph
+CURVE = 20  # steps
+STAGES = ("distill", "finetune")
+GRACE = 20  # seconds beyond its time that a measurement may take to end
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+class Cell(NamedTuple):
+    """One measurement. `sequences`: a GPU's (weak) or a step's (strong, curve); `piece`: the most that a GPU takes at a time."""
+
+    scaling: str
+    shape: str
+    run: str
+    stage: str
+    engine: str
+    sequences: int
+    piece: int
+
+    def step(self, processes: int) -> tuple[int, int]:
+        """`batch_size` and `accumulate` of a step on that many processes."""
+        total = self.sequences * processes if self.scaling == "weak" else self.sequences
+        batch = min(total, self.piece * processes) if self.scaling == "weak" else min(total, self.piece)
+        return batch, total // batch
+
+
+def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processes: int) -> list[Cell]:
+    """The measurements that this number of processes takes; with `runs` those runs, weak. Raises UserError for an unknown run."""
+    if runs:
+        asked = [("weak", shape, tuple(runs), "auto", None) for shape in shapes or ("smollm2-135m", "llama-3-8b")]
+    elif shapes and not set(shapes) <= {shape for _, shape, *_ in SUITE}:  # another model: what is asked of the small one and no more
+        asked = [(scaling, other, *rest) for other in shapes for scaling, shape, *rest in SUITE if shape == "smollm2-135m"]
+    else:
+        asked = [row for row in SUITE if not shapes or row[1] in shapes]
+    cells = []
+    for scaling, shape, names, engine, sequences in asked:
+        most = PIECE.get(shape, LARGE)
+        for name in names:
+            run = check_run(name, plan.runs)
+            for stage in STAGES:
+                if getattr(run, stage) is None or (processes == 1 and engine == "fsdp"):
+                    continue
+                cells.append(Cell(scaling, shape, name, stage, engine, sequences or most, max(most, sequences or 0) if scaling == "curve" else most))
+                if scaling == "curve" and processes == 1:  # rounding alone
+                    cells.append(cells[-1]._replace(piece=sequences // 4))
+    return cells
+
+
+class Measured(Follower):
+    """What a stage's `fit` is given: the run's own recipe, random tokens, and a clock for a log."""
+
+    def __init__(self, plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str):
+        super().__init__(plan, plan.step(cell.stage, cell.run), folder, folder)
+        batch, accumulate = cell.step(size())
+        self.steps = CURVE if cell.scaling == "curve" else WARM + TIMED
+        self.settings["budget"] |= {"epochs": 1, "seq_len": length, "batch_size": batch, "accumulate": accumulate}
+        hardware = plan.config.hardware.model_copy(update={"engine": cell.engine, "dtype": dtype})
+        self.plan = SimpleNamespace(device=plan.device, config=SimpleNamespace(hardware=hardware))
+        self.parents = {"corpus": folder}
+        self.global_batch, self.logged, self.stamps = batch * accumulate, [], []
+        # Some tokens are frequent, so that there is something to learn.
+        tokens = (config.vocab_size * np.random.default_rng(0).random(self.steps * self.global_batch * length) ** 8).astype(np.int32)
+        for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
+            np.save(folder / f"{name}.npy", tokens)
+
+    def resume_history(self, step: int) -> None:
+        if self.hardware["device"] == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # what making the weights took does not count
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        if self.hardware["device"] == "cuda":
+            torch.cuda.synchronize()
+        self.stamps.append(time.perf_counter())
+        self.logged.append(metrics)
+
+
+def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A run's model at a shape, with random weights, the same in every process."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        if settings["method"] != "softmax":
+            model = linearize(model, settings["method"], **settings["options"])
+    return model.eval()
+
+
+def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
+    """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = Measured(plan, cell, config, Path(folder), length, dtype_name)
+        device, dtype = place(context)
+        if cell.stage == "distill":
+            metrics = distill.fit(context, random_model(config, context.settings, device, dtype), device)
+        else:
+            weights = finetune.weights_dtype(context.settings["finetune"], dtype)
+            _, metrics = finetune.fit(context, random_model(config, context.settings, device, weights), device, dtype)
+    row = {
+        **cell._asdict(), "engine": context.hardware["engine"], "asked": cell.engine, "gpus": size(), "global_batch": context.global_batch,
+        "length": length, "trainable_params": metrics["trainable_params"], "peak_gib": round(max(gathered([memory_bytes(device)])) / 2**30, 2),
+    }  # fmt: skip
+    if cell.scaling == "curve":
+        return row | {field: [m[field] for m in context.logged] for field in ("loss", "grad_norm")}
+    seconds = [b - a for a, b in zip(context.stamps, context.stamps[1:], strict=False)][WARM - 1 :]
+    tokens = context.global_batch * length / statistics.median(seconds)
+    return row | {
+        "tokens_per_second": round(tokens), "tokens_per_second_per_gpu": round(tokens / size()),
+        "step_seconds": [round(f(seconds), 5) for f in (min, statistics.median, max)],
+    }  # fmt: skip
+
+
+def shape_of(name: str) -> PreTrainedConfig:
+    """The configuration of a named shape, or of a transformers config.json. Raises UserError where it is neither."""
+    if name in SHAPES:
+        return copy.deepcopy(SHAPES[name])  # a model changes its own
+    if not Path(name).is_file():
+        raise UserError(f"no shape {name!r}; have {', '.join(SHAPES)}, or give a model's config.json")
+    return AutoConfig.from_pretrained(name)
+
+
+def work(given: argparse.Namespace, until: float) -> None:
+    """Measure with the processes that there are, adding rows to the file, until the time is up."""
+    plan = Plan(scale="paper", device=given.device)
+    left_out = []
+    for cell in suite(plan, given.shape, given.runs, size()):
+        if agreed(time.time() > until):
+            left_out.append({**cell._asdict(), "gpus": size()})
+            continue
+        try:
+            row = measure(plan, cell, shape_of(cell.shape), given.length, given.dtype)
+        except torch.OutOfMemoryError:
+            if size() > 1:  # the others wait for this process
+                raise
+            row = {**cell._asdict(), "asked": cell.engine, "gpus": 1, "length": given.length, "error": "out of memory"}
+        gc.collect()
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+        if rank() == 0:
+            add(given.out, given.device, [row], [])
+            print(json.dumps({k: v for k, v in row.items() if k not in ("loss", "grad_norm")}), flush=True)
+    if rank() == 0 and left_out:
+        add(given.out, given.device, [], left_out)
+        print(f"no time for {len(left_out)} measurements on {size()} GPUs", flush=True)
+
+
+def add(out: Path, device: str, rows: list[dict], left_out: list[dict]) -> None:
+    """Add to the file, which is made if it is not there."""
+    if out.is_file():
+        record = json.loads(out.read_text())
+    else:
+        record = {
+            "command": "python -m relinear.benchmarks.training", **git_state(), "versions": versions(), "rows": [], "left_out": [],
+            "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }  # fmt: skip
+    record["rows"] += rows
+    record["left_out"] += left_out
+    lines = ",\n".join(f" {json.dumps(k)}: {_lines(v) if k in ('rows', 'left_out') else json.dumps(v)}" for k, v in record.items())
+    write_text(out, f"{{\n{lines}\n}}\n")
+
+
+def _lines(rows: list[dict]) -> str:
+    return "[" + ",".join(f"\n  {json.dumps(row)}" for row in rows) + "]"
+
+
+# --- several numbers of GPUs, one after the other ---
+
+
+def session(given: argparse.Namespace) -> None:
+    """One torchrun for each number of GPUs, each with its part of the time that is left. A failure costs its own rows only."""
+    given.out.unlink(missing_ok=True)  # ratios are of one session
+    began = time.time()
+    own = [f"--{name}={value}" for name in ("device", "dtype", "length", "out") if (value := getattr(given, name)) is not None]
+    own += [word for name in ("shape", "runs") if (values := getattr(given, name)) for word in (f"--{name}", *values)]
+    for i, gpus in enumerate(given.gpus):
+        command = [sys.executable, *TORCHRUN, str(gpus), "-m", "relinear.benchmarks.training", *own]
+        now = time.time()
+        until = now + max(began + given.seconds - now, 0) / (len(given.gpus) - i)
+        process = subprocess.Popen([*command, f"--until={until}"])
+        try:
+            code = process.wait(None if until == math.inf else until - now + GRACE)
+        except subprocess.TimeoutExpired:
+            code = "no time left"
+        finally:
+            process.terminate()  # torchrun ends its processes
+            process.wait()
+        if code:
+            print(f"{gpus} GPUs: ended early ({code})", flush=True)
+    if not given.out.is_file():
+        raise UserError("nothing was measured; what torchrun printed says why")
+
+
+# --- what came out ---
+
+
+def report(record: dict) -> str:
+    """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
+    rows = record["rows"]
+    header = ["shape", "run", "stage", "scaling", "engine", "GPUs", "tokens/s", "tokens/s/GPU", "against 1 GPU", "peak GiB/GPU"]
+    cells = []
+    for row in rows:
+        if row["scaling"] != "curve":
+            what = f"{row['scaling']}, {row['sequences']} {'a GPU' if row['scaling'] == 'weak' else 'a step'}"
+            measured = ["", "", row["error"], ""] if "error" in row else [
+                f"{row['tokens_per_second']:,}", f"{row['tokens_per_second_per_gpu']:,}", _ratio(row, rows), f"{row['peak_gib']:.1f}"
+            ]  # fmt: skip
+            cells.append([row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *measured])
+    curves = [
+        [row["run"], row["stage"], row["engine"], str(row["gpus"]), str(row["piece"]), f"{row['loss'][0]:.4f}", f"{row['loss'][-1]:.4f}",
+         *(f"{x:.1e}" for x in apart)]
+        for row, apart in distances(rows)
+    ]  # fmt: skip
+    titles = ["run", "stage", "engine", "GPUs", "piece", "first loss", "last loss", "loss apart", "gradient norm apart"]
+    return "\n\n".join(markdown(names, lines) for names, lines in ((header, cells), (titles, curves)) if lines)
+
+
+def _ratio(row: dict, rows: list[dict]) -> str:
+    """Tokens/s against those of one GPU on the same work; empty where it was not measured."""
+    same = ("scaling", "shape", "run", "stage", "sequences", "length")
+    base = [r for r in rows if r["gpus"] == 1 and "error" not in r and all(r[k] == row[k] for k in same)]
+    return f"{row['tokens_per_second'] / base[0]['tokens_per_second']:.2f}x" if base else ""
+
+
+def distances(rows: list[dict]) -> Iterator[tuple[dict, tuple[float, float]]]:
+    """Each curve with its largest relative distance from that of one GPU in whole steps, in loss and in gradient norm."""
+    curves = [row for row in rows if row["scaling"] == "curve" and "error" not in row]
+    for row in curves:
+        same = ("shape", "run", "stage", "sequences", "length")
+        base = [r for r in curves if r["gpus"] == 1 and r["piece"] == max(c["piece"] for c in curves) and all(r[k] == row[k] for k in same)]
+        if base:
+            pairs = [zip(row[field], base[0][field], strict=True) for field in ("loss", "grad_norm")]
+            yield row, tuple(max(abs(a - b) / abs(b) for a, b in pair) for pair in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file of the rows")
+    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs, each in a torchrun of its own; without: the processes that there are")
+    parser.add_argument("--shape", nargs="+", help=f"{', '.join(SHAPES)} or a model's config.json")
+    parser.add_argument("--runs", nargs="+", help="runs of workflow/runs.yaml to measure, instead of the suite")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="how long it may take, all numbers of GPUs together")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    given = parser.parse_args()
+    try:
+        if "LOCAL_RANK" in os.environ or not given.gpus:
+            set_threads(None)
+            with joined(device_of(given.device)):
+                work(given, time.time() + given.seconds if given.until is None else given.until)
+                reports = rank() == 0 and given.until is None  # else the session does
+        else:
+            session(given)
+            reports = True
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    if reports:
+        print(report(json.loads(given.out.read_text())))
+
+
+if __name__ == "__main__":
+    main()

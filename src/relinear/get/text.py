@@ -1,0 +1,321 @@
+"""Texts -> token streams: one to train on and one held out for perplexity, cut into sequences when read.
+
+Documents are tokenised, each preceded by the tokenizer's document separator, concatenated and cut into
+sequences of equal length without padding; a sequence may span documents (LoLCATs packs Alpaca so, 1024 tokens
+a sequence).
+
+Whether a document is held out depends on a hash of its text and on nothing else: neither budget, seed, order
+nor the other sources can move it, and two copies of a document are always on the same side.
+"""
+
+import gzip
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from relinear.errors import UserError
+from relinear.files import sha256
+from relinear.get import assets
+
+if TYPE_CHECKING:
+    from relinear.stage import Context
+
+HELDOUT_SHARE = 0.1  # of the documents of every source
+IGNORED = -100  # the label that torch's cross-entropy skips
+SPLITS = ("train", "heldout")
+CHUNK = 256  # documents tokenised at once
+
+# The wording of Stanford Alpaca, which LoLCATs finetunes with.
+PROMPT = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
+PROMPT_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+
+
+class Document(NamedTuple):
+    """A text to learn, after a prompt that is read but not learned (empty for plain text)."""
+
+    text: str
+    prompt: str = ""
+
+
+def documents(name: str, folder: Path | None = None) -> Iterator[Document]:
+    """The documents of a source, read from its asset's folder (`smoke` needs none), in a fixed order.
+
+    Raises `UserError` for an unknown source or one whose folder holds no documents.
+    """
+    if name not in READERS:
+        raise UserError(f"no text source {name!r}; have {', '.join(READERS)}")
+    count = 0
+    for document in READERS[name](folder):
+        count += 1
+        yield document
+    if count == 0:
+        raise UserError(f"no documents of {name!r} in {folder}")
+
+
+def document_separator(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token ids put before every document.
+
+    What the tokenizer itself begins a text with (Llama 3, Mistral: their BOS); else `<|endoftext|>`, which
+    separated documents in SmolLM2's pretraining, although its Instruct tokenizer names `<|im_start|>` as BOS;
+    else EOS. Measured for SmolLM2-135M-Instruct on 16 x 512 tokens of the Wikipedia intros: perplexity 17.9
+    with `<|endoftext|>`, 18.8 with `<|im_start|>`, 19.0 with `<|im_end|>`, 19.1 with none.
+    """
+    if begin := tokenizer("")["input_ids"]:
+        return list(begin)
+    if "<|endoftext|>" in tokenizer.get_vocab():
+        return [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
+    if tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer has no BOS, no <|endoftext|> and no EOS to separate documents with")
+    return [tokenizer.eos_token_id]
+
+
+def build_corpus(
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Mapping[str, Path | None],
+    *,
+    train_tokens: int,
+    heldout_tokens: int,
+    heldout_source: str,
+    seed: int,
+    train_sources: Sequence[str] | None = None,
+) -> dict:
+    """Write `{train,heldout}_{tokens,labels}.npy` (flat int32) into `out`; return counts and sha256s.
+
+    `sources` maps each source's name to its folder; all are trained on, or only `train_sources`. Documents to
+    train on are shuffled by `seed`; held-out ones, all of `heldout_source`, come in the order of their hash,
+    so every seed is scored on the same text. A stream is a prefix of the one that a larger budget gives.
+    Labels equal tokens, except `IGNORED` on separators and on prompts; an instruction's response ends in EOS.
+
+    Raises `UserError` for an unknown source, and for fewer tokens than asked for.
+    """
+    train_sources = tuple(sources) if train_sources is None else tuple(train_sources)
+    if unknown := {heldout_source, *train_sources} - set(sources):
+        raise UserError(f"no folder was given for {sorted(unknown)}; have {', '.join(sources)}")
+    train: dict[bytes, Document] = {}
+    heldout: dict[bytes, Document] = {}
+    facts: dict = {"sources": {}}
+    for name, folder in sources.items():
+        content, count = hashlib.sha256(), 0
+        for document in documents(name, folder):
+            digest = _digest(document)
+            content.update(digest)
+            count += 1
+            if _is_heldout(digest):
+                if name == heldout_source:
+                    heldout[digest] = document
+            elif name in train_sources:
+                train[digest] = document
+        facts["sources"][name] = {"documents": count, "sha256": content.hexdigest()}
+
+    in_reading_order = list(train.values())
+    shuffled = [in_reading_order[i] for i in order(len(in_reading_order), seed, epoch=0)]
+    by_hash = [heldout[digest] for digest in sorted(heldout)]
+    facts["separator"] = tokenizer.convert_ids_to_tokens(document_separator(tokenizer))
+    facts["files"] = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for split, chosen, budget in (("train", shuffled, train_tokens), ("heldout", by_hash, heldout_tokens)):
+        tokens, labels, used = _stream(split, chosen, tokenizer, budget)
+        facts[split] = {"tokens": budget, "labelled": int((labels != IGNORED).sum()), "documents": used}
+        for kind, values in (("tokens", tokens), ("labels", labels)):
+            path = out / f"{split}_{kind}.npy"
+            np.save(path, values)
+            facts["files"][path.name] = sha256(path)
+    return facts
+
+
+class Packed:
+    """A split of a corpus as sequences of `seq_len` tokens; a remainder shorter than that is left out.
+
+    Raises `UserError` for an unknown split and for a `seq_len` below 1 or beyond the stream.
+    """
+
+    def __init__(self, folder: Path, split: str, seq_len: int):
+        if split not in SPLITS:
+            raise UserError(f"no split {split!r}; have {', '.join(SPLITS)}")
+        self.tokens = np.load(Path(folder) / f"{split}_tokens.npy", mmap_mode="r")
+        self.labels = np.load(Path(folder) / f"{split}_labels.npy", mmap_mode="r")
+        if not 1 <= seq_len <= len(self.tokens):
+            raise UserError(f"sequences of {seq_len} tokens asked for; {split} holds 1 to {len(self.tokens)}")
+        self.seq_len = seq_len
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.seq_len
+
+    def sequence(self, i: int) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
+        """Tokens and labels of sequence `i`, aligned (the model's loss shifts them)."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"no sequence {i}; have 0 to {len(self) - 1}")
+        cut = slice(i * self.seq_len, (i + 1) * self.seq_len)
+        tokens, labels = (stream[cut].astype(np.int64) for stream in (self.tokens, self.labels))
+        return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
+def order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The permutation of `range(n)` in which `epoch` visits `n` sequences."""
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]:
+    """The sequences of batch `step` (from 0), out of `n`, without a state: any step can be the first.
+
+    Batches run on from one epoch's permutation into the next, so each epoch visits each sequence once.
+    """
+    epochs = [divmod(step * batch_size + j, n) for j in range(batch_size)]
+    orders = {epoch: order(n, seed, epoch) for epoch, _ in epochs}
+    return [int(orders[epoch][position]) for epoch, position in epochs]
+
+
+def micro_batches(
+    step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with the whole batch that it is of.
+
+    Together the shares are the step, whatever the number of processes, which must divide batch_size * accumulate. A piece is as large
+    as fits: one process has the batches themselves.
+    """
+    share = batch_size * accumulate // size
+    piece = math.gcd(batch_size, share)
+    first = step * batch_size * accumulate + rank * share
+    for at in range(first, first + share, piece):
+        own, whole = (batch_indices(at // many, n=n, batch_size=many, seed=seed) for many in (piece, batch_size))
+        yield own, whole
+
+
+def chance_loss(folder: Path, vocabulary: int) -> float:
+    """Mean loss on the held-out text of a model that knows how often each token occurs in the training text (add-one) and no more."""
+    counts = np.bincount(np.load(Path(folder) / "train_tokens.npy"), minlength=vocabulary) + 1.0
+    heldout = np.load(Path(folder) / "heldout_tokens.npy")
+    return float(-np.log(counts[heldout] / counts.sum()).mean())
+
+
+def run(context: "Context") -> dict:
+    """The corpus stage: the scale's texts as token streams for the teacher's vocabulary."""
+    corpus = context.settings["corpus"]
+    names = dict.fromkeys((*corpus["sources"], corpus["heldout_source"]))
+    made = {"smoke": None}
+    if "instructions" in context.parents:
+        made["written"] = context.parents["instructions"] / "written.jsonl"
+    folders = {n: made[n] if n in made else assets.obtain(n) for n in names}
+    return build_corpus(
+        context.out, AutoTokenizer.from_pretrained(context.parents["teacher"]), folders, train_sources=corpus["sources"],
+        train_tokens=corpus["train_tokens"], heldout_tokens=corpus["heldout_tokens"], heldout_source=corpus["heldout_source"],
+        seed=context.seed,
+    )  # fmt: skip
+
+
+def _digest(document: Document) -> bytes:
+    """The document's identity: what it says, whatever the white space."""
+    prompt, text = (" ".join(part.split()) for part in (document.prompt, document.text))
+    return hashlib.sha256(f"{prompt}\0{text}".encode()).digest()
+
+
+def _is_heldout(digest: bytes) -> bool:
+    return int.from_bytes(digest[:8], "big") < HELDOUT_SHARE * 2**64
+
+
+def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokenizerBase, budget: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The first `budget` tokens of the documents, their labels, and how many documents that took."""
+    if budget < 1:
+        raise UserError(f"{split}: {budget} tokens asked for; at least 1 is needed")
+    separator = document_separator(tokenizer)
+    tokens: list[int] = []
+    labels: list[int] = []
+    used = 0
+    with tqdm(total=budget, desc=f"{split} tokens", unit="tok", unit_scale=True) as bar:
+        for start in range(0, len(chosen), CHUNK):
+            chunk = chosen[start : start + CHUNK]
+            prompts, texts = (
+                tokenizer(list(column), add_special_tokens=False, verbose=False)["input_ids"]
+                for column in ([d.prompt for d in chunk], [d.text for d in chunk])
+            )
+            for document, prompt, text in zip(chunk, prompts, texts, strict=True):
+                end = [tokenizer.eos_token_id] if document.prompt else []
+                tokens += separator + prompt + text + end
+                labels += [IGNORED] * (len(separator) + len(prompt)) + text + end
+                used += 1
+                if len(tokens) >= budget:
+                    bar.update(budget - bar.n)
+                    return np.array(tokens[:budget], np.int32), np.array(labels[:budget], np.int32), used
+            bar.update(len(tokens) - bar.n)
+    raise UserError(
+        f"{split}: {budget} tokens asked for, {len(tokens)} got from all {len(chosen)} documents "
+        f"(held out: {HELDOUT_SHARE:.0%} of every source's); lower the budget or add a source"
+    )
+
+
+def _wikipedia(folder: Path) -> Iterator[Document]:
+    for path in sorted(folder.rglob("summaries_en-us.json")):
+        for article in json.loads(path.read_text(encoding="utf-8")).values():
+            yield Document(article["extract"])
+
+
+def _brown(folder: Path) -> Iterator[Document]:
+    """`The/at jury/nn said/vbd ./.` -> `The jury said.`"""
+    for path in sorted(folder.rglob("c[a-r][0-9][0-9]")):
+        words = re.sub(r"(\S+)/\S+", r"\1", path.read_text(encoding="utf-8"))
+        quoted = words.replace("`` ", '"').replace(" ''", '"')
+        spaced = re.sub(r" ([.,;:?!])", r"\1", re.sub(r" +", " ", quoted))
+        yield Document(re.sub(r"\s*\n\s*", "\n\n", spaced).strip())
+
+
+def _linux_doc(folder: Path) -> Iterator[Document]:
+    for path in sorted(folder.rglob("*.rst.gz")):
+        if "translations" not in path.parts:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                yield Document(file.read())
+
+
+def _instructions(folder: Path) -> Iterator[Document]:
+    """Records of Alpaca's schema from `*.json` (a list) or `*.jsonl` (one a line), or from one such file."""
+    paths = [folder] if folder.is_file() else sorted([*folder.glob("*.json"), *folder.glob("*.jsonl")])
+    for path in paths:
+        content = path.read_text(encoding="utf-8")
+        records = map(json.loads, content.splitlines()) if path.suffix == ".jsonl" else json.loads(content)
+        for number, record in enumerate(records):
+            if not {"instruction", "input", "output"} <= record.keys():
+                keys = ", ".join(record)
+                raise UserError(f"{path}, record {number}: got {keys}; expected instruction, input, output")
+            template = PROMPT_WITH_INPUT if record["input"] else PROMPT
+            yield Document(record["output"], template.format_map(record))
+
+
+def _smoke(_folder: None) -> Iterator[Document]:
+    """512 stories of a name, an animal and a place: a text whose regularities a tiny model can learn."""
+    names = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+    animals = ("fox", "owl", "cat", "hare", "wolf", "toad", "crow", "deer")
+    places = ("mill", "lake", "barn", "hill", "road", "well", "gate", "farm")
+    for name, animal, place in product(names, animals, places):
+        yield Document(
+            f"{name} saw the {animal} by the {place}. The {animal} looked at {name} and left the {place}. {name} told a friend about the {animal}."
+        )
+
+
+READERS = {
+    "wikipedia-intros": _wikipedia,
+    "brown": _brown,
+    "linux-doc": _linux_doc,
+    "alpaca-cleaned": _instructions,
+    "written": _instructions,
+    "smoke": _smoke,
+}

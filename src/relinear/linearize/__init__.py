@@ -1,0 +1,1 @@
+"""From a teacher to a linearized model, and from stage folders back to one."""

@@ -1,0 +1,33 @@
+"""The teacher's own attention inputs, layer by layer: what every transfer trains on and every fidelity is measured on."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from relinear.attention._base import Inputs
+from relinear.machine.distributed import unsharded
+
+
+@torch.no_grad()
+def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
+    """Inputs ``[B, T, hidden]`` of each attention layer of a linearized model while its layers compute the teacher's softmax attention."""
+    layers = model.attention_layers()
+    try:
+        for layer in layers:
+            layer.recording = []
+        model(tokens, use_cache=False, logits_to_keep=1)  # as a whole, which is how FSDP knows it
+        return [layer.recording[0] for layer in layers]
+    finally:
+        for layer in layers:
+            layer.recording = None
+
+
+@torch.no_grad()
+def layer_inputs(model: PreTrainedModel, recorded: list[Tensor]) -> Iterator[tuple[torch.nn.Module, Inputs]]:
+    """Each layer's method with its inputs, as the teacher's projections make them from what was recorded."""
+    for block, layer, x, rotary in zip(model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
+        with unsharded(block):
+            inputs = layer.inputs(x, rotary, None)
+        yield layer.method, inputs

@@ -1,0 +1,1 @@
+"""The machine a stage runs on: devices, processes, locks."""

@@ -1,0 +1,74 @@
+"""Perplexity over held-out text."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from relinear.machine.distributed import gathered, rank, share
+
+
+@torch.inference_mode()
+def perplexity(model: PreTrainedModel, tokens: Int[Tensor, " n"], labels: Int[Tensor, " n"], *, seq_len: int, batch_size: int) -> dict[str, float]:
+    """Perplexity of a causal language model on a stream of tokens, in windows that do not overlap; of several
+    processes with the same model each takes its share of the batches.
+
+    Args:
+        tokens: the text. It is cut into windows of seq_len; a shorter rest is left out.
+        labels: as in transformers, labels[i] is tokens[i], or -100 where no loss is taken. A window's first token has nothing
+            before it and is never predicted.
+        seq_len: window length, at least 2. Two windows are needed for a standard error.
+        batch_size: windows in one forward pass.
+
+    Returns:
+        value: exp of the mean loss over all predicted tokens.
+        stderr: of `value`, by the delta method: value * se(mean loss). With window means m_w over c_w tokens, the mean loss
+            is the ratio L = sum c_w m_w / sum c_w, and se(L)^2 = W/(W-1) sum (c_w (m_w - L))^2 / (sum c_w)^2; for windows of
+            equal length, the standard deviation of the m_w over sqrt(W). Windows, not tokens, are taken as independent.
+        tokens: how many were predicted.
+        chunk_mean_exp: mean over windows of exp(m_w), the number that LoLCATs' released code prints. It is never below
+            `value` for windows of equal length (Jensen), so the two must not be compared.
+
+    Raises:
+        ValueError: too few tokens, or no label among them.
+        FloatingPointError: a loss that is NaN or infinite, naming its window.
+    """
+    windows = len(tokens) // seq_len
+    if seq_len < 2 or windows < 2:
+        raise ValueError(f"got {len(tokens)} tokens for windows of seq_len={seq_len}; need 2 windows of 2 tokens or more")
+    tokens, labels = (flat[: windows * seq_len].view(windows, seq_len) for flat in (tokens, labels))
+
+    model.eval()
+    rows = []  # window, summed loss, predicted tokens
+    mine = share(list(zip(range(0, windows, batch_size), tokens.split(batch_size), labels.split(batch_size), strict=True)))
+    total = sum(inputs.numel() for _, inputs, _ in mine)
+    with tqdm(total=total, desc="perplexity", unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+        for first, inputs, targets in mine:
+            logits = model(inputs.to(model.device), use_cache=False).logits
+            for window, (row, target) in enumerate(zip(logits, targets.to(logits.device), strict=True), first):  # float32 logits of one at a time
+                loss = F.cross_entropy(row[:-1].float(), target[1:], reduction="sum").item()
+                rows.append((window, loss, int((target[1:] != -100).sum())))
+            bar.update(inputs.numel())
+
+    rows = sorted(gathered(rows))
+    for window, loss, _ in rows:
+        if not math.isfinite(loss):
+            start = window * seq_len
+            raise FloatingPointError(f"got a loss of {loss} in window {window} of {windows} (tokens {start} to {start + seq_len - 1})")
+    loss, count = (torch.tensor(column, dtype=torch.float64) for column in list(zip(*rows, strict=True))[1:])
+    total = count.sum()
+    if total == 0:
+        raise ValueError(f"got no token to predict: all {len(tokens) * seq_len} labels are -100")
+    mean = loss.sum() / total
+    error = (windows / (windows - 1) * (loss - count * mean).square().sum()).sqrt() / total
+    used = count > 0
+    return {
+        "value": mean.exp().item(),
+        "stderr": (mean.exp() * error).item(),
+        "tokens": int(total),
+        "chunk_mean_exp": (loss[used] / count[used]).exp().mean().item(),
+    }

@@ -1,0 +1,1 @@
+"""Models for others to use: exports, self-contained folders, generation."""

@@ -1,0 +1,111 @@
+"""Text from a model in a folder: streamed as it comes, then how fast it was and how much memory the past takes."""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers.utils import logging
+
+from relinear.errors import UserError
+from relinear.linearize.model import load_run, teacher_of
+from relinear.linearize.state import RecurrentCache, nbytes
+from relinear.machine.hardware import device_of, dtype_of
+
+
+class Speed(NamedTuple):
+    """What a generation cost. Rates are nan where nothing was timed: a decode rate needs two tokens."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    state_bytes: int
+    recurrent: bool  # else the state is a key-value cache, which grows with each token
+
+    def __str__(self) -> str:
+        kind = "recurrent state" if self.recurrent else "key-value cache after the last token"
+        return (
+            f"prefill: {self.prompt_tokens} tokens, {self.prefill_tokens_per_second:.1f} tokens/s\n"
+            f"decode: {self.new_tokens} tokens, {self.decode_tokens_per_second:.1f} tokens/s\n"
+            f"{kind}: {self.state_bytes:,} bytes"
+        )
+
+
+class _Stopwatch(TextStreamer):
+    """Prints the new tokens, and notes when each came."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.times: list[float] = []
+
+    def put(self, value) -> None:
+        self.times.append(time.perf_counter())
+        super().put(value)
+
+
+def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is missing."""
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json and safetensors")
+    precision, tokens = dtype_of(dtype, device), folder
+    try:
+        if (folder / "config.json").is_file():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device)
+        else:
+            model, tokens = load_run(folder, precision, device), teacher_of(folder.resolve())
+    except (OSError, ValueError) as error:
+        raise UserError(f"no model to load: {error}; possible: a folder with config.json and safetensors, or a run that is distilled") from error
+    try:
+        return model.eval(), AutoTokenizer.from_pretrained(tokens)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no tokenizer in {tokens}; save one beside the model: tokenizer.save_pretrained({str(tokens)!r})") from error
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[str, Tensor]:
+    """The prompt's tokens ``[1, T]`` and their mask. Raises UserError where there are none, and for a chat that the tokenizer has no form of."""
+    if chat:
+        if tokenizer.chat_template is None:
+            raise UserError("this tokenizer has no chat template; possible: the prompt as it is, without --chat")
+        prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not chat, return_token_type_ids=False)
+    if inputs["input_ids"].shape[1] == 0:
+        raise UserError(f"the prompt {prompt!r} has no tokens; possible: at least one")
+    return dict(inputs)
+
+
+def generate(
+    folder: Path, prompt: str, *, max_new_tokens: int = 128, temperature: float | None = None, top_p: float | None = None, seed: int = 0,
+    chat: bool = False, dtype: str = "auto", device: str = "cpu",
+) -> Speed:  # fmt: skip
+    """Print a continuation as it comes: the likeliest, or one sampled where a temperature or a top_p is given. Raises UserError."""
+    for what, value, fits, possible in (
+        ("the prompt", repr(prompt), prompt != "", "at least one character"),
+        ("--max-new-tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
+        ("--temperature", temperature, temperature is None or temperature > 0, "above 0; leave it out for the likeliest text"),
+        ("--top-p", top_p, top_p is None or 0 < top_p <= 1, "above 0, at most 1"),
+    ):
+        if not fits:
+            raise UserError(f"{what} must be {possible}; got {value}")
+    logging.disable_progress_bar()  # its bars of weights would stand in front of the text
+    model, tokenizer = load(folder, dtype, device_of(device))
+    inputs = {name: x.to(device) for name, x in encode(tokenizer, prompt, chat).items()}
+    length = inputs["input_ids"].shape[1]
+    torch.manual_seed(seed)
+    sample, watch = temperature is not None or top_p is not None, _Stopwatch(tokenizer)
+    how = {"temperature": temperature or 1.0, "top_p": top_p or 1.0, "top_k": 0} if sample else dict.fromkeys(("temperature", "top_p", "top_k"))
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    out = model.generate(
+        **inputs, streamer=watch, max_new_tokens=max_new_tokens, do_sample=sample, pad_token_id=pad, return_dict_in_generate=True, **how
+    )  # fmt: skip
+    began, first, *rest = watch.times  # the prompt, then each token
+    cache = out.past_key_values
+    recurrent = isinstance(cache, RecurrentCache)
+    return Speed(
+        prompt_tokens=length, prefill_tokens_per_second=length / (first - began),
+        new_tokens=1 + len(rest), decode_tokens_per_second=len(rest) / (rest[-1] - first) if rest else float("nan"),
+        state_bytes=cache.state_bytes() if recurrent else sum(nbytes((layer.keys, layer.values)) for layer in cache.layers),
+        recurrent=recurrent,
+    )  # fmt: skip

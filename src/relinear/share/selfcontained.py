@@ -1,0 +1,136 @@
+"""The code of a linearized model as a few flat files, generated from our own sources, for `trust_remote_code=True` without relinear.
+
+transformers copies the files that a modeling file imports relatively, from one folder. So each of our modules that the model reaches
+becomes one file: only the top-level statements it reaches, with imports made relative, the kernels' torch form for the dispatched one, and
+a stand-in for pydantic and jaxtyping. Needs torch, transformers and safetensors.
+"""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from relinear.plan.code import find
+
+MAIN = "modeling_relinear"
+STAND_INS = "stand_ins"
+METHODS = '''"""The attention methods of this model."""
+
+{imports}
+
+METHODS = {{{table}}}
+
+
+def load(name: str) -> type:
+    """The method's class."""
+    if name not in METHODS:
+        raise ValueError(f"no attention method {{name!r}} in this folder; have {{', '.join(METHODS)}}")
+    return METHODS[name]
+
+
+def options(name: str, given: dict | None = None):
+    """The method's options."""
+    return load(name).Options.parse(name, given or {{}})
+'''
+
+
+def write_code(model: PreTrainedModel, folder: Path) -> None:
+    """Write the files into `folder`, and name them in the `auto_map` of the model's config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe, config, teacher = model.config.relinear, type(model.config).__name__, type(model).__bases__[1].__name__
+    methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
+    wanted = {"relinear.linearize.model": {"_classes", teacher}, **{f"relinear.attention.{m}": {"Method"} for m in methods}}
+    for name, text in generate(wanted).items():
+        (folder / f"{name}.py").write_text(text)
+    imports = "\n".join(f"from .{m} import Method as {m}" for m in methods)
+    table = ", ".join(f'"{m}": {m}' for m in methods)
+    (folder / "attention.py").write_text(METHODS.format(imports=imports, table=table))
+    (folder / f"{STAND_INS}.py").write_text(find("relinear.share._stand_ins").read_text())
+    (folder / f"{MAIN}.py").write_text(
+        f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export --self-contained`."""\n\n'
+        f"from .model import {teacher}, _classes\n\n{config}, {type(model).__name__} = _classes({teacher})\n"
+        f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"
+    )
+    model.config.auto_map = {"AutoConfig": f"{MAIN}.{config}", "AutoModelForCausalLM": f"{MAIN}.{type(model).__name__}"}
+
+
+def generate(wanted: dict[str, set[str]]) -> dict[str, str]:
+    """File name -> text, of every module that the wanted names (module -> top-level names) reach. ValueError where two have one name."""
+    wanted = defaultdict(set, {module: set(names) for module, names in wanted.items()})
+    files: dict[str, str] = {}
+    waiting = list(wanted)
+    while waiting:
+        module = waiting.pop()
+        text, needs = _reduced(module, wanted[module])  # again, if more is wanted of it later
+        files[module] = text
+        for other, names in needs:
+            if not names <= wanted[other]:
+                wanted[other] |= names
+                waiting.append(other)
+    flat = {module.rpartition(".")[2]: text for module, text in files.items()}
+    if len(flat) < len(files):
+        raise ValueError(f"two modules of one name cannot lie in one folder; got {', '.join(sorted(files))}")
+    return flat
+
+
+def _reduced(module: str, wanted: set[str]) -> tuple[str, list[tuple[str, set[str]]]]:
+    """A module's text, reduced to what `wanted` reaches ("*": all), and the names it needs of other modules of ours."""
+    source = find(module).read_text()
+    tree, lines = ast.parse(source), source.splitlines()
+    defined = {name: node for node in tree.body for name in _defined(node)}
+    waiting, kept = list(defined if "*" in wanted else wanted), set()
+    while waiting:
+        name = waiting.pop()
+        if name in defined and name not in kept:
+            kept.add(name)
+            if not isinstance(defined[name], ast.Import | ast.ImportFrom):
+                waiting += [n.id for n in ast.walk(defined[name]) if isinstance(n, ast.Name)]
+    parts, needs = [f'"""{ast.get_docstring(tree, clean=False)}"""'], []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) in kept:
+                    text, need = _import(node, alias)
+                    parts.append(text)
+                    needs += need
+        elif kept & _defined(node):
+            parts.append("\n\n" + _text(node, lines) if isinstance(node, ast.ClassDef | ast.FunctionDef) else _text(node, lines))
+    return "\n".join(parts) + "\n", needs
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """The names that a top-level statement binds."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return {a.asname or a.name for a in node.names}
+        case ast.FunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Assign():
+            return {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        case ast.AnnAssign():
+            return {node.target.id}
+    return set()
+
+
+def _text(node: ast.stmt, lines: list[str]) -> str:
+    """The lines of a statement, with its decorators and the comment above it."""
+    start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) - 1
+    while lines[start - 1].startswith("#"):
+        start -= 1
+    return "\n".join(lines[start : node.end_lineno])
+
+
+def _import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, list[tuple[str, set[str]]]]:
+    """The import of one name as the folder has it, and what it needs of which module of ours."""
+    module = getattr(node, "module", "")
+    if module in ("pydantic", "jaxtyping"):
+        return ast.unparse(ast.ImportFrom(STAND_INS, [alias], 1)), []
+    if not module or find(module) is None:
+        return ast.unparse(type(node)(**{**node.__dict__, "names": [alias]})), []
+    if alias.name not in {n for s in ast.parse(find(module).read_text()).body for n in _defined(s)}:  # a module of a package
+        return ast.unparse(ast.ImportFrom(None, [alias], 1)), [(f"{module}.{alias.name}", {"*"})]
+    if find(f"{module}_reference"):  # the torch form of a kernel
+        module = f"{module}_reference"
+    needs = [] if module == "relinear.attention" else [(module, {alias.name})]  # whose functions METHODS has
+    return ast.unparse(ast.ImportFrom(module.rpartition(".")[2], [alias], 1)), needs

@@ -1,0 +1,189 @@
+"""The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the bit. The loss is an argument."""
+
+import math
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_optimizer_state_dict
+from tqdm import tqdm
+
+from relinear.files import aside
+from relinear.linearize.graph import Recorded
+from relinear.machine.distributed import agreed, rank, sharded, sum_gradients, summed, whole
+
+WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
+BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
+
+
+class CollapseError(RuntimeError):
+    """The model fell to chance level during training, where it did not start."""
+
+
+def rate(step: int, steps: int, warmup_ratio: float, min_ratio: float) -> float:
+    """Learning-rate factor of step 0..steps-1: linear warm-up, then cosine down to `min_ratio`."""
+    warmup = math.ceil(steps * warmup_ratio)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(steps - warmup, 1)
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def train(
+    loss: Callable[..., Iterable[tuple[str, Tensor]]],
+    groups: Sequence[tuple[list[nn.Parameter], float]],
+    *,
+    batches: Callable[[int], Iterable[tuple]],
+    steps: int,
+    tokens_per_step: int,
+    recipe: dict[str, Any],
+    checkpoint: Path,
+    checkpoint_seconds: float,
+    log: Callable[[dict[str, Any], int], None],
+    resumed: Callable[[int], None],
+    memory: Callable[[], int],
+    name: str,
+    loss_scale: float = 1.0,
+    chance: float | None = None,
+    recorded: bool = False,
+) -> None:
+    """Minimise `loss` over the parameters, in place.
+
+    `batches(step)` yields a step's micro-batches, and `loss(*batch)` named terms; the sum of them all is the step's loss. Each is
+    back-propagated (times `loss_scale`) as it comes, so that one term's graph lives at a time: one layer in a transfer, one micro-batch
+    in finetuning. `groups` are parameters with their peak learning rate. `recipe` has betas, weight_decay, warmup_ratio, min_lr_ratio
+    and clip.
+
+    `recorded`: after a few steps, replay loss and gradients of a micro-batch (tensors on a GPU, all of one shape) as one CUDA graph. A
+    small model is then bound by its kernels and not by Python, which launches thousands of them a step.
+
+    Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
+
+    A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
+    never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
+    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began clearly below.
+    """
+    optimiser = torch.optim.AdamW(
+        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
+        betas=tuple(recipe["betas"]),
+        weight_decay=recipe["weight_decay"],
+        fused=True,
+    )
+    parameters = [p for ps, _ in groups for p in ps]
+    first, recent = 0, []
+    if checkpoint.is_file():
+        first, recent = _restore(checkpoint, parameters, optimiser)
+        if rank() == 0:
+            print(f"{name}: goes on at step {first} of {steps}", flush=True)
+    resumed(first)
+    names: list[str] = []
+
+    def gradients(*batch) -> Tensor:
+        terms: dict[str, Tensor] = {}
+        for term, value in loss(*batch):
+            (value * loss_scale).backward()
+            terms[term] = terms.get(term, 0.0) + value.detach().double()
+        names[:] = terms
+        return torch.stack(list(terms.values()))
+
+    if recorded:
+        gradients = Recorded(gradients)
+    saved = time.monotonic()
+    with _stream(recorded), tqdm(
+        total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5, disable=rank() > 0
+    ) as bar:  # fmt: skip
+        for step in range(first, steps):
+            began = time.monotonic()
+            factor = rate(step, steps, recipe["warmup_ratio"], recipe["min_lr_ratio"])
+            for group in optimiser.param_groups:
+                group["lr"] = group["peak"] * factor
+            optimiser.zero_grad(set_to_none=not recorded)  # a graph adds to the same memory each time
+            values = 0.0
+            for batch in batches(step):
+                values = values + gradients(*batch)
+            sum_gradients(parameters)
+            norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
+            # Read once: each reading of a number waits for the GPU.
+            *values, norm = torch.cat([values, norm.to(values).reshape(1)]).tolist()
+            terms = summed(dict(zip(names, values, strict=True)))
+            total = sum(terms.values())
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
+            optimiser.step()
+            recent.append(total)
+            if chance is not None and recent[0] < BELOW * chance and len(recent) > WINDOW and sum(recent[-WINDOW:]) / WINDOW >= chance:
+                raise CollapseError(
+                    f"{name}: the loss began at {recent[0]:.3f} and is {sum(recent[-WINDOW:]) / WINDOW:.3f} at step {step}: at or above chance "
+                    f"({chance:.3f}, word frequencies alone). Lower the learning rate of this run"
+                )
+            seconds = time.monotonic() - began
+            metrics = {
+                "loss": total, "lr": optimiser.param_groups[0]["lr"], "grad_norm": norm,
+                "tokens_per_second": tokens_per_step / seconds, "memory_bytes": memory(),
+            }  # fmt: skip
+            log(metrics if len(terms) == 1 else {**metrics, "terms": terms}, step)
+            bar.update(tokens_per_step)
+            bar.set_postfix(loss=f"{total:.4g}", refresh=False)
+            if step + 1 < steps and agreed(time.monotonic() - saved >= checkpoint_seconds):
+                _save(checkpoint, step + 1, recent, parameters, optimiser)
+                saved = time.monotonic()
+
+
+@contextmanager
+def _stream(own: bool) -> Iterator[None]:
+    """A stream of its own for all steps, plain and replayed: the default one cannot be recorded."""
+    if not own:
+        yield
+        return
+    outside, inside = torch.cuda.current_stream(), torch.cuda.Stream()
+    inside.wait_stream(outside)
+    with torch.cuda.stream(inside):
+        yield
+    outside.wait_stream(inside)
+
+
+def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
+    if rank() > 0 and not sharded(parameters):
+        return
+    state = {
+        "step": step, "losses": recent, "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": random.getstate(),
+    }  # fmt: skip
+    trained = dict(zip(("parameters", "optimiser"), get_state_dict(nn.ParameterList(parameters), optimiser), strict=True))
+    if sharded(parameters):
+        state["shards"] = f"shards.{step}"  # beside the file, which names them once they are complete
+        dcp.save(trained, checkpoint_id=path.with_name(state["shards"]))
+    if rank() > 0:
+        return
+    with aside(path) as unfinished:
+        torch.save(state if "shards" in state else state | trained, unfinished)
+    for old in path.parent.glob("shards.*"):
+        if old.name != state.get("shards"):
+            shutil.rmtree(old)
+
+
+def _restore(path: Path, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> tuple[int, list[float]]:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    module = nn.ParameterList(parameters)
+    if "shards" in state:
+        trained = dict(zip(("parameters", "optimiser"), get_state_dict(module, optimiser), strict=True))
+        dcp.load(trained, checkpoint_id=path.with_name(state["shards"]))  # cut anew for this number of processes
+    else:
+        trained = state
+    whole_file = "shards" not in state
+    set_model_state_dict(module, trained["parameters"], options=StateDictOptions(full_state_dict=whole_file))
+    # Not strict: a parameter without a gradient has no moments.
+    set_optimizer_state_dict(module, optimiser, trained["optimiser"], options=StateDictOptions(full_state_dict=whole_file, strict=False))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    version, inner, gauss = state["python"]
+    random.setstate((version, tuple(inner), gauss))
+    return state["step"], state["losses"]
