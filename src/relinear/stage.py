@@ -1,7 +1,7 @@
 """Running one stage: verified parents in, one folder out, whole or not at all; a lock, a record, a mirror in MLflow.
 
 A stage writes into a scratch folder beside its place and is moved there by one rename when its run.json is complete. What survives an
-interruption (checkpoints, answers, the attempt count) lies in `<results>/<scale>/.work/<run>.<stage>/`.
+interruption (checkpoints, answers, the attempt count) lies in `<results>/<scale>/.work/<name>.<stage>/`.
 
 Where torchrun started several processes, the first does all of this; the others join its work and write nothing.
 """
@@ -22,9 +22,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from relinear import stages
 from relinear.errors import UserError
 from relinear.files import aside, sha256
-from relinear.plan.plan import SHARED, Plan, Step, digest
+from relinear.plan.code import kernel_hashes
+from relinear.plan.job import Job, Link
+from relinear.plan.plan import Plan, digest
+from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
@@ -47,108 +51,51 @@ def read_record(folder: Path) -> dict | None:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-class Context:
-    """What a stage's work is given: its settings, its parents' folders, a place to write, a way to log."""
-
-    leads = True  # the process that writes
-
-    def __init__(self, plan: Plan, step: Step, out: Path, work: Path):
-        self.plan, self.step, self.out, self.work = plan, step, out, work
-        self.settings = plan.settings(step)
-        self.parents = {role: plan.folder(parent) for role, parent in plan.parents(step).items()}
-        self.verified: dict[str, str] = {}  # role -> key of each parent, checked against the plan and its files' sha256
-        self.seed = plan.seed_of(step)
-        self.tokens = 0  # training tokens seen; set by stages that train
-        self.datasets: list[dict] = []
-        self.hardware: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        self.tracker: tracking.Tracker | None = None
-
-    @property
-    def history(self) -> Path:
-        """Kept in the work folder while the stage runs, so that an interrupted one goes on with it."""
-        return self.work / "history.jsonl"
-
-    def chain(self) -> dict[str, Path]:
-        """The folders of the run's training stages that this one builds on, in order."""
-        return {role: self.parents[role] for role in ("distill", "finetune") if role in self.parents}
-
-    def tokens_of(self, role: str) -> int:
-        """Tokens that a training stage of this run saw; 0 if the run has no such stage."""
-        return read_record(self.parents[role])["tokens"] if role in self.parents else 0
-
-    def losses(self) -> dict[str, float]:
-        """Mean loss over the first and the last tenth of the steps."""
-        losses = [json.loads(x)["loss"] for x in self.history.read_text().splitlines()]
-        tenth = max(len(losses) // 10, 1)
-        return {"first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth}
-
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        """One line of history, mirrored to MLflow."""
-        now = time.time()
-        with self.history.open("a") as f:
-            f.write(json.dumps({"step": step, "time": now, **metrics}) + "\n")
-        self.tracker.log(metrics, step, now)
-
-    def resume_history(self, step: int) -> None:
-        """Drop what was logged from `step` on (it will be logged again), and give the mirror the rest."""
-        text = self.history.read_text() if self.history.is_file() else ""
-        # Only whole lines: the last one may have been cut short.
-        lines = [json.loads(x) for x in text.splitlines(keepends=True) if x.endswith("\n")]
-        kept = [x for x in lines if x["step"] < step]
-        with aside(self.history) as unfinished:
-            unfinished.write_text("".join(json.dumps(x) + "\n" for x in kept))
-        for line in kept:
-            self.tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
+def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True) -> Job:
+    """The values that a node's work is given."""
+    settings = plan.settings(node)
+    parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
+    links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
+    stage, hardware = stages.stage(node.stage), plan.config.hardware
+    return Job(
+        name=str(node), settings=settings, parents=parents, out=out, work=work, links=links, seed=stage.seed(plan, node),
+        device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
+        checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
+        hardware={"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+    )  # fmt: skip
 
 
-class Follower(Context):
-    """What the other processes' work is given: the same, but nothing that it logs is kept."""
+def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> Path:
+    """Run `work` as this node unless its result is there already. Returns the node's folder.
 
-    leads = False
-
-    def losses(self) -> dict[str, float]:
-        return {}
-
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        pass
-
-    def resume_history(self, step: int) -> None:
-        pass
-
-
-def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]]) -> Path:
-    """Run `work` as this step unless its result is there already. Returns the step's folder.
-
-    `work` writes artefacts into `context.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
+    `work` writes artefacts into `job.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
     """
-    from relinear.machine import distributed  # torch; not needed to print a help text
-
-    folder, key = plan.folder(step), plan.key(step)
-    scratch_root = plan.root / ".work" / (step.stage if step.stage in SHARED else f"{step.run}.{step.stage}")
+    folder, key = plan.folder(node), plan.key(node)
+    scratch_root = plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
     out = scratch_root / "out"
-    if distributed.rank() > 0:
-        if distributed.started():
-            work(Follower(plan, step, out, scratch_root))
+    rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    if rank > 0:
+        if _agree():
+            work(job_of(plan, node, out=out, work=scratch_root, leads=False))
         return folder
     scratch_root.mkdir(parents=True, exist_ok=True)
-    with _locked(scratch_root / "lock", step):
+    with _locked(scratch_root / "lock", node):
         record = read_record(folder)
         if record is not None and record["key"] == key and _whole(folder, record):
-            # Nothing to do but to say that the result is of now: rules compare times.
+            # The result is of now: rules compare times.
             os.utime(folder / "run.json")
-            print(f"{step}: up to date", file=sys.stderr)
-            distributed.started(False)
+            print(f"{node}: up to date", file=sys.stderr)
+            _agree(False)
             return folder
-        parents = {role: _verified(plan, parent, step) for role, parent in plan.parents(step).items()}
-        _require_disk(plan, step)
+        parents = {role: _verified(plan, parent, node) for role, parent in plan.parents(node).items()}
+        _require_disk(plan, node)
         progress = _progress(scratch_root, key)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        context = Context(plan, step, out, scratch_root)
-        context.verified = {role: parent["key"] for role, parent in parents.items()}
-        context.hardware["processes"] = distributed.size()
-        distributed.started(True)
-        _run(context, key, parents, work, progress)
+        job = job_of(plan, node, out=out, work=scratch_root)
+        job.hardware["processes"] = size
+        _agree(True)
+        _run(plan, node, job, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             # A folder cannot be renamed onto a full one; without its run.json the old one is not finished any more.
@@ -161,42 +108,50 @@ def run_stage(plan: Plan, step: Step, work: Callable[[Context], dict[str, Any]])
     return folder
 
 
-def _run(context: Context, key: str, parents: dict, work, progress: dict) -> None:
-    plan, step = context.plan, context.step
+def _agree(started: bool | None = None) -> bool | None:
+    """Of several processes: the first says whether there is work to do, the others wait for its word. One process decides alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return started
+    from relinear.machine import distributed  # torch, which stages of one process may not need
+
+    return distributed.started(started)
+
+
+def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callable, progress: dict) -> None:
     started = datetime.datetime.now(datetime.UTC)
     record = {
-        "schema": 1, "scale": plan.scale, "run": step.run, "stage": step.stage, "key": key,
-        "config": context.settings, "config_hash": digest(context.settings), "code_hash": plan.code(step),
-        "parents": parents, "artefacts": {}, "datasets": _datasets(plan, context),
-        "git": git_state(), "versions": versions(), "hardware": context.hardware, "seed": context.seed, "tokens": 0,
+        "schema": 2, "scale": plan.scale, "run": node.name, "stage": node.part or node.stage, "measure": node.part, "key": key,
+        "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node), "kernels": kernel_hashes(plan.modules(node)),
+        "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
+        "git": git_state(), "versions": versions(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
-        "attempt": progress["attempt"], "tags": _tags(plan, step),
+        "attempt": progress["attempt"], "tags": _tags(plan, node),
     }  # fmt: skip
     with tracking.Tracker(plan.store, **tracking.describe(record)) as tracker:
-        context.tracker = tracker
+        job.mirror = tracker.log
         begin = time.monotonic()
-        metrics = work(context)
-        record |= {"tokens": context.tokens, "wall_seconds": round(time.monotonic() - begin, 2),
+        metrics = work(job)
+        record |= {"tokens": job.tokens, "wall_seconds": round(time.monotonic() - begin, 2),
                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                    "mlflow_run_id": tracker.run_id}  # fmt: skip
-        if context.history.is_file():
-            shutil.copy(context.history, context.out / "history.jsonl")
-        write_json(context.out / "metrics.json", metrics)
+        if job.history.is_file():
+            shutil.copy(job.history, job.out / "history.jsonl")
+        write_json(job.out / "metrics.json", metrics)
         record["artefacts"] = {
-            str(p.relative_to(context.out)): {"sha256": sha256(p), "bytes": p.stat().st_size}
-            for p in sorted(context.out.rglob("*")) if p.is_file()
+            str(p.relative_to(job.out)): {"sha256": sha256(p), "bytes": p.stat().st_size}
+            for p in sorted(job.out.rglob("*")) if p.is_file()
         }  # fmt: skip
-        write_json(context.out / "run.json", record)
-        tracker.finish(context.out)
+        write_json(job.out / "run.json", record)
+        tracker.finish(job.out)
 
 
-def _locked(path: Path, step: Step):
+def _locked(path: Path, node: Node):
     """The step's lock. A job that finds it held waits: failing would make Snakemake delete the other's output."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        print(f"{step}: another process is at it; waiting for it to end", file=sys.stderr)
+        print(f"{node}: another process is at it; waiting for it to end", file=sys.stderr)
         return lock.acquire()
 
 
@@ -218,7 +173,7 @@ def _whole(folder: Path, record: dict) -> bool:
     return all((folder / n).is_file() and sha256(folder / n) == a["sha256"] for n, a in record["artefacts"].items())
 
 
-def _verified(plan: Plan, parent: Step, child: Step) -> dict[str, str]:
+def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
     command = f"relinear {parent} {plan.as_options()}"
@@ -238,31 +193,30 @@ def _verified(plan: Plan, parent: Step, child: Step) -> dict[str, str]:
     return {"path": str(folder), "key": record["key"]}
 
 
-def _require_disk(plan: Plan, step: Step) -> None:
+def _require_disk(plan: Plan, node: Node) -> None:
     free = shutil.disk_usage(plan.root).free
     if free < FREE_BYTES:
-        raise StageError(f"{step}: {free >> 20} MiB free on the disk of {plan.root}; at least {FREE_BYTES >> 20} MiB are needed")
+        raise StageError(f"{node}: {free >> 20} MiB free on the disk of {plan.root}; at least {FREE_BYTES >> 20} MiB are needed")
 
 
-def _datasets(plan: Plan, context: Context) -> list[dict]:
-    """What the stage reads: assets by the hash of their archive, and the corpus's texts by the hash of their documents."""
-    names = context.settings.get("assets", {})
+def _datasets(plan: Plan, node: Node, job: Job) -> list[dict]:
+    """What the stage reads: assets by the hash of their archive, and texts by the hash of their documents."""
+    names = job.settings["assets"]
     found = [{"name": n, "sha256": plan.catalogue[n].sha256 or names[n], "role": "input"} for n in names]
-    if "corpus" in context.parents:
-        role = "train" if context.step.stage in ("activations", "distill", "finetune") else "heldout"
-        texts = json.loads((context.parents["corpus"] / "metrics.json").read_text()).get("sources", {})
-        found += [{"name": n, "sha256": text["sha256"], "role": role} for n, text in texts.items()]
+    role = "heldout" if node.stage == "measure" else "train"
+    for text in (job.parents[name] for name in ("text", "data") if name in job.parents):
+        sources = json.loads((text / "metrics.json").read_text()).get("sources", {})
+        found += [{"name": n, "sha256": source["sha256"], "role": role} for n, source in sources.items()]
     return found
 
 
-def _tags(plan: Plan, step: Step) -> dict[str, str]:
-    if step.stage in SHARED:
-        return {"row": step.run, "scale": plan.scale}
-    run = plan.runs[step.run]
-    tables = plan.tables_of(step.run)
+def _tags(plan: Plan, node: Node) -> dict[str, str]:
+    if not node.part and not stages.stage(node.stage).trains:
+        return {"row": node.name, "scale": plan.scale}
+    run, shown = plan.run(node.name), plan.artefacts_of(node.name)
     return {
-        "row": step.run, "method": run.method, "variant": run.variant, "scale": plan.scale,
-        "paper": ",".join(dict.fromkeys(t.split("/")[0] for t in tables)), "table": ",".join(tables),
+        "row": node.name, "method": run.run.method, "variant": run.run.variant, "model": run.model, "scale": plan.scale,
+        "paper": ",".join(dict.fromkeys(t.split("/")[0] for t in shown)), "table": ",".join(shown),
     }  # fmt: skip
 
 

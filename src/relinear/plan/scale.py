@@ -1,0 +1,91 @@
+"""A scale: what stands in for the papers' models and texts, how much is trained and measured, and on which hardware."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
+
+
+class StandIns(Strict):
+    """Models and data that a scale takes for the papers' own: name of models.yaml or data.yaml -> another name there."""
+
+    models: dict[str, str] = {}
+    data: dict[str, str] = {}
+
+
+class TextBudget(Strict):
+    train_tokens: Positive  # unique tokens of a step with dose 1
+    heldout_tokens: Positive
+
+
+class Hardware(Strict):
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["auto", "float32", "bfloat16"]
+    checkpoint_seconds: Annotated[float, Field(ge=0)]
+    gpus: Positive = 1  # that each stage which can be spread is spread over
+    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several: a replica of the model on each, or its shards; auto: shards if it must
+
+
+class Jobs(Strict):
+    """The memory and the minutes that a cluster reserves for a stage, and ends it for exceeding; one machine enforces nothing."""
+
+    memory_mb: Positive  # of the host
+    minutes: dict[str, Positive]  # by stage, at budget 1; `default` is for every stage that is not named
+
+    def longest(self, stage: str) -> int:
+        return self.minutes.get(stage, self.minutes["default"])
+
+
+class Scale(Strict):
+    demonstration: str | None = None  # why its numbers are no reference, printed under every table
+    nothing_to_judge: str | None = None  # why no claim of a paper can be judged by it
+    stand_ins: StandIns = StandIns()
+    text: TextBudget
+    train: dict[str, dict[str, Any]]  # a training stage -> its budget, which that stage checks
+    measures: dict[str, dict[str, Any]]  # a metric -> options that its measures have here, unless they give others
+    without: tuple[str, ...] = ()  # measures that are left out; tables say `not run`
+    hardware: Hardware
+    jobs: Jobs
+
+
+def scales(workflow: Path = WORKFLOW) -> list[str]:
+    """Names of all scales."""
+    return sorted(p.stem for p in (workflow / "scales").glob("*.yaml"))
+
+
+def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> Scale:
+    """A scale with every amount (training tokens, measured tokens, items) multiplied by `budget`. Raises ConfigError.
+
+    Amounts in a metric's options are `tokens`, kept a whole number of its `seq_len`, and `items` of each task, at least 2.
+    """
+    if not 0 < budget < math.inf:
+        raise ConfigError(f"budget must be a positive number; got {budget!r}")
+    if name not in scales(workflow):
+        raise ConfigError(f"no scale {name!r}; have {', '.join(scales(workflow))}")
+    data = read_yaml(workflow / "scales" / f"{name}.yaml")
+    scale = parse(Scale, data, f"scales/{name}.yaml")
+    whole = whole_tokens(scale)
+    data["text"]["train_tokens"] = multiple(scale.text.train_tokens * budget, whole)
+    for options in data["measures"].values():
+        if "tokens" in options:
+            options["tokens"] = multiple(options["tokens"] * budget, options["seq_len"])
+        if "items" in options:
+            options["items"] = {task: n if n is None else max(round(n * budget), 2) for task, n in options["items"].items()}
+    measured = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
+    if scale.text.heldout_tokens < max(measured, default=0) and budget <= 1:
+        raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(measured)}; got {scale.text.heldout_tokens}")
+    data["text"]["heldout_tokens"] = max(scale.text.heldout_tokens, *measured)
+    return parse(Scale, data, f"scales/{name}.yaml")
+
+
+def whole_tokens(scale: Scale) -> int:
+    """The longest training sequence: amounts of text are multiples of it, so that a budget trains on exactly the tokens it names."""
+    return max((budget.get("seq_len", 1) for budget in scale.train.values()), default=1)
+
+
+def multiple(amount: float, of: int) -> int:
+    """The multiple of `of` that is nearest to an amount, at least one `of`."""
+    return max(round(amount / of), 1) * of

@@ -1,0 +1,36 @@
+"""What each stage is told and reads, without torch. One stage, one file: the folder is the registry, `load("distill")` is `stages/distill.py`.
+
+A file defines one subclass of `_stage.Stage` named `Stage` and, where people write settings for it, a pydantic model named `Options`.
+"""
+
+import functools
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+MAKERS = ("items", "text")  # kinds of data: what `make` may say in data.yaml
+
+
+@functools.cache
+def available() -> tuple[str, ...]:
+    """Names of all stages."""
+    return tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_")))
+
+
+def load(name: str) -> ModuleType:
+    """The module of a stage. Raises ValueError naming the possible ones."""
+    if name not in available():
+        raise ValueError(f"no stage {name!r}; have {', '.join(available())}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+@functools.cache
+def stage(name: str):
+    """The stage itself."""
+    return load(name).Stage()
+
+
+@functools.cache
+def training() -> tuple[str, ...]:
+    """Names of the stages that a run's `steps` may have."""
+    return tuple(name for name in available() if stage(name).trains)

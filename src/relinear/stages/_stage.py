@@ -1,0 +1,52 @@
+"""The contract of a stage: where its results lie, what its work is told, what it reads, which hardware it wants."""
+
+from typing import Any, NamedTuple
+
+
+class Node(NamedTuple):
+    """One stage of one thing: of an asset, a model, a text, or a run; `part` names the measure of a measured run."""
+
+    stage: str
+    name: str
+    part: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(word for word in self if word)
+
+
+class Stage:
+    """What a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
+
+    help: str = ""  # of its verb
+    work: str = ""  # the module with `work(job) -> metrics`, imported by name when the stage runs
+    device = False  # computes on the scale's device; else on the CPU
+    spread = False  # can be the work of several processes, each with a GPU
+    trains = False  # is a step of a run
+    torch = True  # its work needs torch
+
+    def folder(self, node: Node) -> str:
+        """The folder of its results, below the scale's."""
+        return f"{node.stage}/{node.name}"
+
+    def settings(self, plan, node: Node) -> dict[str, Any]:
+        """All that the work is told, as plain data; part of the key."""
+        raise NotImplementedError
+
+    def parents(self, plan, node: Node) -> dict[str, Node]:
+        """The nodes whose folders the work reads, by role."""
+        return {}
+
+    def assets(self, plan, node: Node) -> list[str]:
+        """The assets that the work reads from the cache."""
+        return []
+
+    def modules(self, plan, node: Node) -> list[str]:
+        """Entry points of the code that makes the result."""
+        return [self.work]
+
+    def seed(self, plan, node: Node) -> int:
+        """Where its random numbers start from."""
+        return plan.seed
+
+    def check(self, plan, node: Node, processes: int) -> None:
+        """Raises ConfigError for settings that cannot work with that many processes."""

@@ -1,0 +1,97 @@
+"""What the training steps of a run share: recipe, budget, and what they begin with."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from relinear.plan.strict import ConfigError, Positive, Strict, parse
+from relinear.stages import _stage
+
+
+class Budget(Strict):
+    """A scale's budget of a step: `epochs` over the training tokens in sequences of `seq_len`, batch x accumulate of them a step."""
+
+    epochs: Positive
+    seq_len: Positive
+    batch_size: Positive
+    accumulate: Positive
+    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # no run learns slower: the papers' rates are for thousands of steps, not for tens
+
+
+class Recipe(Strict):
+    """How a run is optimised in one step, AdamW with linear warm-up and cosine; and on which text, where it differs from the scale."""
+
+    data: str  # of data.yaml
+    lr: Annotated[float, Field(gt=0)]
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    dose: Annotated[float, Field(gt=0)] = 1.0  # unique training tokens, as a multiple of the scale's
+    epochs: Positive | None = None  # the scale's where not given; so are the next two
+    seq_len: Positive | None = None
+    batch_size: Positive | None = None
+
+
+OF_BUDGET = ("epochs", "seq_len", "batch_size")
+ELSEWHERE = {"data", "dose", *OF_BUDGET}  # fields of a recipe that its text and its budget say
+
+
+class Step(_stage.Stage):
+    """A stage that trains a run."""
+
+    device = spread = trains = True
+    Options: type[Recipe]
+    Budget: type[Budget]
+
+    def folder(self, node):
+        return f"runs/{node.name}/{node.stage}"
+
+    def recipe(self, plan, node) -> Recipe:
+        """The step's own settings in runs.yaml."""
+        return parse(self.Options, plan.run(node.name).run.recipes[node.stage], f"runs.yaml: {node.name}: {node.stage}")
+
+    def budget(self, plan, node) -> dict[str, Any]:
+        """The scale's budget with whatever the run gives instead."""
+        given = plan.config.train.get(node.stage)
+        if given is None:
+            raise ConfigError(f"scale {plan.scale!r} has no budget for {node.stage}; it has {', '.join(plan.config.train) or 'none'}")
+        budget = parse(self.Budget, given, f"scales/{plan.scale}.yaml: train: {node.stage}")
+        recipe = self.recipe(plan, node)
+        return budget.model_dump(mode="json") | {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
+
+    def settings(self, plan, node):
+        recipe = self.recipe(plan, node).model_dump(mode="json", exclude=ELSEWHERE)
+        run = plan.run(node.name)
+        return {
+            "method": run.run.method, "options": run.run.options, "links": plan.links_of(node), "recipe": recipe,
+            "budget": self.budget(plan, node), "seed": self.seed(plan, node),
+        }  # fmt: skip
+
+    def text(self, plan, node):
+        """The text that it trains on."""
+        recipe = self.recipe(plan, node)
+        return plan.text(recipe.data, plan.run(node.name).model, recipe.dose)
+
+    def parents(self, plan, node):
+        return {"model": plan.model_of(node.name), "text": self.text(plan, node), **plan.trained_before(node)}
+
+    def modules(self, plan, node):
+        return [self.work, *plan.method_modules(node.name)]
+
+    def seed(self, plan, node):
+        return plan.seed + plan.run(node.name).seed
+
+    def check(self, plan, node, processes):
+        budget = self.budget(plan, node)
+        positions = plan.models[plan.run(node.name).model].positions
+        if budget["seq_len"] > positions:
+            raise ConfigError(f"run {node.name!r}: {node.stage}.seq_len {budget['seq_len']} is beyond the model's {positions} positions")
+        step = budget["batch_size"] * budget["accumulate"]
+        if step % processes:
+            possible = ", ".join(str(n) for n in range(1, step + 1) if step % n == 0)
+            raise ConfigError(
+                f"scale {plan.scale!r}: a step of {node.stage} has batch_size x accumulate = {step} sequences, which {processes} processes "
+                f"cannot share evenly; possible: {possible}"
+            )

@@ -1,0 +1,19 @@
+"""A model's pass over the transfer data, kept on disk for all runs that distill on a small machine."""
+
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+
+class Stage(_stage.Stage):
+    help = "Run a model once over the transfer data."
+    work = "relinear.get.activations"
+    device = True
+
+    def settings(self, plan, node):
+        return {"seq_len": plan.config.train["distill"]["seq_len"]}
+
+    def parents(self, plan, node):
+        return {"model": Node("model", plan.text_of(node).model), "text": Node("text", node.name)}
+
+    def modules(self, plan, node):
+        return [self.work, "relinear.attention.softmax"]

@@ -1,0 +1,23 @@
+"""Stage 2: a linearized model is trained as a language model, by LoRA, in full, or in the method's own parameters alone."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from relinear.plan.strict import Positive
+from relinear.stages import _training
+
+
+class Options(_training.Recipe):
+    kind: Literal["lora", "full", "method"]  # method: only the parameters that the method added
+    train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
+    method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
+    lora_rank: Positive = 8
+    lora_alpha: Positive = 16
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Stage(_training.Step):
+    help = "Stage 2: train the linearized model on text, by LoRA, in full, or in its method's parameters."
+    work = "relinear.train.finetune"
+    Options, Budget = Options, _training.Budget

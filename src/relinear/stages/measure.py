@@ -1,0 +1,77 @@
+"""A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns nothing."""
+
+from pathlib import Path
+
+from relinear.files import sha256
+from relinear.plan.strict import ConfigError
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+GATE = "gate"  # the measure that a model must pass before others score it
+
+
+class Stage(_stage.Stage):
+    help = "Measure a run."
+    work = "relinear.measure.run"
+    device = spread = True
+
+    def folder(self, node):
+        return f"runs/{node.name}/{node.part}"
+
+    def settings(self, plan, node):
+        measure, run = plan.measures[node.part], plan.run(node.name)
+        options = {**plan.config.measures.get(measure.metric, {}), **measure.options}
+        if "tasks" in options:  # names of workflow/tasks; of the scale's `items` only theirs count
+            items = options.get("items", {})
+            options["items"] = {task: items.get(task) for task in options.pop("tasks")}
+        return {
+            "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
+            "metric": measure.metric, "metric_options": options, "before": measure.before, "data": self._data_name(plan, node), "files": self._files(plan, node, options),
+            "seed": plan.seed, "init_seed": plan.seed + run.seed,
+        }  # fmt: skip
+
+    def parents(self, plan, node):
+        parents = {"model": plan.model_of(node.name), **plan.trained_before(node)}
+        measure, data = plan.measures[node.part], self._data_name(plan, node)
+        if data is not None and plan.data[data].make != "items":
+            parents["data"] = plan.text(measure.data, plan.run(node.name).model)
+        if measure.before is None and node.part != GATE and GATE in plan.measures:
+            parents[GATE] = node._replace(part=GATE)
+        return parents
+
+    def assets(self, plan, node):
+        items = self._items(plan, node)
+        return [items["asset"]] if items and items["asset"] else []
+
+    def modules(self, plan, node):
+        return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
+
+    def check(self, plan, node, processes):
+        options = {**plan.config.measures.get(plan.measures[node.part].metric, {}), **plan.measures[node.part].options}
+        positions = plan.models[plan.run(node.name).model].positions
+        for name in ("seq_len", "max_length"):
+            if options.get(name, 0) > positions:
+                raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
+
+    def _data_name(self, plan, node: Node) -> str | None:
+        data = plan.measures[node.part].data
+        return None if data is None else plan.stand_in("data", data)
+
+    def _items(self, plan, node: Node) -> dict | None:
+        data = self._data_name(plan, node)
+        return plan.data[data].options if data is not None and plan.data[data].make == "items" else None
+
+    def _files(self, plan, node: Node, options: dict) -> dict[str, str]:
+        """Files of `workflow/` that the metric reads: sha256 by path."""
+        paths = [self._task(plan.workflow, task) for task in options.get("items", {})]
+        items = self._items(plan, node)
+        if items and items["folder"]:
+            paths += sorted(p for p in (plan.workflow / items["folder"]).rglob("*") if p.is_file())
+        return {path.relative_to(plan.workflow).as_posix(): sha256(path) for path in paths}
+
+    @staticmethod
+    def _task(workflow: Path, task: str) -> Path:
+        path = workflow / "tasks" / f"{task}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"no task {task!r}; workflow/tasks has {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}")
+        return path

@@ -1,0 +1,20 @@
+"""A model that runs begin with, saved once as a plain transformers folder."""
+
+from relinear.stages import _stage
+
+
+class Stage(_stage.Stage):
+    help = "Save a model once as a plain transformers folder."
+    work = "relinear.get.model"
+
+    def folder(self, node):
+        return f"models/{node.name}"
+
+    def settings(self, plan, node):
+        return {"model": plan.models[node.name].model_dump(mode="json"), "seed": plan.seed}
+
+    def assets(self, plan, node):
+        return list(plan.models[node.name].assets)
+
+    def modules(self, plan, node):
+        return [self.work, f"relinear.families.{plan.models[node.name].family}"]

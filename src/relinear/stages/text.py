@@ -1,0 +1,56 @@
+"""Texts as token streams for one model's vocabulary: one to train on, one held out."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+MADE_HERE = ("smoke", "written")  # sources that are no assets
+
+
+class Written(Strict):
+    """How many tokens of instructions and answers the model writes itself, and how it is sampled."""
+
+    tokens: Positive
+    batch_size: Positive
+    instruction_tokens: Positive  # the longest; one that does not end is left out
+    response_tokens: Positive
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    response_temperature: Annotated[float, Field(gt=0)] = 0.7  # answers ramble at 1, questions repeat themselves below
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: text`."""
+
+    sources: tuple[str, ...]  # assets, `written` for the model's own instructions, `smoke`
+    heldout_source: str
+    written: Written | None = None
+
+
+class Stage(_stage.Stage):
+    help = "Tokenise and split the texts of a data set for a model."
+    work = "relinear.get.text"
+
+    def folder(self, node):
+        return f"text/{node.name}"
+
+    def settings(self, plan, node):
+        text = plan.text_of(node)
+        options = plan.data[text.data].options
+        return {
+            "sources": options["sources"], "heldout_source": options["heldout_source"], "train_tokens": plan.train_tokens(text.dose),
+            "heldout_tokens": plan.config.text.heldout_tokens, "seed": plan.seed,
+        }  # fmt: skip
+
+    def parents(self, plan, node):
+        text = plan.text_of(node)
+        written = plan.data[text.data].options["written"] is not None
+        return {"model": Node("model", text.model)} | ({"written": plan.written(text)} if written else {})
+
+    def assets(self, plan, node):
+        options = plan.data[plan.text_of(node).data].options
+        return [s for s in dict.fromkeys((*options["sources"], options["heldout_source"])) if s not in MADE_HERE]

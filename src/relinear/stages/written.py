@@ -1,0 +1,19 @@
+"""Instructions and answers that a model writes itself, for data sets with the source `written`."""
+
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+
+class Stage(_stage.Stage):
+    help = "Let a model write instructions and answers to train on."
+    work = "relinear.get.written"
+    device = True
+
+    def settings(self, plan, node):
+        text = plan.text_of(node)
+        options = dict(plan.data[text.data].options["written"])
+        options["tokens"] = max(round(options["tokens"] * plan.budget * text.dose), 1)
+        return {"written": options, "seed": plan.seed, "kept": plan.kept(text.model, options)}
+
+    def parents(self, plan, node):
+        return {"model": Node("model", plan.text_of(node).model)}
