@@ -17,7 +17,7 @@ from relinear.linearize.model import assemble, fuse_norms, maskless, save_method
 from relinear.machine.distributed import rank, size, spread, whole
 from relinear.machine.hardware import memory_bytes, place
 from relinear.train.loop import train
-from relinear_kernels import token_cross_entropy
+from relinear_kernels.token_cross_entropy import token_cross_entropy
 
 if TYPE_CHECKING:
     from relinear.stage import Context
