@@ -1,14 +1,18 @@
 """Laws of the code hash: it covers the code that a stage's result depends on, and no other."""
 
 import ast
+import importlib
+import inspect
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from relinear import attention
 from relinear.plan import code
-from relinear.plan.code import closure, code_hash, find
-from relinear.plan.plan import SHARED, Plan
+from relinear.plan.code import closure, code_hash, definition, find, kernel_hashes
+from relinear.plan.plan import SHARED, WORK, Plan
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
@@ -35,16 +39,16 @@ def test_what_schedules_and_renders_belongs_to_no_result(step):
 @pytest.mark.parametrize(
     ("stage", "needs"),
     [
-        ("distill", {"distill", "train", "model", "transfer", "corpus", "hardware", "attention._base", "attention.lizard"}),
-        ("finetune", {"finetune", "train", "model", "corpus", "hardware", "attention._base", "attention.lizard"}),
-        ("fidelity", {"fidelity", "evaluate.perplexity", "model", "transfer", "attention.lizard"}),
-        ("evaluate", {"evaluate.run", "evaluate.gate", "evaluate.harness", "evaluate.perplexity", "model", "state", "attention.lizard"}),
+        ("distill", {"train.distill", "train.loop", "linearize.transfer", "get.text", "machine.hardware", "attention._base"}),
+        ("finetune", {"train.finetune", "train.loop", "linearize.model", "get.text", "machine.hardware", "attention._base"}),
+        ("fidelity", {"measure.fidelity", "measure.perplexity", "linearize.model", "linearize.transfer", "attention._base"}),
+        ("evaluate", {"measure.run", "measure.gate", "measure.lm_eval", "measure.perplexity", "linearize.state", "attention._base"}),
     ],
 )
 def test_a_stage_reaches_what_makes_its_result(stage, needs):
     reached = closure(PLAN.modules(PLAN.step(stage, "lizard")))
-    assert {f"relinear.{m}" for m in needs} <= reached.keys()
-    assert "relinear_kernels.linear_attention_reference" in reached
+    assert {f"relinear.{m}" for m in needs | {"attention.lizard"}} <= reached.keys()
+    assert {f"relinear_kernels.{m}" for m in ("linear_attention_reference", "features")} <= reached.keys()
 
 
 def test_evaluating_does_not_depend_on_how_models_are_trained():
@@ -73,7 +77,7 @@ def test_no_module_hides_an_import_from_the_hash():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of three modules: a imports b, b and c import each other only where types are checked."""
+    """A package of three modules: a imports b, which imports c where types are checked."""
     monkeypatch.setitem(code.PACKAGES, "toy", tmp_path)
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "a.py").write_text('"""A."""\nfrom toy.b import f\n\n\ndef g(x):\n    """Doc."""\n    return f(x)  # remark\n')
@@ -91,14 +95,14 @@ def package(tmp_path, monkeypatch):
     code._read.cache_clear()
 
 
-def test_closure_follows_imports_but_not_annotations(package):
-    assert set(closure(["toy.a"])) == {"toy", "toy.a", "toy.b"}
+def test_closure_follows_every_import(package):
+    assert set(closure(["toy.a"])) == {"toy", "toy.a", "toy.b", "toy.c"}
 
 
 def test_what_does_not_change_the_syntax_tree_does_not_change_the_hash(package):
     before = code_hash(["toy.a"])
     assert package("a", '"""Another."""\n\nfrom toy.b import f\n\n\n# More.\ndef g(x):\n    """Other."""\n    return (f(x))\n') == before
-    assert package("c", "class C:\n    x = 1\n") == before
+    assert package("c", '"""A module."""\n\n\nclass C:  # remark\n    pass\n') == before
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,7 @@ def test_what_does_not_change_the_syntax_tree_does_not_change_the_hash(package):
         ("a", "from toy.b import f\n\n\ndef g(x):\n    return f(x) * 2\n"),
         ("b", "def f(x):\n    return x + 2\n"),
         ("b", "def f(x, y=1):\n    return x + 1\n"),
+        ("c", "class C:\n    x = 1\n"),
     ],
 )
 def test_a_change_of_the_syntax_tree_here_or_in_an_import_changes_the_hash(package, module, text):
@@ -122,7 +127,7 @@ def test_a_function_keeps_its_hash_wherever_the_clone_lies(package, tmp_path, mo
 
 
 def test_find_knows_our_modules_only():
-    assert find("relinear.train.loop").name == "train.py" and find("relinear.attention").name == "__init__.py"
+    assert find("relinear.train.loop").name == "loop.py" and find("relinear.attention").name == "__init__.py"
     assert find("torch") is None and find("relinear.nothing") is None
     with pytest.raises(ValueError, match="no module 'relinear.nothing'"):
         closure(["relinear.nothing"])
@@ -136,3 +141,148 @@ def test_fields_that_other_pythons_have_and_leave_empty_do_not_count():
     assert code._written(here) == code._written(later)
     later.more = [ast.Name("T")]
     assert code._written(here) != code._written(later)
+
+
+# --- operations: the definition is the key ---
+
+METHODS = attention.available()
+OPS = sorted(p.stem.removesuffix("_reference") for p in code.PACKAGES["relinear_kernels"].glob("*_reference.py"))
+TRAININGS = {(stage, method): [f"relinear.train.{stage}", f"relinear.attention.{method}"] for stage in ("distill", "finetune") for method in METHODS}
+FOUR = {"linear_attention", "gated_linear_attention", "sliding_window_attention", "hybrid_attention"}
+TRAINED = set(OPS) - {"decode_step"}
+# Every file that may compute an operation and is not its definition -> the operations it computes.
+IMPLEMENTATIONS = {
+    **{op: {op} for op in TRAINED},
+    **{f"{op}_triton": {op} for op in TRAINED},
+    "linear_attention_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
+    "sliding_window_attention_triton": {"sliding_window_attention", "hybrid_attention"},
+    "projection_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
+    "decode_step_triton": FOUR,
+    "decode_step": set(),  # no training calls it
+    "decode_step_reference": set(),
+    "dispatch": TRAINED,
+    "triton_common": TRAINED,
+    "aot": set(),
+    "bench": set(),
+    "testing": set(),
+    "__init__": set(),
+}
+# Every definition, what an edit of its arithmetic is, and the trainings that it enters.
+DEFINITIONS = {
+    "linear_attention": ("EPS = 1e-6", "EPS = 2e-6", set(TRAININGS)),
+    "sliding_window_attention": ("q.shape[-1] ** -0.5", "q.shape[-1] ** -0.6", set(TRAININGS)),
+    "attention_cross_entropy": (".sum(-1).transpose(1, 2)", ".mean(-1).transpose(1, 2)", set(TRAININGS)),
+    "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
+    "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
+    "scaled_sum": ("scale.to(wide)[:, None] * y", "scale.to(wide)[:, None] * y * 2", {x for x in TRAININGS if x[1] == "lizard"}),
+    "hybrid_attention": ("EPS = 1e-12", "EPS = 1e-11", {x for x in TRAININGS if x[1] == "lolcats"}),
+    "token_cross_entropy": ("IGNORED = -100", "IGNORED = -101", {x for x in TRAININGS if x[0] == "finetune"}),
+    "decode_step": ("old.copy_(new)", "old.copy_(2 * new)", set()),
+}
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory):
+    """A function that edits a file in a copy of the kernels, and says whose code hashes and which operations' kernel hashes change."""
+    folder = tmp_path_factory.mktemp("clone")
+    clone = {name: shutil.copytree(path, folder / name) for name, path in code.PACKAGES.items()}
+    known, read = {}, code._read.__wrapped__
+
+    def by_text(path):
+        text = path.read_text()
+        if text not in known:
+            known[text] = read(path)
+        return known[text]
+
+    def hashes():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(code, "PACKAGES", clone)
+            patch.setattr(code, "_read", by_text)  # which is cached by path
+            kernels = {(x, op): h for x, modules in TRAININGS.items() for op, h in kernel_hashes(modules).items()}
+            return {x: code_hash(modules) for x, modules in TRAININGS.items()}, kernels
+
+    before = hashes()
+
+    def edit(stem, change):
+        path = clone["relinear_kernels"] / f"{stem}.py"
+        text = path.read_text()
+        path.write_text(change(text))
+        try:
+            assert path.read_text() != text
+            codes, kernels = ({x for x in a if a[x] != b[x]} for a, b in zip(before, hashes(), strict=True))
+        finally:
+            path.write_text(text)
+        ops = {op for _, op in kernels}
+        assert kernels == {(x, op) for x, op in before[1] if op in ops}, "an operation has one hash, whoever uses it"
+        return codes, ops
+
+    yield edit
+    assert hashes() == before
+
+
+def test_these_are_all_files_of_the_kernels():
+    stems = {p.stem for p in code.PACKAGES["relinear_kernels"].glob("*.py") if not p.stem.endswith("_test")} - {"conftest"}
+    assert stems == {*IMPLEMENTATIONS, *(f"{op}_reference" for op in DEFINITIONS), "features"}
+
+
+@pytest.mark.parametrize("stem", IMPLEMENTATIONS)
+def test_editing_an_implementation_retrains_nothing_and_is_recorded(edited, stem):
+    assert edited(stem, lambda text: text + "\nEDITED = 1\n") == (set(), IMPLEMENTATIONS[stem])
+
+
+@pytest.mark.parametrize("op", DEFINITIONS)
+def test_editing_a_definition_retrains_the_methods_that_use_it(edited, op):
+    old, new, trainings = DEFINITIONS[op]
+    codes, ops = edited(f"{op}_reference", lambda text: text.replace(old, new))
+    assert codes == trainings
+    assert op in ops or op == "decode_step"
+
+
+def test_feature_maps_are_part_of_every_definition(edited):
+    codes, ops = edited("features", lambda text: text.replace("FLOOR = 1e-12", "FLOOR = 1e-11"))
+    assert codes == set(TRAININGS) and ops >= FOUR
+
+
+@pytest.mark.parametrize("stem", ["linear_attention_reference", "features", "linear_attention", "linear_attention_triton", "dispatch"])
+def test_comments_and_docstrings_are_neither_code_nor_kernel(edited, stem):
+    def rewritten(text):
+        return re.sub(r'^( *""")(?=\w)', r"\1Other words. ", text, flags=re.MULTILINE) + "\n# A remark.\n"
+
+    assert edited(stem, rewritten) == (set(), set())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stage", ["distill", "finetune", "fidelity", "evaluate"])
+def test_no_result_is_keyed_by_how_its_operations_are_computed(stage, method):
+    reached = closure([f"relinear.{WORK[stage]}", f"relinear.attention.{method}"])
+    kernels = {m for m in reached if m.startswith("relinear_kernels")}
+    assert kernels <= {"relinear_kernels.features", *(f"relinear_kernels.{op}_reference" for op in OPS)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from relinear_kernels import hybrid_attention",
+        "from relinear_kernels.hybrid_attention import hybrid_attention",
+        "from relinear_kernels import hybrid_attention_reference",
+        "from relinear_kernels import hybrid_state",
+        "import relinear_kernels",
+        "import relinear_kernels as kernels",
+        "import relinear_kernels.rotary",  # which binds the package
+    ],
+)
+def test_an_operation_is_seen_however_it_is_imported(package, line):
+    package("c", f"{line}\nimport torch\n")
+    reached = closure(["toy.a"])
+    assert "relinear_kernels.hybrid_attention_reference" in reached
+    assert ("relinear_kernels.scaled_sum_reference" in reached) == line.startswith("import "), "what is not imported is not seen"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_operation_has_its_definitions_defaults(op):
+    """The dispatching module enters no key: a default of its own would change results unseen."""
+    module = f"relinear_kernels.{op}"
+    public, defined = (inspect.signature(getattr(importlib.import_module(m), op)).parameters for m in (module, definition(module)))
+    both = public.keys() & defined.keys()
+    assert both and {n: public[n].default for n in both} == {n: defined[n].default for n in both}
+    assert not defined.keys() - public.keys()

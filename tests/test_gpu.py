@@ -15,7 +15,7 @@ from relinear.linearize.model import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.measure import lm_eval as harness
 from relinear.train.loop import train
-from relinear_kernels import attention_cross_entropy
+from relinear_kernels.attention_cross_entropy import attention_cross_entropy
 from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

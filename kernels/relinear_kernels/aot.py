@@ -154,7 +154,10 @@ def _gated(feature, dim, features, dtype=torch.bfloat16):
 
 
 def _decode(op, dim, features, states=4, batch=1, **options):
-    from relinear_kernels import decode_step_triton, hybrid_state, linear_state, window_state
+    from relinear_kernels import decode_step_triton
+    from relinear_kernels.hybrid_attention_reference import hybrid_state
+    from relinear_kernels.linear_attention_reference import linear_state
+    from relinear_kernels.sliding_window_attention_reference import window_state
 
     args, matrices = _tensors(4, 1, dim, features, torch.bfloat16, 1, batch)
     matrices["w_k"] = matrices["w_k"][:states]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from relinear_kernels import attention_cross_entropy
+from relinear_kernels.attention_cross_entropy import attention_cross_entropy
 from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic
 from relinear_kernels.testing import DEVICE, DTYPES, check, relative
 

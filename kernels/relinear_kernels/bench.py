@@ -21,27 +21,27 @@ from pathlib import Path
 import torch
 
 from relinear_kernels import (
-    attention_cross_entropy,
     attention_cross_entropy_reference,
-    decode_step,
-    gated_linear_attention,
     gated_linear_attention_reference,
-    hybrid_attention,
     hybrid_attention_reference,
-    hybrid_state,
-    linear_attention,
     linear_attention_reference,
-    linear_state,
-    rotary,
     rotary_reference,
-    scaled_sum,
-    sliding_window_attention,
     sliding_window_attention_reference,
-    token_cross_entropy,
     token_cross_entropy_reference,
-    window_state,
 )
+from relinear_kernels.attention_cross_entropy import attention_cross_entropy
+from relinear_kernels.decode_step import decode_step
 from relinear_kernels.features import ACTIVATIONS
+from relinear_kernels.gated_linear_attention import gated_linear_attention
+from relinear_kernels.hybrid_attention import hybrid_attention
+from relinear_kernels.hybrid_attention_reference import hybrid_state
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import linear_state
+from relinear_kernels.rotary import rotary
+from relinear_kernels.scaled_sum import scaled_sum
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import window_state
+from relinear_kernels.token_cross_entropy import token_cross_entropy
 
 BANDWIDTH = 4.27e12  # bytes/s, device-to-device copy measured on an H200 (read plus written)
 COLUMNS = ("op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note")

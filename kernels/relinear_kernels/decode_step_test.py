@@ -3,19 +3,14 @@
 import pytest
 import torch
 
-from relinear_kernels import (
-    HybridState,
-    LinearState,
-    decode_step,
-    gated_linear_attention,
-    hybrid_attention,
-    hybrid_state,
-    linear_attention,
-    linear_state,
-    sliding_window_attention,
-    window_state,
-)
-from relinear_kernels.sliding_window_attention_reference import WindowState, in_order
+from relinear_kernels.decode_step import decode_step
+from relinear_kernels.gated_linear_attention import gated_linear_attention
+from relinear_kernels.hybrid_attention import hybrid_attention
+from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_state
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import LinearState, linear_state
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import WindowState, in_order, window_state
 from relinear_kernels.testing import DEVICE, of_key_heads, relative
 
 pytest.importorskip("triton")

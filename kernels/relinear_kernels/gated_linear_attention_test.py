@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from relinear_kernels import gated_linear_attention, linear_attention
 from relinear_kernels.dispatch import per_sequence
+from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention as chunked
+from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_test import call
 from relinear_kernels.linear_attention_test import inputs as ungated
 from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from relinear_kernels import LinearState, hybrid_attention
+from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import HybridState, hybrid_state
 from relinear_kernels.hybrid_attention_reference import hybrid_attention as chunked
+from relinear_kernels.linear_attention_reference import LinearState
 from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
 pytest.importorskip("triton")

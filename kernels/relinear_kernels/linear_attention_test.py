@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from relinear_kernels import LinearState, linear_attention
 from relinear_kernels.features import EXPONENTIAL
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import LinearState
 from relinear_kernels.linear_attention_reference import linear_attention as chunked
 from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 

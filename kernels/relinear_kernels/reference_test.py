@@ -6,16 +6,14 @@ import math
 import pytest
 import torch
 
-from relinear_kernels import (
-    gated_linear_attention,
-    hybrid_attention,
-    linear_attention,
-    sliding_window_attention,
-)
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, exp, project
+from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_quadratic
+from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_quadratic
+from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import blocks, linear_attention_quadratic, linear_attention_weights
+from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import sliding_window_quadratic
 from relinear_kernels.testing import relative
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from relinear_kernels import rotary
+from relinear_kernels.rotary import rotary
 from relinear_kernels.rotary_reference import rotary as definition
 from relinear_kernels.testing import DEVICE, DTYPES, check, fill_empty_with_nan, relative
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from relinear_kernels import scaled_sum
+from relinear_kernels.scaled_sum import scaled_sum
 from relinear_kernels.scaled_sum_reference import scaled_sum as definition
 from relinear_kernels.testing import DEVICE, DTYPES, check, fill_empty_with_nan, relative
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from relinear_kernels import sliding_window_attention
+from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import begin, extend, window_state
 from relinear_kernels.sliding_window_attention_reference import sliding_window_attention as blocked
 from relinear_kernels.testing import DEVICE, DTYPES, check, relative

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from relinear_kernels import token_cross_entropy
 from relinear_kernels.testing import DEVICE, DTYPES, check, relative
+from relinear_kernels.token_cross_entropy import token_cross_entropy
 from relinear_kernels.token_cross_entropy_reference import token_cross_entropy as definition
 
 pytest.importorskip("triton")

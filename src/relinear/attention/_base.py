@@ -7,7 +7,10 @@ from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from relinear_kernels import attention_cross_entropy, cross_entropy, rotary, sliding_window_weights
+from relinear_kernels.attention_cross_entropy import attention_cross_entropy
+from relinear_kernels.attention_cross_entropy_reference import cross_entropy
+from relinear_kernels.rotary import rotary
+from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
 DISTILL_LOSSES = ("cross_entropy", "mse")
 

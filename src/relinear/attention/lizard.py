@@ -19,19 +19,13 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
-from relinear_kernels import (
-    LinearState,
-    WindowState,
-    gated_linear_attention,
-    gated_linear_attention_weights,
-    linear_attention,
-    linear_attention_weights,
-    linear_state,
-    scaled_sum,
-    sliding_window_attention,
-    sliding_window_weights,
-    window_state,
-)
+from relinear_kernels.gated_linear_attention import gated_linear_attention
+from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_weights
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_state
+from relinear_kernels.scaled_sum import scaled_sum
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import WindowState, sliding_window_weights, window_state
 
 
 class Options(_base.StateOptions):

@@ -17,18 +17,12 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
-from relinear_kernels import (
-    hybrid_attention,
-    hybrid_attention_weights,
-    hybrid_state,
-    linear_attention,
-    linear_attention_weights,
-    linear_features,
-    linear_state,
-    sliding_window_attention,
-    sliding_window_weights,
-    window_state,
-)
+from relinear_kernels.hybrid_attention import hybrid_attention
+from relinear_kernels.hybrid_attention_reference import hybrid_attention_weights, hybrid_state
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import linear_attention_weights, linear_features, linear_state
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import sliding_window_weights, window_state
 
 FEATURES = {"code": ("softmax_pm", "exp_pm"), "paper": ("exp", "relu", "elu")}
 CODE_WINDOW_FACTOR = 0.1

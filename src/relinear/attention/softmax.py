@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from relinear.attention._base import Attention, Inputs, softmax_output, softmax_weights
-from relinear_kernels import WindowState, sliding_window_attention, window_state
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
 
 
 class SoftmaxState(NamedTuple):

@@ -15,7 +15,8 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, linear_init, wide
-from relinear_kernels import linear_attention, linear_attention_weights, linear_state
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import linear_attention_weights, linear_state
 
 
 class Options(_base.Options):

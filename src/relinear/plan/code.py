@@ -1,11 +1,16 @@
 """Which code made a result: a hash over the sources a stage can reach, so that editing one method reruns that method and nothing else.
 
 Comments and docstrings do not count; whatever changes the syntax tree does. Sources are read, never imported.
+
+An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests hold every other form to
+them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is recorded and reruns nothing.
 """
 
 import ast
 import functools
 import hashlib
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PACKAGES = {"relinear": Path(__file__).parents[1]}
@@ -14,6 +19,7 @@ PACKAGES["relinear_kernels"] = next(
     p for p in (Path(__file__).parents[3] / "kernels" / "relinear_kernels", Path(__file__).parents[2] / "relinear_kernels") if p.is_dir()
 )
 METHODS = "relinear.attention."
+KERNELS = "relinear_kernels"
 
 
 def find(module: str) -> Path | None:
@@ -30,7 +36,7 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                node.body[0] = ast.Pass()
+                node.body = node.body[1:] or [ast.Pass()]  # as if there had never been one
     return tree
 
 
@@ -43,38 +49,81 @@ def _written(node: object) -> str:
 
 
 @functools.cache
+def _public(path: Path) -> dict[str, str]:
+    """Public name of relinear_kernels -> its module there, from the table in the package's source."""
+    [table] = [n.value for n in ast.parse(path.read_text()).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "MODULES"]
+    return ast.literal_eval(table)
+
+
+def home(module: str, name: str) -> str:
+    """The module that has what `from module import name` takes: another one where relinear_kernels itself is asked, which fetches it."""
+    place = _public(find(KERNELS)).get(name) if module == KERNELS else None
+    return f"{KERNELS}.{place}" if place else module
+
+
+def definition(module: str) -> str:
+    """`<op>_reference` where the module is an operation of relinear_kernels, else the module itself."""
+    reference = f"{module}_reference"
+    return reference if module.startswith(f"{KERNELS}.") and find(reference) else module
+
+
+@functools.cache
 def _read(path: Path) -> tuple[str, frozenset[str]]:
-    """Hash of a file's syntax tree, and the modules of ours it imports."""
+    """Hash of a file's syntax tree, and the modules of ours it imports: for annotations and within functions too."""
     tree = ast.parse(path.read_text(), str(path))
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]  # annotations need no code
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
+            if any(f"{a.name}.".startswith(f"{KERNELS}.") and not (a.asname and "." in a.name) for a in node.names):
+                names |= {home(KERNELS, name) for name in _public(find(KERNELS))}  # the package itself: any op of it may be meant
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+            for a in node.names:
+                names |= {home(node.module, a.name), f"{node.module}.{a.name}"}
     digest = hashlib.sha256(_written(_without_docstrings(tree)).encode()).hexdigest()
     return digest, frozenset(n for n in names if find(n))
 
 
-def closure(modules: list[str]) -> dict[str, Path]:
-    """The modules and everything of ours they import, however far. Methods are reached only by being named: stages load them by name."""
+def _reached(modules: Iterable[str], meet: Callable[[str], str]) -> dict[str, Path]:
+    """The modules and everything of ours they import, however far, with `meet(module)` in the place of each."""
     found: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
-        module = waiting.pop()
+        module = meet(waiting.pop())
         path = find(module)
         if path is None:
             raise ValueError(f"no module {module!r} in {', '.join(PACKAGES)}")
-        if module in found:
+        if module in found or module == KERNELS:  # the package fetches names from its modules, and nothing else
             continue
         found[module] = path
         parents = [".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 1)]
-        waiting += [n for n in {*_read(path)[1], *parents} if n not in found]
+        waiting += {*_read(path)[1], *parents}
     return found
+
+
+def _hash(found: dict[str, Path]) -> str:
+    lines = sorted(f"{name} {_read(path)[0]}" for name, path in found.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def closure(modules: list[str]) -> dict[str, Path]:
+    """The modules and everything of ours they import, however far, operations by their definitions. ValueError where one does not exist.
+
+    Methods are reached only by being named: stages load them by name.
+    """
+    return _reached(modules, definition)
 
 
 def code_hash(modules: list[str]) -> str:
     """One hash over `closure(modules)`."""
-    lines = sorted(f"{name} {_read(path)[0]}" for name, path in closure(modules).items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return _hash(closure(modules))
+
+
+def kernel_hashes(modules: list[str]) -> dict[str, str]:
+    """Operation -> one hash over the module that dispatches it and all it imports, of every operation that `closure(modules)` calls.
+
+    This is the code that computes it on a GPU: its Triton kernels and all they share, beside its definition.
+    """
+    imported = {*modules, *itertools.chain.from_iterable(_read(path)[1] for path in closure(modules).values())}
+    ops = sorted(m for m in imported if definition(m) != m)
+    return {op.rpartition(".")[2]: _hash(_reached([op], str)) for op in ops}

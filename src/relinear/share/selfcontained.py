@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from relinear.plan.code import find
+from relinear.plan.code import definition, find, home
 
 MAIN = "modeling_relinear"
 STAND_INS = "stand_ins"
@@ -128,9 +128,9 @@ def _import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, l
         return ast.unparse(ast.ImportFrom(STAND_INS, [alias], 1)), []
     if not module or find(module) is None:
         return ast.unparse(type(node)(**{**node.__dict__, "names": [alias]})), []
+    module = home(module, alias.name)
     if alias.name not in {n for s in ast.parse(find(module).read_text()).body for n in _defined(s)}:  # a module of a package
         return ast.unparse(ast.ImportFrom(None, [alias], 1)), [(f"{module}.{alias.name}", {"*"})]
-    if find(f"{module}_reference"):  # the torch form of a kernel
-        module = f"{module}_reference"
+    module = definition(module)  # the torch form of a kernel
     needs = [] if module == "relinear.attention" else [(module, {alias.name})]  # whose functions METHODS has
     return ast.unparse(ast.ImportFrom(module.rpartition(".")[2], [alias], 1)), needs

@@ -21,7 +21,7 @@ from relinear.machine.distributed import rank, size, spread, whole
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
 from relinear.train.loop import train
-from relinear_kernels import token_cross_entropy
+from relinear_kernels.token_cross_entropy import token_cross_entropy
 
 
 def work(job: Job) -> dict:
