@@ -7,7 +7,8 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from relinear.get.text import Packed
-from relinear.linearize.model import linearize, load_teacher
+from relinear.linearize.loading import load_teacher
+from relinear.linearize.model import linearize
 from relinear.linearize.transfer import record
 from relinear.machine.hardware import place
 

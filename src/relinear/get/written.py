@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import aside
-from relinear.linearize.model import load_teacher
+from relinear.linearize.loading import load_teacher
 from relinear.machine.hardware import place
 
 if TYPE_CHECKING:

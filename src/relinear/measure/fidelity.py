@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from relinear.attention._base import softmax_output, softmax_weights
 from relinear.get.text import Packed
-from relinear.linearize.model import assemble
+from relinear.linearize.assemble import Link, assemble
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.hardware import place
 from relinear.measure.perplexity import perplexity
@@ -29,7 +29,8 @@ def run(context: "Context") -> dict:
     device, dtype = place(context)
     s, sample = context.settings, context.settings["fidelity"]
     torch.manual_seed(context.seed)
-    model = assemble(context.parents["teacher"], s["method"], s["options"], distilled=context.parents.get("distill"), dtype=dtype, device=device)
+    distilled = (context.parents["distill"],) if "distill" in context.parents else ()
+    model = assemble(context.parents["teacher"], [Link(s["method"], s["options"], distilled)], dtype, device)
     text = Packed(context.parents["corpus"], "heldout", sample["seq_len"])
     layers, heads = len(model.attention_layers()), model.config.num_attention_heads
     for layer, head in sample["shown"]:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from relinear.get import assets
 from relinear.get.text import Packed, chance_loss
-from relinear.linearize.model import assemble, trained_parameters
+from relinear.linearize.assemble import Link, assemble, trained_parameters
 from relinear.machine.hardware import place
 from relinear.measure import lm_eval as harness
 from relinear.measure.gate import gate
@@ -32,10 +32,7 @@ def run(context: "Context") -> dict:
     harness.check_tasks(e["tasks"])
     torch.manual_seed(context.seed)
     chain = context.chain()
-    model = assemble(
-        context.parents["teacher"], s["method"], s["options"], distilled=chain.get("distill"), finetuned=chain.get("finetune"),
-        dtype=dtype, device=device,
-    )  # fmt: skip
+    model = assemble(context.parents["teacher"], [Link(s["method"], s["options"], tuple(chain.values()))], dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(context.parents["teacher"])
     text = Packed(context.parents["corpus"], "heldout", e["perplexity_tokens"])
     tokens, labels = text.sequence(0)

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relinear.get.text import Packed, micro_batches
-from relinear.linearize.model import assemble, fuse_norms, save_method
+from relinear.linearize.assemble import Link, assemble, save_method
+from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
 from relinear.machine.hardware import memory_bytes, place
@@ -26,7 +27,7 @@ def run(context: "Context") -> dict:
     """Write `method.safetensors`: the trained parameters that the method added to the teacher."""
     device, dtype = place(context)
     torch.manual_seed(context.seed)
-    model = assemble(context.parents["teacher"], context.settings["method"], context.settings["options"], dtype=dtype)
+    model = assemble(context.parents["teacher"], [Link(context.settings["method"], context.settings["options"])], dtype)
     metrics = fit(context, model, device)
     if context.leads:
         save_method(model, context.out / "method.safetensors")

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relinear.get.text import IGNORED, Packed, chance_loss, micro_batches
-from relinear.linearize.model import assemble, fuse_norms, maskless, save_method
+from relinear.linearize.assemble import Link, assemble, save_method
+from relinear.linearize.faster import fuse_norms, maskless
 from relinear.machine.distributed import rank, size, spread, whole
 from relinear.machine.hardware import memory_bytes, place
 from relinear.train.loop import train
@@ -29,10 +30,8 @@ def run(context: "Context") -> dict:
     settings = context.settings
     recipe = settings["finetune"]
     torch.manual_seed(context.seed)
-    base = assemble(
-        context.parents["teacher"], settings["method"], settings["options"], distilled=context.parents.get("distill"),
-        dtype=weights_dtype(recipe, dtype),
-    )  # fmt: skip
+    distilled = (context.parents["distill"],) if "distill" in context.parents else ()
+    base = assemble(context.parents["teacher"], [Link(settings["method"], settings["options"], distilled)], weights_dtype(recipe, dtype))
     model, metrics = fit(context, base, device, dtype)
     full = recipe["kind"] == "full"
     weights = _collected(base, context.leads) if full else {}
