@@ -1,12 +1,11 @@
-# The contents page. `snakemake --list` prints every rule with what it makes; the README says how to call it.
+# The contents page. `snakemake --list` prints every rule with what it makes; workflow/papers/README.md lists every table and figure.
 from snakemake.utils import min_version
 
 min_version("9.20")
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/stages.smk"
-include: "workflow/rules/headline.smk"
-include: "workflow/rules/lolcats.smk"
-include: "workflow/rules/lizard.smk"
-include: "workflow/rules/supra.smk"
+include: "workflow/rules/inputs.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/measure.smk"
+include: "workflow/rules/artefacts.smk"

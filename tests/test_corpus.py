@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from relinear.families.tiny import byte_tokenizer
 from relinear.get import text as corpus
-from relinear.get.model import byte_tokenizer
 from relinear.get.text import (
     IGNORED,
     Document,

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
-from relinear.linearize.model import fuse_norms
+from relinear.linearize.faster import fuse_norms
 from relinear.train.finetune import compute_in_input_dtype
 
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relinear import cli, linearize
 from relinear.get.model import save_teacher
-from relinear.linearize.model import load_teacher, save_method
+from relinear.linearize.assemble import load_teacher, save_method
 from relinear.linearize.state import RecurrentCache
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from relinear import linearize
 from relinear.attention._base import DISTILL_LOSSES
-from relinear.linearize.model import fuse_norms
+from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.measure import lm_eval as harness
 from relinear.train.loop import train

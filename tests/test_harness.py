@@ -17,8 +17,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.families.tiny import byte_tokenizer
 from relinear.get.assets import catalogue
-from relinear.get.model import byte_tokenizer
 from relinear.measure import lm_eval as harness
 from relinear.measure.lm_eval import LocalLM, available, check_tasks, draw, load, score
 from relinear.plan.plan import ITEMS

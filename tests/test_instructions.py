@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import made
 
+from relinear import families
 from relinear.errors import UserError
+from relinear.families.tiny import byte_tokenizer
 from relinear.get import written as instructions
-from relinear.get.model import _random, byte_tokenizer
 from relinear.get.text import documents
 from relinear.plan.config import WORKFLOW
 from relinear.plan.plan import Plan, digest
@@ -22,7 +23,7 @@ SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, 
 
 @pytest.fixture(scope="module")
 def teacher():
-    return _random(torch.float32, 0)
+    return families.load("tiny").random({}, 0, torch.float32)
 
 
 def test_a_batch_is_its_seed_s(teacher):

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from relinear import linearize, load_run
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.linearize.model import save_method
+from relinear.linearize.assemble import save_method
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 

@@ -10,8 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.families import _opening
+from relinear.families.tiny import byte_tokenizer
 from relinear.get import model as teacher
-from relinear.get.model import byte_tokenizer, save_teacher
+from relinear.get.model import save_teacher
 
 
 def tiny_gguf(path, *, seed: int) -> LlamaForCausalLM:
@@ -113,7 +115,7 @@ def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
         tokenizer.init_kwargs["eos_token_id"] = tokenizer.bos_token_id
         return tokenizer
 
-    monkeypatch.setattr(teacher.AutoTokenizer, "from_pretrained", mistaken)
+    monkeypatch.setattr(_opening.AutoTokenizer, "from_pretrained", mistaken)
     save_teacher(tmp_path, tmp_path / "out", "float32")
     saved = read(tmp_path / "out")
     assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == ("<|im_start|>", 1, "<|im_end|>", 2)

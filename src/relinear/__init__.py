@@ -13,6 +13,8 @@ importlib.import_module("relinear.share.registration").install()
 def __getattr__(name: str):
     # torch and transformers take seconds to import; reading the catalogue (as the Snakefile does) needs neither. By name, so that
     # not every module of the package counts as depending on it (relinear.plan.code).
-    if name in ("linearize", "load_run"):
-        return getattr(importlib.import_module("relinear.linearize.model"), name)
+    if name == "linearize":
+        return importlib.import_module("relinear.linearize")
+    if name == "load_run":
+        return importlib.import_module("relinear.linearize.assemble").load_run
     raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

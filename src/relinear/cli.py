@@ -1,19 +1,22 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` says what each takes."""
 
+import functools
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.machine.gpus import claim
-from relinear.plan.config import ConfigError
-from relinear.plan.plan import ON_DEVICE, PER_RUN, SHARED, SPREAD, Plan
-from relinear.stage import run_stage
+from relinear.plan.plan import Plan
+from relinear.plan.strict import ConfigError
+from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -22,92 +25,108 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
 app.add_typer(track, name="track")
 
-Scale = Annotated[str, typer.Option(help="A file of workflow/scales.")]
-Budget = Annotated[float, typer.Option(help="Multiplies every budget of the scale: training tokens, items, held-out tokens.")]
-Seed = Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")]
-Seeds = Annotated[int, typer.Option(help="Trainings of each row of the headline table, which shows their mean.")]
-Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
-Teacher = Annotated[str | None, typer.Option(help="Another teacher that the scale names.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")]
-Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
-Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {', '.join(SPREAD)} over, by torchrun; the scale's if not given.")]
-
-
-def _stage_verb(stage: str):
-    per_run = stage in PER_RUN
-
-    def work(run: str | None, scale: str, budget: float, seed: int, seeds: int, results: Path, teacher: str | None, device: str | None,
-             threads: int | None, gpus: int | None) -> None:  # fmt: skip
-        plan = Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, teacher=teacher, device=device, results=results)
-        plan.check()
-        step = plan.step(stage, run)
-        wanted = (device or plan.config.hardware.device) if stage in ON_DEVICE else "cpu"
-        launched = os.environ.get("WORLD_SIZE")  # by torchrun
-        processes = int(launched) if launched else plan.gpus(stage) if gpus is None else gpus
-        plan.check_processes(stage, max(processes, 1))
-        if wanted == "cuda":
-            claim(max(processes, 1))
-        if processes > 1 and not launched:
-            sys.stdout.flush()
-            os.execv(sys.executable, [sys.executable, *TORCHRUN, str(processes), "-m", "relinear.cli", *sys.argv[1:]])
-        module = importlib.import_module(plan.modules(step)[0])
-        # torch; not needed to print a help text
-        hardware, distributed = (importlib.import_module(f"relinear.{name}") for name in ("hardware", "distributed"))
-        plan.check_options()
-        hardware.set_threads(threads)
-        with distributed.joined(hardware.device_of(wanted)):
-            folder = run_stage(plan, step, module.run)
-            if distributed.rank() == 0:
-                print(f"{step}: {folder}")
-
-    if per_run:
-
-        def verb(run: Annotated[str, typer.Argument(help="A run of workflow/runs.yaml.")], scale: Scale = "mini", budget: Budget = 1.0,
-                 seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"), teacher: Teacher = None, device: Device = None,
-                 threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
-            work(run, scale, budget, seed, seeds, results, teacher, device, threads, gpus)
-    else:
-
-        def verb(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"),
-                 teacher: Teacher = None, device: Device = None, threads: Threads = None) -> None:  # fmt: skip
-            work(None, scale, budget, seed, seeds, results, teacher, device, threads, None)
-
-    return verb
-
-
-HELP = {
-    "assets": "Obtain and verify the scale's models, texts and items.",
-    "teacher": "Save the teacher once as a plain transformers folder.",
-    "instructions": "Let the teacher write instructions and answers to train on.",
-    "corpus": "Tokenise and split the texts.",
-    "activations": "Run the teacher once over the transfer data.",
-    "distill": "Stage 1: train a method's own parameters to mimic softmax attention.",
-    "finetune": "Stage 2: train the linearized model on text, by LoRA or in full.",
-    "fidelity": "Measure a method against softmax attention, before finetuning.",
-    "evaluate": "The gate, perplexity and lm-eval's tasks.",
+SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
+PLAN = {
+    "scale": (Annotated[str, typer.Option(help="A file of workflow/scales.")], "mini"),
+    "budget": (Annotated[float, typer.Option(help="Multiplies every amount of the scale: training tokens, items, held-out tokens.")], 1.0),
+    "seed": (Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")], 0),
+    "seeds": (Annotated[int, typer.Option(help="Trainings of each row of tables that show a mean over seeds.")], 1),
+    "results": (Annotated[Path, typer.Option(help="Folder that all scales write under.")], Path("results")),
+    "teacher": (Annotated[str | None, typer.Option(help="A model of models.yaml in place of every run's.")], None),
+    "device": (Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")], None),
 }
-for _stage in (*SHARED, *PER_RUN):
-    app.command(name=_stage, help=HELP[_stage])(_stage_verb(_stage))
+Seed = Annotated[int, typer.Option(help="Seed of what is sampled.")]
+Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
+Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
+Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
+
+
+def planned(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose first parameter is a plan, as one that takes the plan's options instead."""
+    own = list(inspect.signature(verb).parameters.values())[1:]
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, (kind, default) in PLAN.items()]
+
+    @functools.wraps(verb)
+    def with_options(**given) -> None:
+        plan = Plan(**{name: given.pop(name) for name in PLAN})
+        plan.check()
+        verb(plan, **given)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+    with_options.__signature__ = inspect.Signature(parameters)
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options
+
+
+def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
+    """Run one node in this process, or in as many as it is spread over."""
+    stage = stages.stage(node.stage)
+    wanted = (plan.device or plan.config.hardware.device) if stage.device else "cpu"
+    launched = os.environ.get("WORLD_SIZE")  # by torchrun
+    processes = int(launched) if launched else plan.gpus(node.stage) if gpus is None else gpus
+    plan.check_processes(node, max(processes, 1))
+    if wanted == "cuda":
+        importlib.import_module("relinear.machine.gpus").claim(max(processes, 1))
+    if processes > 1 and not launched:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *TORCHRUN, str(processes), "-m", "relinear.cli", *sys.argv[1:]])
+    run_stage, work = importlib.import_module("relinear.stage").run_stage, importlib.import_module(stage.work).work
+    if not stage.torch:
+        print(f"{node}: {run_stage(plan, node, work)}")
+        return
+    hardware, distributed = (importlib.import_module(f"relinear.machine.{name}") for name in ("hardware", "distributed"))
+    plan.check_options()
+    hardware.set_threads(threads)
+    with distributed.joined(hardware.device_of(wanted)):
+        folder = run_stage(plan, node, work)
+        if distributed.rank() == 0:
+            print(f"{node}: {folder}")
+
+
+def _verb(stage: str) -> Callable[..., None]:
+    """The verb of a stage: its node's name, for measure also the measure, then a plan's options."""
+
+    def named(plan, name: Annotated[str, typer.Argument(help="An asset, a model, a text (<data>@<model>) or a run.")], threads: Threads = None,
+              gpus: Gpus = None) -> None:  # fmt: skip
+        run(plan, plan.node(stage, name), threads, gpus)
+
+    def measured(plan, name: Annotated[str, typer.Argument(help="A run.")], measure: Annotated[str, typer.Argument(help="A measure.")],
+                 threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
+        run(plan, plan.node(stage, name, measure), threads, gpus)
+
+    return planned(measured if stage == "measure" else named)
+
+
+for _name in stages.available():
+    app.command(name=_name, help=stages.stage(_name).help)(_verb(_name))
 
 
 @app.command()
-def render(
-    paper: Annotated[str, typer.Argument(help="A file of workflow/papers.")],
+@planned
+def draw(
+    plan,
+    paper: Annotated[str, typer.Argument(help="A folder of workflow/papers.")],
     artefact: Annotated[str, typer.Argument(help="Its table or figure, such as table1.")],
-    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"), teacher: Teacher = None,
-    device: Device = None,
-) -> None:  # fmt: skip
-    """Make a paper's table or figure from finished runs; rows that were not run say so."""
-    from relinear import draw as papers
+) -> None:
+    """Draw a paper's table or figure from finished measurements; those that were not run say so."""
+    from relinear.draw import from_plan
 
-    plan = Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, teacher=teacher, device=device, results=results)
-    if paper not in papers.available():
-        raise ConfigError(f"no paper {paper!r}; have {', '.join(papers.available())}")
-    module = papers.load(paper)
-    if artefact not in module.ARTEFACTS:
-        raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(module.ARTEFACTS)}")
-    for path in module.ARTEFACTS[artefact](plan):
+    if paper not in {a.paper for a in plan.artefacts.values()}:
+        raise ConfigError(f"no paper {paper!r} with tables or figures; have {', '.join(sorted({a.paper for a in plan.artefacts.values()}))}")
+    if f"{paper}_{artefact}" not in plan.artefacts:
+        raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(a.stem for a in plan.artefacts.values() if a.paper == paper)}")
+    for path in from_plan(plan, plan.artefacts[f"{paper}_{artefact}"]):
         print(path)
+
+
+@app.command()
+@planned
+def status(plan) -> None:
+    """List the finished results of a scale whose kernels, lock or assets have changed since, or that the plan would make anew."""
+    from relinear.status import lines
+
+    for line in lines(plan):
+        print(line)
 
 
 @app.command("benchmark")
@@ -136,13 +155,9 @@ def export_run(
 
 
 @app.command("tasks")
-def write_tasks(
-    out: Annotated[Path, typer.Argument(help="The folder to make.")],
-    scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0,
-) -> None:  # fmt: skip
-    """Write the items that a scale's evaluate stage scores as tasks for lm_eval --include_path."""
-    plan = Plan(scale=scale, budget=budget, seed=seed)
-    plan.check()
+@planned
+def write_tasks(plan, out: Annotated[Path, typer.Argument(help="The folder to make.")]) -> None:
+    """Write the items that a scale scores as tasks for lm_eval --include_path."""
     from relinear.share.tasks import write
 
     print(" ".join(write(plan, out)))
@@ -171,11 +186,11 @@ def generate(
 
 
 @track.command("init")
-def track_init(scale: Scale = "mini", budget: Budget = 1.0, seed: Seed = 0, seeds: Seeds = 1, results: Results = Path("results"),
-               teacher: Teacher = None, device: Device = None) -> None:  # fmt: skip
+@planned
+def track_init(plan) -> None:
     """Create the store, before anything writes to it in parallel."""
-    results.mkdir(parents=True, exist_ok=True)
-    tracking.init(Plan(scale=scale, results=results).store, scale)
+    plan.results.mkdir(parents=True, exist_ok=True)
+    tracking.init(plan.store, plan.scale)
 
 
 @track.command("rebuild")

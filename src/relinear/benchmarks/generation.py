@@ -38,8 +38,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Mistra
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from relinear.errors import UserError
+from relinear.linearize.faster import UNMASKED, fuse_norms
 from relinear.linearize.graph import Decoder, capture
-from relinear.linearize.model import UNMASKED, fuse_norms, linearize
+from relinear.linearize.model import linearize
 from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
 from relinear.plan.config import read_runs

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.draw._render import markdown, write_csv, write_text
-from relinear.linearize.model import linearize, load_teacher
+from relinear.linearize.loading import load_teacher
+from relinear.linearize.model import linearize
 from relinear.machine.hardware import set_threads
 from relinear.measure.gate import distance
 from relinear.stage import git_state, versions

@@ -5,7 +5,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from relinear.get.packed import Packed
-from relinear.linearize.assemble import load_teacher
+from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import linearize
 from relinear.linearize.transfer import record
 from relinear.machine.hardware import place

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import aside
-from relinear.linearize.assemble import load_teacher
+from relinear.linearize.loading import load_teacher
 from relinear.machine.hardware import place
 from relinear.plan.job import Job
 

@@ -2,6 +2,14 @@
 
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """The model of a folder that transformers loads: a teacher's, or a linearized one's."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+
 
 class StrictLoading:
     """Mixed in front of a transformers model class. ValueError names what a folder lacks or has too much; safetensors only."""

@@ -29,7 +29,10 @@ def work(job: Job) -> dict[str, Any]:
     torch.manual_seed(settings["init_seed"])
     model = assemble(job.parents["model"], job.links, dtype=dtype, device=device)
     readings = list(metric.measure(model, data_folder(job), options, job))
-    return {"facts": facts(job), "readings": plain(readings)}
+    found = {reading.metric: reading.value for reading in readings if not reading.at}
+    # No better than guessing each word by how often it occurs: measured all the same, and said so.
+    collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found else {}
+    return {"facts": facts(job) | collapsed, "readings": plain(readings)}
 
 
 def parse_options(metric, given: dict[str, Any], where: str):

@@ -15,9 +15,9 @@ TIMED = ("step", "time")  # fields of a line of history that are no metrics
 class Link(NamedTuple):
     """A part of a run's model: a method with its options, and the folders of the steps that trained it, in order."""
 
-    method: str
-    options: dict[str, Any]
-    steps: tuple[Path, ...]
+    method: str  # "softmax": the model's own attention, as transformers has it
+    options: dict[str, Any] = {}
+    steps: tuple[Path, ...] = ()
 
 
 @dataclass

@@ -112,7 +112,13 @@ class Plan:
     @functools.cached_property
     def artefacts(self) -> dict[str, Artefact]:
         """Every table and figure, by its rule: `lolcats_figure3`."""
-        return available(self.workflow / "papers")
+        found = available(self.workflow / "papers")
+        for name, run in self.runs.items():
+            for table in run.shown:
+                rule = table.replace("/", "_")
+                one_of(f"table that run {name!r} is shown in,", rule, found)
+                found[rule] = found[rule].beside(name)
+        return found
 
     def stand_in(self, kind: str, name: str) -> str:
         """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""
@@ -214,7 +220,7 @@ class Plan:
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
         """A checked node. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
-        one_of("stage", stage, [s for s in stages.available() if s != "items"])
+        one_of("stage", stage, stages.available())
         if stage == "measure":
             one_of("measure", part, self.measures)
             self.run(name)
@@ -324,20 +330,27 @@ class Plan:
         """The folder of a table or figure: another teacher and several seeds have folders of their own."""
         return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
 
-    def shown(self, artefact: Artefact) -> list[str]:
-        """Runs whose entries ask to stand in a table beside the rows that it names."""
-        here = f"{artefact.paper}/{artefact.stem}"
-        return [name for name, run in self.runs.items() if here in run.shown]
-
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
         """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them."""
         found = {}
-        for run, measure in artefact.reads(self.shown(artefact)):
+        for run, measure in artefact.reads():
             if measure in self.config.without:
                 continue
             for name in (run, *(self.repeats(run) if artefact.seeds else [])):
                 found[name, measure] = self.measured(name, measure)
         return found
+
+    def files(self, artefact: Artefact) -> list[str]:
+        """The other inputs of an artefact: as measured on this machine where they were, else as they are committed."""
+        found = []
+        for file in artefact.files():
+            own, committed = Path(file), Path(file.replace("results/", "results/reference/", 1))
+            found.append((committed if committed.is_file() and not own.is_file() else own).as_posix())
+        return found
+
+    def drawn_by(self, artefact: Artefact) -> str:
+        """Hash of the code that draws an artefact, the file beside its spec included."""
+        return digest([code_hash(artefact.modules), artefact.script and sha256(artefact.script)])
 
     def artefacts_of(self, run: str) -> list[str]:
         """Tables and figures that show a run, as `<paper>/<stem>`."""
@@ -382,9 +395,6 @@ class Plan:
             one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
         for metric in self.config.measures:
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
-        for name, run in self.runs.items():
-            for artefact in run.shown:
-                one_of(f"table that run {name!r} is shown in,", artefact, [f"{a.paper}/{a.stem}" for a in self.artefacts.values()])
         nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
         nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
         for node in self.behind(nodes):
@@ -395,7 +405,7 @@ class Plan:
         """Whether a node can be the work of that many processes. Raises ConfigError."""
         stage = stages.stage(node.stage)
         if processes > 1 and not stage.spread:
-            spread = ", ".join(s for s in stages.available() if s != "items" and stages.stage(s).spread)
+            spread = ", ".join(s for s in stages.available() if stages.stage(s).spread)
             raise ConfigError(f"{node.stage} is the work of one process; got {processes}. Several can do {spread}")
         stage.check(self, node, processes)
 

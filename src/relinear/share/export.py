@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256
-from relinear.linearize.model import Linearized, load_run
+from relinear.linearize.assemble import load_run
+from relinear.linearize.model import Linearized
 from relinear.share.selfcontained import write_code
 from relinear.stage import read_record, write_json
 

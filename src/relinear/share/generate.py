@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from relinear.errors import UserError
-from relinear.linearize.model import load_run, teacher_of
+from relinear.linearize.assemble import load_run, teacher_of
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
 

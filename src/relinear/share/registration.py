@@ -12,7 +12,7 @@ import warnings
 from types import ModuleType
 
 AUTO = "transformers.models.auto.configuration_auto"
-# model_type of every teacher; relinear.linearize.model has their classes, and tests/test_export.py compares the two.
+# model_type of every class that a family covers (relinear.families); tests/test_export.py compares the two.
 TEACHERS = ("gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 

@@ -40,16 +40,23 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     recipe, config, teacher = model.config.relinear, type(model.config).__name__, type(model).__bases__[1].__name__
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
-    wanted = {"relinear.linearize.model": {"_classes", teacher}, **{f"relinear.attention.{m}": {"Method"} for m in methods}}
+    swapped = model.layout.swapped
+    wanted = {
+        "relinear.linearize.model": {"_classes"}, "relinear.linearize.layer": {"Layout"}, **{f"relinear.attention.{m}": {"Method"} for m in methods}
+    }  # fmt: skip
+    wanted[swapped.__module__] = wanted.get(swapped.__module__, set()) | {swapped.__name__}
     for name, text in generate(wanted).items():
         (folder / f"{name}.py").write_text(text)
     imports = "\n".join(f"from .{m} import Method as {m}" for m in methods)
     table = ", ".join(f'"{m}": {m}' for m in methods)
     (folder / "attention.py").write_text(METHODS.format(imports=imports, table=table))
+    layout = ", ".join(f"{name}={value.__name__ if value is swapped else repr(value)}" for name, value in model.layout._asdict().items())
     (folder / f"{STAND_INS}.py").write_text(find("relinear.share._stand_ins").read_text())
     (folder / f"{MAIN}.py").write_text(
         f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export --self-contained`."""\n\n'
-        f"from .model import {teacher}, _classes\n\n{config}, {type(model).__name__} = _classes({teacher})\n"
+        f"from transformers import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
+        f"from .layer import Layout\nfrom .model import _classes\n\n"
+        f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
         f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"
     )
     model.config.auto_map = {"AutoConfig": f"{MAIN}.{config}", "AutoModelForCausalLM": f"{MAIN}.{type(model).__name__}"}

@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-MAKERS = ("items", "text")  # kinds of data: what `make` may say in data.yaml
+MAKERS = {"items": "_items", "text": "text"}  # kinds of data, as `make` of data.yaml says them -> the file here with their Options
 
 
 @functools.cache
@@ -22,6 +22,11 @@ def load(name: str) -> ModuleType:
     if name not in available():
         raise ValueError(f"no stage {name!r}; have {', '.join(available())}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def data_options(make: str) -> type:
+    """The settings of a kind of data."""
+    return importlib.import_module(f"{__name__}.{MAKERS[make]}").Options
 
 
 @functools.cache

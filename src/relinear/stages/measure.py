@@ -26,7 +26,8 @@ class Stage(_stage.Stage):
             options["items"] = {task: items.get(task) for task in options.pop("tasks")}
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
-            "metric": measure.metric, "metric_options": options, "before": measure.before, "data": self._data_name(plan, node), "files": self._files(plan, node, options),
+            "metric": measure.metric, "metric_options": options, "before": measure.before,
+            "data": self._data_name(plan, node), "files": self._files(plan, node, options),
             "seed": plan.seed, "init_seed": plan.seed + run.seed,
         }  # fmt: skip
 

@@ -101,7 +101,7 @@ def _in_bfloat16(run: Path) -> bool:
 
 
 def _round(source: Path, to: Path) -> None:
-    """Copy an adapter as a bfloat16 model loads it (`relinear.linearize.model.assemble`): float32 stays what adapts a method, as methods do."""
+    """Copy an adapter as a bfloat16 model loads it (`relinear.linearize.assemble`): float32 stays what adapts a method, as methods do."""
     from safetensors import safe_open
     from safetensors.torch import save_file  # torch; not needed to import a folder
 

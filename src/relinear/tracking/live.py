@@ -678,8 +678,8 @@ def _is_whole(run: Any) -> bool:
 def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict]:
     """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
 
-    Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and unfinished work hold run.json
-    too.
+    Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and
+    unfinished work hold run.json too.
     """
     if not results.is_dir():
         raise UserError(f"no folder {str(results)!r}")

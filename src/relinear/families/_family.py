@@ -1,0 +1,49 @@
+"""What a family is: the contract of every file here."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from relinear import families
+from relinear.errors import UserError
+from relinear.linearize.layer import Layout
+
+
+class Family:
+    """Models that are opened or made in one way. Each file has a `Family` of its own, with layouts, a `random`, or both."""
+
+    causal: ClassVar[bool] = True  # a token sees those before it only
+    layouts: ClassVar[Mapping[type[PreTrainedModel], Layout]] = {}  # where each class keeps its attention
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def classes(self) -> tuple[type[PreTrainedModel], ...]:
+        """The transformers classes that the family covers."""
+        return tuple(self.layouts)
+
+    def open(self, folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Model and tokenizer out of one folder in the hub's layout, a folder with one GGUF, or the folders that hold a GGUF's parts, in order.
+
+        Raises UserError for folders that hold none of these, and for a model of another family.
+        """
+        from relinear.families._opening import open_causal  # gguf; models that are linearized need it no more
+
+        if not self.classes:
+            others = ", ".join(f for f in families.available() if families.load(f).classes)
+            raise UserError(f"models of family {self.name!r} are made from scratch and not opened; families that are opened: {others}")
+        model, tokenizer = open_causal(folders, dtype)
+        if type(model) not in self.classes:
+            covered = ", ".join(c.__name__ for c in self.classes)
+            raise UserError(f"{folders[0]} holds a {type(model).__name__}; family {self.name!r} covers {covered}")
+        return model, tokenizer
+
+    def random(self, options: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Model and tokenizer made from scratch, the weights from `seed` alone. Raises UserError where the family makes none."""
+        able = ", ".join(f for f in families.available() if type(families.load(f)).random is not Family.random)
+        raise UserError(f"family {self.name!r} makes no model from scratch; families that do: {able}")

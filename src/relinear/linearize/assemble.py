@@ -1,0 +1,158 @@
+"""Models out of the folders that stages leave: the pretrained model, then what each step of each run of a chain trained."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from relinear.errors import UserError
+from relinear.files import MANIFEST
+from relinear.linearize.loading import load_teacher
+from relinear.linearize.model import Linearized, linearize, recipe_of
+from relinear.plan.job import Link
+
+
+def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """The model that a chain of runs arrived at, from the pretrained folder `model` on.
+
+    A link linearizes, unless its method is softmax or the model is linearized as it says already. Of each step's folder are loaded
+    `model.safetensors` (everything), `method.safetensors` (what the method added) and `adapter/` (LoRA). The adapter of the very last step
+    stays one, in the model's dtype; one that a step or a link follows is merged into the weights.
+
+    Raises UserError for a link of another method than the model is linearized by, for a folder that holds nothing to load, and ValueError
+    where a folder's tensors are not the model's.
+    """
+    built = load_teacher(model, dtype, device)
+    for i, link in enumerate(links):
+        built = _converted(built, link)
+        for j, folder in enumerate(link.steps):
+            built = _load_step(built, folder, followed=i + 1 < len(links) or j + 1 < len(link.steps))
+    return built.to(device).eval()
+
+
+def _converted(model: PreTrainedModel, link: Link) -> PreTrainedModel:
+    """The model with a link's attention: linearized now, or as it is where it has that already."""
+    if not isinstance(model, Linearized):
+        return model if link.method == "softmax" else linearize(model, link.method, **link.options)
+    has, wanted = model.config.relinear, recipe_of(model, link.method, **link.options)
+    if has != wanted:
+        raise UserError(f"the chain goes on with {_said(wanted)}, but its model is linearized by {_said(has)}; a model is linearized once, so "
+                        "possible are the same method and options, or a chain that begins before it")  # fmt: skip
+    return model
+
+
+def _said(recipe: dict[str, Any]) -> str:
+    given = {**recipe["options"], "keep_softmax_layers": recipe["keep_softmax_layers"]}
+    return f"{recipe['method']} ({', '.join(f'{k}={v}' for k, v in given.items())})"
+
+
+def _load_step(model: PreTrainedModel, folder: Path, followed: bool) -> PreTrainedModel:
+    """The model with what a step's folder holds. An adapter that is followed by more is merged."""
+    everything, method, adapter = (folder / name for name in ("model.safetensors", "method.safetensors", "adapter"))
+    if not (everything.is_file() or method.is_file() or adapter.is_dir()):
+        got = ", ".join(sorted(p.name for p in folder.glob("*"))) or "nothing"
+        raise UserError(f"no step's result in {folder}: got {got}; possible are model.safetensors, method.safetensors and adapter/")
+    if everything.is_file():
+        _load_into(model, everything, {n for n, _ in model.named_parameters()})
+    if method.is_file():
+        if not isinstance(model, Linearized):
+            raise UserError(f"{method} holds what a method added, but the model has softmax attention; possible: a link with that method")
+        _load_into(model, method, set(model.method_parameters()))
+    return _adapted(model, adapter, merge=followed) if adapter.is_dir() else model
+
+
+def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedModel:
+    """The model with a LoRA of peft's, beside the weights or merged into them; then every weight can be trained, as before."""
+    from peft import PeftModel  # takes seconds to import, and most stages load no adapter
+
+    if not merge:
+        # In the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
+        return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
+    # Adapters in float32: their product is added in float32, and the sum is rounded to the weights' dtype once.
+    return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=True).merge_and_unload().requires_grad_(True)
+
+
+def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
+    """Load named tensors; exactly the expected ones, else ValueError."""
+    tensors = load_file(path)
+    if set(tensors) != expected:
+        raise ValueError(f"{path}: missing {sorted(expected - set(tensors))[:3]}, unexpected {sorted(set(tensors) - expected)[:3]}")
+    model.load_state_dict(tensors, strict=False)
+
+
+def save_method(model: PreTrainedModel, path: Path) -> None:
+    """Write the parameters that the method added, as safetensors."""
+    save_file({n: p.detach().cpu().contiguous() for n, p in model.method_parameters().items()}, path)
+
+
+def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """The model of a run folder (`results/<scale>/runs/<run>`), as far as its steps are finished. Raises UserError for any other folder."""
+    model, links = chain_of(Path(folder).resolve())
+    return assemble(model, links, dtype, device)
+
+
+def chain_of(run: Path) -> tuple[Path, list[Link]]:
+    """The folder of the model that a run began with, and the run's chain, as its records tell. Raises UserError for a folder that is no run."""
+    records = {path.parent.name: json.loads(path.read_text()) for path in sorted(run.glob("*/run.json"))}
+    chains = [_chain(run, name, record) for name, record in records.items() if record["schema"] > 1]
+    if not chains and (old := {name: r for name, r in records.items() if "method" in r["config"]}):
+        config = next(iter(old.values()))["config"]
+        chains = [("teacher", [Link(config["method"], config["options"], tuple(run / s for s in ("distill", "finetune") if s in old))])]
+    if not chains:
+        raise UserError(f"{run} is no run: it has no finished training step or measurement; a run is results/<scale>/runs/<run>")
+    model, links = max(chains, key=lambda chain: sum(len(link.steps) for link in chain[1]))
+    return model_folder(run.parents[1], model), links
+
+
+def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link]]:
+    """The model and the chain that one record of a run tells of: what it began with, and itself where it is a training step."""
+    folders = {role: _beside(run.parents[1], parent["path"]) for role, parent in record["parents"].items()}
+    links = [Link(x["method"], x["options"], tuple(folders[role] for role in x["steps"])) for x in record["config"]["links"]]
+    if not record["measure"]:
+        links[-1] = links[-1]._replace(steps=(*links[-1].steps, run / name))
+    return str(folders["model"].relative_to(run.parents[1])), links
+
+
+def _beside(root: Path, path: str) -> Path:
+    """A recorded folder of a scale, below the scale's folder as it is called and lies now."""
+    parts = Path(path).parts
+    start = next(i for i, part in enumerate(parts) if part in ("runs", "models", "text", "written", "activations", "assets"))
+    return root.joinpath(*parts[start:])
+
+
+def model_folder(scale: Path, name: str) -> Path:
+    """A model of a scale's results; of committed ones (`results/reference/<scale>`), which have its record alone, as made in `results/<scale>`.
+
+    Raises UserError where it is not there, and where its weights are others than the record's.
+    """
+    own = scale / name
+    if not (own / "run.json").is_file():
+        raise UserError(f"the runs of {scale} have lost their model: {own} is not there")
+    if not (scale / MANIFEST).is_file():
+        return own
+    record = json.loads((own / "run.json").read_text())
+    model = record["run"] if record["schema"] > 1 else record["config"]["teacher"]["asset"]
+    made = scale.parents[1] / scale.name / "models" / model
+    if not (made / "run.json").is_file():
+        raise UserError(f"the model of {scale} is not in {made}; `relinear model {model} --scale {scale.name}` makes it")
+    records = (record, json.loads((made / "run.json").read_text()))
+    theirs, ours = ({name: x["sha256"] for name, x in r["artefacts"].items() if name.endswith(".safetensors")} for r in records)
+    if theirs != ours:
+        raise UserError(f"{made} is another model than that of {scale}: by their run.json the weights differ")
+    return made
+
+
+def trained_parameters(steps: Sequence[Path]) -> int:
+    """How many distinct parameters the steps trained, by the files they saved."""
+    counts: dict[str, int] = {}
+    for folder in steps:
+        for path in sorted(folder.rglob("*.safetensors")):
+            with safe_open(path, "pt") as f:
+                counts |= {n: math.prod(f.get_slice(n).get_shape()) for n in f.keys()}  # noqa: SIM118
+    return sum(counts.values())

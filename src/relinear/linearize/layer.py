@@ -1,0 +1,96 @@
+"""The layer that takes an attention layer's place: the teacher's projections around a method. And where such layers lie in a model."""
+
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from relinear.attention._base import Attention, Inputs, softmax_output
+
+PIECE = 2048  # tokens: what the chunked forms hold of that many fits a core's caches, so a long prompt takes time linear in its length
+
+
+class LinearizedAttention(nn.Module):
+    """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
+
+    PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+
+    def __init__(self, teacher: nn.Module, method: Attention):
+        super().__init__()
+        for name in self.PARTS:
+            if hasattr(teacher, name):
+                setattr(self, name, getattr(teacher, name))
+        self.layer_idx = teacher.layer_idx
+        self.method = method
+        self.recording: list[Tensor] | None = None  # while a list: keep each input, and answer as the teacher's softmax attention
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q ``[B, T, H, D]``, k and v ``[B, T, Hkv, D]`` before any rotary embedding."""
+        shape = (*x.shape[:2], -1, self.method.heads.dim)
+        q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+        return (self.q_norm(q), self.k_norm(k), v) if hasattr(self, "q_norm") else (q, k, v)
+
+    def output(self, y: Tensor) -> Tensor:
+        return self.o_proj(y)
+
+    def inputs(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, key_mask: Tensor | None) -> Inputs:
+        """The method's inputs, as the teacher projects them. x ``[B, T, hidden]``."""
+        return Inputs(x, *self.project(x), *(position_embeddings or (None, None)), key_mask)
+
+    def attend(self, inputs: Inputs, state) -> tuple[Tensor, Any]:
+        """The method over a piece of any length: on a CPU, where no gradient is kept, `PIECE` tokens at a time."""
+        if inputs.x.is_cuda or torch.is_grad_enabled() or inputs.x.shape[1] <= PIECE:
+            return self.method(inputs, state)
+        outputs = []
+        for piece in zip(*(repeat(None) if x is None else x.split(PIECE, 1) for x in inputs), strict=False):
+            y, state = self.method(Inputs(*piece), state)
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; with no column, or None, every token is real.
+        key_mask = None if attention_mask is None or attention_mask.shape[-1] == 0 else attention_mask[:, 0, 0]
+        inputs = self.inputs(hidden_states, position_embeddings, key_mask)
+        if self.recording is not None:
+            self.recording.append(hidden_states)
+            return self.output(softmax_output(inputs._replace(key_mask=None), self.method.heads).flatten(2)), None
+        layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        y, state = self.attend(inputs, None if layer is None else layer.state)
+        if layer is not None:
+            layer.advance(state, hidden_states.shape[1])
+        return self.output(y.to(hidden_states.dtype).flatten(2)), None
+
+
+class Layout(NamedTuple):
+    """Where a teacher's class keeps the attention that is swapped, and what takes its place."""
+
+    layers: str = "layers"  # of the model below the output head
+    attention: str = "self_attn"  # of a layer
+    swapped: type[LinearizedAttention] = LinearizedAttention
+    rotary_by_type: bool = False  # local and global layers rotate at different frequencies
+
+    def blocks(self, model: PreTrainedModel) -> nn.ModuleList:
+        return getattr(model.base_model, self.layers)
+
+    def attention_layers(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [getattr(block, self.attention) for block in self.blocks(model)]
+
+    def windows(self, model: PreTrainedModel) -> list[int | None]:
+        """The sliding window that the teacher itself limits each layer to; None where it sees everything."""
+        whole = getattr(model.config, "sliding_window", None)  # of all layers, where they do not say it themselves (Mistral)
+        return [
+            layer.method.heads.window if isinstance(layer, LinearizedAttention) else getattr(layer, "sliding_window", whole)
+            for layer in self.attention_layers(model)
+        ]
+
+    def rotary(self, model: PreTrainedModel, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """Each layer's rotary cosines and sines for a sequence from its start, in the dtype of x ``[B, T, hidden]``."""
+        layers, embedding = len(self.blocks(model)), getattr(model.base_model, "rotary_emb", None)
+        if embedding is None:
+            return [None] * layers
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        if self.rotary_by_type:
+            return [embedding(x, positions, kind) for kind in model.config.layer_types]
+        return [embedding(x, positions)] * layers

@@ -1,0 +1,61 @@
+# Tables and figures: one rule each, by its spec workflow/papers/<paper>/<stem>.yaml. `snakemake lolcats_figure3` makes one,
+# `snakemake lolcats` a whole paper.
+
+
+localrules:
+    table2,
+
+
+def outputs(artefact):
+    return artefact.outputs(plan.out(artefact).as_posix())
+
+
+for artefact in plan.artefacts.values():
+
+    rule:
+        name:
+            artefact.name
+        input:
+            artefact.path,
+            records(plan.reads(artefact).values()),
+            plan.files(artefact),
+        output:
+            outputs(artefact),
+        log:
+            f"<results>/logs/{artefact.name}.log",
+        params:
+            rows=[str(n) for n in plan.reads(artefact).values()],
+            code=plan.drawn_by(artefact),
+            options=f"{artefact.paper} {artefact.stem} {OPTIONS}",
+        shell:
+            "{RELINEAR} draw {params.options} 2>&1 | ({TEE} {log})"
+
+    workflow.get_rule(artefact.name).docstring = f"{artefact.label}: {artefact.says}."
+
+
+for paper in dict.fromkeys(artefact.paper for artefact in plan.artefacts.values()):
+
+    rule:
+        name:
+            paper
+        input:
+            [outputs(a) for a in plan.artefacts.values() if a.paper == paper],
+
+    workflow.get_rule(paper).docstring = f"All tables and figures of {paper}."
+
+
+rule table2:
+    """results/table2.csv: the headline table of the chosen scale, where the README looks for it."""
+    input:
+        outputs(plan.artefacts["comparison_table2"]),
+    output:
+        "results/table2.csv",
+        "results/table2.md",
+        "results/table2.claims.csv",
+        "results/table2.provenance.json",
+    log:
+        "results/logs/table2.log",
+    params:
+        scale=plan.root.as_posix(),
+    shell:
+        "cp {input} results/ 2>&1 | ({TEE} {log})"

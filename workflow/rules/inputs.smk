@@ -1,0 +1,107 @@
+# Inputs: assets -> models -> [written] -> texts -> activations. Each is made once for all runs of a scale that read it.
+
+
+# On a cluster these stay where the command was given: the first has the store, the second the network, which the nodes of many lack.
+localrules:
+    tracking_store,
+    asset,
+
+
+rule tracking_store:
+    """The MLflow store, made before anything writes to it in parallel."""
+    output:
+        touch("results/.tracking"),
+    log:
+        "results/logs/tracking.log",
+    shell:
+        "{RELINEAR} track init {OPTIONS} 2>&1 | ({TEE} {log})"
+
+
+rule asset:
+    """A model, a text or evaluation items, obtained and verified."""
+    input:
+        ancient("results/.tracking"),
+    output:
+        "<results>/assets/{name}/run.json",
+    log:
+        "<results>/logs/asset.{name}.log",
+    params:
+        key=key("asset"),
+    shell:
+        "{RELINEAR} asset {wildcards.name} {OPTIONS} 2>&1 | ({TEE} {log})"
+
+
+rule model:
+    """A model that runs begin with, saved once as a plain transformers folder."""
+    input:
+        ancient("results/.tracking"),
+        assets("model"),
+    output:
+        "<results>/models/{name}/run.json",
+    log:
+        "<results>/logs/model.{name}.log",
+    threads: cores("model")
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("model"),
+    params:
+        key=key("model"),
+    shell:
+        "{RELINEAR} model {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
+rule written:
+    """Instructions and answers that a model writes itself, for data sets that train on them."""
+    input:
+        parents("written"),
+    output:
+        "<results>/written/{name}/run.json",
+    log:
+        "<results>/logs/written.{name}.log",
+    threads: cores("written")
+    resources:
+        gpu=gpus("written"),
+        mem_mb=MEMORY,
+        runtime=minutes("written"),
+    params:
+        key=key("written"),
+    shell:
+        "{RELINEAR} written {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
+rule text:
+    """The texts of a data set as token streams: one to train on, one held out."""
+    input:
+        parents("text"),
+        assets("text"),
+    output:
+        "<results>/text/{name}/run.json",
+    log:
+        "<results>/logs/text.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("text"),
+    params:
+        key=key("text"),
+    shell:
+        "{RELINEAR} text {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
+rule activations:
+    """A model's pass over the transfer data, shared by all runs that distill."""
+    input:
+        parents("activations"),
+    output:
+        "<results>/activations/{name}/run.json",
+    log:
+        "<results>/logs/activations.{name}.log",
+    priority: 2  # as distill, which waits for it
+    threads: cores("activations")
+    resources:
+        gpu=gpus("activations"),
+        mem_mb=MEMORY,
+        runtime=minutes("activations"),
+    params:
+        key=key("activations"),
+    shell:
+        "{RELINEAR} activations {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"

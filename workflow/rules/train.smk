@@ -1,0 +1,40 @@
+# Training: the steps of a run, each in the run's folder.
+
+
+rule distill:
+    """Stage 1: attention transfer."""
+    input:
+        parents("distill"),
+    output:
+        "<results>/runs/{name}/distill/run.json",
+    log:
+        "<results>/logs/{name}.distill.log",
+    priority: 2  # the longest chains first: a chain that ends alone leaves all slots but one idle
+    threads: cores("distill")
+    resources:
+        gpu=gpus("distill"),
+        mem_mb=MEMORY,
+        runtime=minutes("distill"),
+    params:
+        key=key("distill"),
+    shell:
+        "{RELINEAR} distill {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+
+
+rule finetune:
+    """Stage 2: the linearized model trained on text."""
+    input:
+        parents("finetune"),
+    output:
+        "<results>/runs/{name}/finetune/run.json",
+    log:
+        "<results>/logs/{name}.finetune.log",
+    threads: cores("finetune")
+    resources:
+        gpu=gpus("finetune"),
+        mem_mb=MEMORY,
+        runtime=minutes("finetune"),
+    params:
+        key=key("finetune"),
+    shell:
+        "{RELINEAR} finetune {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
