@@ -103,6 +103,8 @@ def test_what_does_not_change_the_syntax_tree_does_not_change_the_hash(package):
     before = code_hash(["toy.a"])
     assert package("a", '"""Another."""\n\nfrom toy.b import f\n\n\n# More.\ndef g(x):\n    """Other."""\n    return (f(x))\n') == before
     assert package("c", '"""A module."""\n\n\nclass C:  # remark\n    pass\n') == before
+    assert package("c", '"""A module."""\n\n\nclass C:\n    """A class."""\n') == before
+    assert package("a", "from toy.b import f\n\n\ndef g(x):\n    return f(x)\n") == before
 
 
 @pytest.mark.parametrize(

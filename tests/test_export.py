@@ -27,11 +27,12 @@ from relinear.get import assets
 from relinear.get.model import save_teacher
 from relinear.linearize.model import CLASSES
 from relinear.measure import lm_eval as harness
+from relinear.plan import code
 from relinear.plan.plan import Plan
 from relinear.share import registration
 from relinear.share import tasks as task_folder
 from relinear.share.export import RECORD, export
-from relinear.share.selfcontained import write_code
+from relinear.share.selfcontained import generate, write_code
 from relinear.tracking import live as tracking
 
 STEPS = [
@@ -375,6 +376,24 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
     alone = {"PYTHONPATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("line", "flat"),
+    [
+        ("from relinear_kernels import linear_attention", "from .linear_attention_reference import linear_attention"),
+        ("from relinear_kernels.linear_attention import linear_attention", "from .linear_attention_reference import linear_attention"),
+        ("from relinear_kernels import linear_state as empty", "from .linear_attention_reference import linear_state as empty"),
+        ("from relinear_kernels import rotary_reference", "from . import rotary_reference"),
+        ("from relinear_kernels.features import FEATURES", "from .features import FEATURES"),
+    ],
+)
+def test_a_method_may_take_an_operation_from_the_package_or_from_its_module(tmp_path, monkeypatch, line, flat):
+    monkeypatch.setitem(code.PACKAGES, "own", tmp_path)
+    name = line.split()[-1]
+    (tmp_path / "method.py").write_text(f'"""Own."""\n{line}\n\nMethod = {name}\n')
+    files = generate({"own.method": {"Method"}})
+    assert flat in files["method"].splitlines() and len(files) > 1
 
 
 @pytest.mark.parametrize("trust", [None, True])
