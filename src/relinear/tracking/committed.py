@@ -29,7 +29,7 @@ from relinear.stage import read_record, write_json
 LARGEST = 60_000_000  # bytes of all that is committed, of one folder too
 LINES = 250  # of a curve, and its last
 PARTS_EVERY = 10  # of these lines have the parts of a loss (by layer), and the last
-DECIMALS = 2  # of an item's scores, in nats: bfloat16 tells no finer ones apart
+DECIMALS = 2  # of an item's scores, in nats
 SCORED = {"scores", "target"}  # of an item, in the headline table's rows alone
 ITEMS = "items.json.xz"
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
