@@ -1,0 +1,136 @@
+"""What every spec of a table or figure says: its label, its claims, where published numbers come from and what is misprinted in them."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from relinear.plan.strict import Strict
+
+Scalar = int | float | str
+Read = tuple[str, str]  # a run and a measure
+FIGURE = ("png", "pdf", "provenance.json")
+
+
+class Misprint(Strict):
+    """A known error or ambiguity of a published number, printed beside the numbers."""
+
+    where: str
+    text: str
+
+
+class Origin(Strict):
+    """Who produced published numbers: the authors who print them, or another paper they took them from."""
+
+    measured: Literal[True] | None = None
+    copied: str | None = None
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.measured is None) == (self.copied is None):
+            raise ValueError("give either `measured: true` or `copied: <paper>`")
+        return self
+
+    def __str__(self) -> str:
+        return "measured" if self.measured else f"copied from {self.copied}"
+
+
+class Point(Strict):
+    """A number of a table or figure: a row (of a figure: a run or series), its column, and a place on the metric's own axes.
+
+    `at` {"batch": "largest"}: the largest batch at which the claim's right side was measured.
+    """
+
+    row: str
+    column: str | None = None
+    at: dict[str, Scalar] = {}
+
+    @property
+    def place(self) -> str:
+        """The values of `at`, for reading."""
+        return ", ".join(map(str, self.at.values()))
+
+
+RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
+
+
+class Claim(Strict):
+    """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
+
+    `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is off
+    `floor` (chance, in the column's unit), nothing can be told.
+    """
+
+    claim: str
+    source: str  # where the paper says it
+    paper: str | None = None  # by default the paper whose folder the spec is in
+    left: RowOrPoint
+    right: RowOrPoint | None = None
+    column: str | None = None
+    op: Literal[">", "<"]
+    margin: float | None = None
+    ratio: float | None = None
+    floor: float | None = None
+    ceiling: RowOrPoint | None = None
+    published: str | None = None  # the paper's own figures, in its words
+
+    @model_validator(mode="after")
+    def _difference_or_ratio(self) -> Self:
+        if self.ratio is not None and (self.margin, self.floor, self.ceiling) != (None, None, None):
+            raise ValueError("a claim with a ratio has no margin, floor or ceiling")
+        if self.ratio is None and self.right is None:
+            raise ValueError("a claim without a right side needs the bound as `ratio`")
+        return self
+
+    def full(self, point: Point | None) -> Point | None:
+        """A side of the claim, with the claim's column where it names none."""
+        return point and point.model_copy(update={"column": point.column or self.column})
+
+    @property
+    def points(self) -> list[Point]:
+        return [self.full(point) for point in (self.left, self.right, self.ceiling) if point is not None]
+
+
+class Spec(Strict):
+    """What every spec says. `label` is the paper's own; `says` is one line."""
+
+    suffixes: ClassVar[tuple[str, ...]] = FIGURE
+
+    label: str
+    says: str
+    draw: str = "table"
+    claims: tuple[Claim, ...] = ()
+    misprints: tuple[Misprint, ...] = ()
+
+    def reads(self) -> list[Read]:
+        raise NotImplementedError
+
+    def files(self) -> list[str]:
+        return []
+
+    def sources(self) -> list[str]:
+        """The labels of the tables that published numbers were taken from."""
+        return []
+
+    def check(self) -> None:
+        """Raises ValueError for names that do not exist or exist twice."""
+        for claim in self.claims:
+            for point in claim.points:
+                self.check_point(claim, point)
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        raise NotImplementedError
+
+
+def known(kind: str, name: Any, names: Iterable[Any], where: str = "") -> None:
+    """Raises ValueError, naming the possible ones, for a name that is none of them."""
+    if name not in (names := list(names)):
+        raise ValueError(f"{where and where + ': '}no {kind} {name!r}; have {', '.join(map(str, names)) or 'none'}")
+
+
+def once(kind: str, names: Iterable[str]) -> None:
+    """Raises ValueError for a name that stands there twice."""
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"{kind} {', '.join(map(repr, twice))} stands there twice; each needs a name of its own")

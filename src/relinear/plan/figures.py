@@ -1,0 +1,214 @@
+"""Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside their spec draws."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from relinear.plan.claims import FIGURE, Claim, Point, Read, Scalar, Spec, known, once
+from relinear.plan.strict import Strict
+
+Sweep = Literal["batch", "length", "input"]
+Cost = Literal["decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"]
+LARGEST = "largest"
+
+
+# --- curves ---
+
+
+class Series(Strict):
+    """A line: a run along an axis of its readings, or `points`, a run for each value of x."""
+
+    title: str
+    run: str | None = None
+    points: dict[int | float, str] = {}
+    color: Annotated[str, Field(pattern=r"^(C[0-9]|black|0?\.[0-9]+)$")] | None = None
+    dashed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.run or self.title
+
+
+class Panel(Strict):
+    """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
+
+    `published`: what a paper prints, title -> x -> y.
+    """
+
+    x: str
+    y: Cost | None = None
+    measure: str | None = None
+    metric: str | None = None
+    of: str | None = None
+    unit: Literal["percent", "raw"] = "raw"
+    title: str = ""
+    xlabel: str = ""
+    ylabel: str = ""
+    log: bool = False
+    published: dict[str, dict[int | float, float]] = {}
+
+    @property
+    def name(self) -> str:
+        return self.y or self.metric or ""
+
+
+class Curves(Spec):
+    """Lines along a sweep, of the costs in a `file` (those of one `model`) or of readings. The first series is what others are compared to.
+
+    `hardware`: what the paper measured on; `published`: what its text says.
+    """
+
+    series: tuple[Series, ...]
+    panels: Annotated[tuple[Panel, ...], Field(min_length=1)]
+    file: str | None = None
+    model: str | None = None
+    hardware: str = ""
+    published: str = ""
+
+    def reads(self) -> list[Read]:
+        if self.file:
+            return []
+        runs = [(panel, run) for panel in self.panels for s in self.series for run in ([s.run] if s.run else s.points.values())]
+        return list(dict.fromkeys((run, panel.measure or "") for panel, run in runs))
+
+    def files(self) -> list[str]:
+        return [self.file] if self.file else []
+
+    def check(self) -> None:
+        once("series", (series.name for series in self.series))
+        for series in self.series:
+            if (series.run is None) == (not series.points):
+                raise ValueError(f"series {series.title!r} needs either a run or points")
+            if self.file and not series.run:
+                raise ValueError(f"series {series.title!r}: costs are of a run")
+        if self.file and not self.model:
+            raise ValueError("costs need the `model` at whose shape they were measured")
+        for panel in self.panels:
+            if self.file:
+                known("sweep", panel.x, get_args(Sweep), "panels")
+            needed = ("y",) if self.file else ("measure", "metric")
+            if missing := [key for key in needed if not getattr(panel, key)]:
+                raise ValueError(f"the panel over {panel.x!r} needs {' and '.join(missing)}")
+        super().check()
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        where = f"claim {claim.claim!r}"
+        known("series", point.row, (series.name for series in self.series), where)
+        known("column", point.column, get_args(Cost) if self.file else {panel.name for panel in self.panels}, where)
+        if len(point.at) != 1:
+            raise ValueError(f"{where}: {point.row} needs one place on a sweep, `at: {{{self.panels[0].x}: ...}}`; got {point.at}")
+        known("sweep", next(iter(point.at)), get_args(Sweep) if self.file else {panel.x for panel in self.panels}, where)
+
+
+# --- attention maps ---
+
+
+class AttentionMaps(Spec):
+    """Softmax and linear attention weights of a run, beside layer x head maps of their distances."""
+
+    run: str
+    measure: str = "fidelity"
+
+    def reads(self) -> list[Read]:
+        return [(self.run, self.measure)]
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        known("row", point.row, [self.run], f"claim {claim.claim!r}")
+        known("column", point.column, ("kl", "mse"), f"claim {claim.claim!r}")
+
+
+# --- grids ---
+
+
+class Where(Strict):
+    """Readings of a metric along two of its axes."""
+
+    measure: str | None = None
+    metric: str | None = None
+    of: str | None = None
+    unit: Literal["percent", "raw"] | None = None
+
+
+class GridPanel(Where):
+    """One heatmap; what it leaves out is the figure's `cell`."""
+
+    run: str
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.title or self.run
+
+
+class GridCell(Where):
+    """What all panels show, and its axes: `x` to the right, `y` downwards."""
+
+    x: str
+    y: str
+
+
+class Grid(Spec):
+    """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own."""
+
+    cell: GridCell
+    panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
+    limits: tuple[float, float] | None = None
+    log: bool = False
+
+    def place(self, panel: GridPanel) -> Where:
+        """What a panel shows. Raises ValueError where neither it nor the cell says."""
+        found = Where(**{key: getattr(panel, key) or getattr(self.cell, key) for key in Where.model_fields})
+        if missing := [key for key in ("measure", "metric") if not getattr(found, key)]:
+            raise ValueError(f"panel {panel.name!r} names no {' and no '.join(missing)}")
+        return found
+
+    def panel(self, name: str) -> GridPanel:
+        return next(panel for panel in self.panels if panel.name == name)
+
+    def reads(self) -> list[Read]:
+        return list(dict.fromkeys((panel.run, self.place(panel).measure or "") for panel in self.panels))
+
+    def check(self) -> None:
+        once("panel", (panel.name for panel in self.panels))
+        for panel in self.panels:
+            self.place(panel)
+        super().check()
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        where = f"claim {claim.claim!r}"
+        known("panel", point.row, (panel.name for panel in self.panels), where)
+        if point.column is not None:
+            known("column", point.column, [self.place(self.panel(point.row)).metric], where)
+        if set(point.at) != {self.cell.x, self.cell.y}:
+            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and {self.cell.y}; got {point.at}")
+
+
+# --- drawn by a file beside the spec ---
+
+
+class Needed(Strict):
+    run: str
+    measure: str
+
+
+class Own(Spec):
+    """What `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`, which writes <stem>.<suffix> of `makes`.
+
+    Claims name a run, a metric as column and a place on its axes.
+    """
+
+    needs: tuple[Needed, ...]
+    inputs: tuple[str, ...] = ()
+    makes: tuple[str, ...] = FIGURE[:2]
+    options: dict[str, Scalar | bool | None | tuple[Scalar, ...] | dict[str, Scalar]] = {}
+
+    def reads(self) -> list[Read]:
+        return list(dict.fromkeys((need.run, need.measure) for need in self.needs))
+
+    def files(self) -> list[str]:
+        return list(self.inputs)
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        known("run", point.row, {need.run for need in self.needs}, f"claim {claim.claim!r}")
+        if point.column is None:
+            raise ValueError(f"claim {claim.claim!r} names no metric as `column`")

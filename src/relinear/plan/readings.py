@@ -1,0 +1,92 @@
+"""What a measurement yields: a list of readings, and how they lie on disk."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relinear.files import sha256
+
+At = Mapping[str, int | float | str]
+
+
+class Reading(NamedTuple):
+    """One measured number.
+
+    `metric` "acc" of "mmlu"; "kl" of "attention"; "perplexity" of "wikipedia-intros". `at` says where on a metric's own axes:
+    {}, {"length": 4096, "depth": 0.5}, {"layer": 3, "head": 1}. `stderr` is the standard error of `value` over `n` items; None where
+    no error is known.
+    """
+
+    metric: str
+    of: str
+    at: At
+    value: float
+    stderr: float | None
+    n: int
+
+
+class Source(NamedTuple):
+    """The record behind a cell: path, key and sha256 of its run.json, and the sha256 of the metrics.json beside it."""
+
+    file: str
+    key: str
+    sha256: str
+    metrics_sha256: str
+
+
+class Measured(NamedTuple):
+    """A finished measurement of a run.
+
+    `facts`: method, variant, trainable_params and tokens (step -> training tokens) of the run as it was measured, and `collapsed` where
+    the metric can tell. `folder` holds further files of the measurement (attention weights, items).
+    """
+
+    run: str
+    measure: str
+    scale: str
+    readings: tuple[Reading, ...]
+    facts: dict[str, Any]
+    source: Source
+    folder: Path
+
+    def find(self, metric: str, of: str | None = None, at: At | None = None) -> Reading | None:
+        """The one reading of a metric; `of` may be left out where the metric has one object. None if there is none.
+
+        Raises ValueError where several fit.
+        """
+        fits = [r for r in self.readings if r.metric == metric and of in (None, r.of) and (at is None and not r.at or r.at == at)]
+        if len(fits) > 1:
+            raise ValueError(f"{self.source.file}: {metric} is read {len(fits)} times: of {', '.join(r.of for r in fits)}; say of which")
+        return fits[0] if fits else None
+
+    def all(self, metric: str, of: str | None = None) -> list[Reading]:
+        """All readings of a metric, along its axes."""
+        return [r for r in self.readings if r.metric == metric and of in (None, r.of)]
+
+
+def plain(readings: Iterable[Reading]) -> list[dict[str, Any]]:
+    """Readings as JSON has them."""
+    return [reading._asdict() for reading in readings]
+
+
+def load(folder: Path) -> Measured:
+    """A finished measurement from its folder. Raises FileNotFoundError where it is not finished, ValueError where it is malformed."""
+    metrics_file, record_file = folder / "metrics.json", folder / "run.json"
+    for file in (metrics_file, record_file):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing: the measurement did not finish")
+    record, metrics = (_json(file) for file in (record_file, metrics_file))
+    try:
+        source = Source(record_file.as_posix(), record["key"], sha256(record_file), sha256(metrics_file))
+        readings = tuple(Reading(**reading) for reading in metrics["readings"])
+        return Measured(record["run"], record["measure"], record["scale"], readings, metrics["facts"], source, folder)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is no measurement of this version: {error}") from None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None

@@ -1,0 +1,159 @@
+"""The tables and figures of the papers: every `workflow/papers/<paper>/<stem>.yaml` as a checked artefact.
+
+    >>> artefact = available(WORKFLOW / "papers")["lolcats_figure3"]
+    >>> artefact.label, artefact.reads()
+    ('LoLCATs Figure 3', [('lolcats_exp', 'fidelity')])
+
+Imports neither torch nor matplotlib: the Snakefile reads it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from relinear.plan.claims import Read, Spec
+from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
+from relinear.plan.strict import ConfigError, Strict, parse, read_yaml
+from relinear.plan.tables import Bars, Scatter, Table
+
+SHAPES: dict[str, type[Spec]] = {
+    "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
+}  # fmt: skip
+NO_SPECS = ("paper", "runs")  # stems of a paper's folder that are no table or figure
+
+
+class Paper(Strict):
+    """A paper.yaml: what the paper is called, where it is, and the labels of all its tables and figures."""
+
+    title: str
+    arxiv: str | None = Field(default=None, pattern=r"^\d{4}\.\d{4,5}$")
+    note: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure. `file` is its spec on this machine."""
+
+    file: Path
+    spec: Spec
+
+    @property
+    def paper(self) -> str:
+        return self.file.parent.name
+
+    @property
+    def stem(self) -> str:
+        return self.file.stem
+
+    @property
+    def name(self) -> str:
+        """Of its rule and of the target of `snakemake`: `lolcats_figure3`."""
+        return f"{self.paper}_{self.stem}"
+
+    @property
+    def label(self) -> str:
+        return self.spec.label
+
+    @property
+    def says(self) -> str:
+        return self.spec.says
+
+    @property
+    def shape(self) -> str:
+        return self.spec.draw
+
+    @property
+    def path(self) -> str:
+        """The spec's path in the repository, whatever machine it is on."""
+        return f"workflow/papers/{self.paper}/{self.file.name}"
+
+    @property
+    def script(self) -> Path | None:
+        """The file beside the spec that draws it, where no shared shape does."""
+        return self.file.with_suffix(".py") if self.shape == "own" else None
+
+    def reads(self) -> list[Read]:
+        """The measurements it needs, as (run, measure), in order and each once."""
+        return self.spec.reads()
+
+    def files(self) -> list[str]:
+        """Its inputs that are no measurements of runs."""
+        return self.spec.files()
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of the files that are drawn."""
+        if isinstance(self.spec, Table) and self.shape == "table":
+            return self.spec.suffixes
+        made = (*self.spec.makes, "provenance.json") if isinstance(self.spec, Own) else self.spec.suffixes
+        return (*made, "claims.csv") if self.spec.claims else made
+
+    def outputs(self, folder: str) -> list[str]:
+        """The files that are drawn into a folder."""
+        return [f"{folder}/{self.stem}.{suffix}" for suffix in self.suffixes]
+
+    @property
+    def modules(self) -> list[str]:
+        """The module that draws it, for the code's hash. An artefact with a `script` changes with that file, too."""
+        return [f"relinear.draw.{self.shape}"]
+
+
+def papers(folder: Path) -> dict[str, Paper]:
+    """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good paper.yaml."""
+    return {sub.name: parse(Paper, read_yaml(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+
+
+def available(folder: Path) -> dict[str, Artefact]:
+    """Every table and figure below `workflow/papers`, by name. Raises ConfigError for a spec that is wrong."""
+    known = papers(folder)
+    files = [file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS]
+    found = [_read(file, known) for file in files]
+    return {artefact.name: artefact for artefact in found}
+
+
+def read(path: Path) -> Artefact:
+    """The table or figure that a spec describes. Raises ConfigError, with what was got and what is possible, for whatever is wrong in it."""
+    return _read(path, papers(path.parent.parent))
+
+
+def _read(path: Path, known: Mapping[str, Paper]) -> Artefact:
+    where, data = f"{path.parent.name}/{path.name}", read_yaml(path)
+    script = path.with_suffix(".py").is_file()
+    shape = data.setdefault("draw", "own" if script else "table")
+    if shape not in SHAPES:
+        raise ConfigError(f"{where}: no shape draw: {shape!r}; have {', '.join(SHAPES)}")
+    if script != (shape == "own"):
+        raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: own; got draw: {shape}, {'a' if script else 'no'} file")
+    spec = parse(SHAPES[shape], data, where)
+    try:
+        spec.check()
+        _check_names(spec, path, known)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return Artefact(path, spec)
+
+
+def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
+    """Raises ValueError for a label, source or paper that no paper.yaml has, and for a file that is not called as its label is."""
+    own = known[path.parent.name]
+    if own.labels:
+        if spec.label not in own.labels:
+            raise ValueError(f"{path.parent.name} has no {spec.label!r}; have {', '.join(own.labels)}")
+        if (stem := "".join(spec.label.split()[-2:]).lower()) != path.stem:
+            raise ValueError(f"{spec.label} belongs into {stem}.yaml")
+    labels = [label for paper in known.values() for label in paper.labels]
+    for source in spec.sources():
+        if source not in labels:
+            raise ValueError(f"no table {source!r} to take published numbers from; have {', '.join(labels)}")
+    for claim in spec.claims:
+        if claim.paper is not None and claim.paper not in known:
+            raise ValueError(f"claim {claim.claim!r}: no paper {claim.paper!r}; have {', '.join(known)}")

@@ -1,0 +1,90 @@
+"""The one strict reader of every YAML below `workflow/`, and the base of all models of what they may say."""
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from relinear.errors import UserError
+
+WORKFLOW = Path(__file__).resolve().parents[3] / "workflow"
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Strict(BaseModel):
+    """Settings that people write by hand. Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class ConfigError(UserError):
+    """A setting, run, scale, task or asset that does not exist or does not fit."""
+
+
+class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML in which a name given twice is an error and does not silently replace its first entry."""
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise yaml.YAMLError(f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict:
+    """The mapping that a YAML file holds.
+
+    Raises ConfigError for a file that is missing, empty, no UTF-8, no YAML or no mapping, and for a name given twice.
+    """
+    if not path.is_file():
+        have = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
+        raise ConfigError(f"no {path.parent.name}/{path.name}; {path.parent.name} has {have}")
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506, a SafeLoader
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        raise ConfigError(f"{where} is empty; it must hold names with their settings")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} must hold names with their settings; got a {type(data).__name__}")
+    return data
+
+
+def parse(model: type[Schema], data: Any, where: str) -> Schema:
+    """`model` from plain data. Raises ConfigError naming each wrong key, its value, and the keys that are possible there."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(model, e, where) for e in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], error: dict, where: str) -> str:
+    *path, key = error["loc"] or ("",)
+    at = ".".join(map(str, (where, *error["loc"])))
+    if error["type"] == "extra_forbidden":
+        for part in path:  # down to the model in which the unknown key stands
+            model = _within(model, part)
+        return f"{where}: unknown key {key!r} in {at.rsplit('.', 1)[0]}; possible: {', '.join(model.model_fields)}"
+    return f"{at}: {error['msg']}; got {error['input']!r}"
+
+
+def _within(model: type[BaseModel], part: str | int) -> type[BaseModel]:
+    """The model that a field holds, alone or in a collection; the model itself for a place in a collection."""
+    if part not in model.model_fields:
+        return model
+    waiting = [model.model_fields[str(part)].annotation]
+    while waiting:
+        annotation = waiting.pop(0)
+        if hasattr(annotation, "model_fields"):
+            return annotation
+        waiting += getattr(annotation, "__args__", ())
+    return model

@@ -1,0 +1,357 @@
+"""Tables as specs: rows x columns, each a list or axes, and where every cell is read. Bars and scatter plots are tables drawn otherwise."""
+
+import itertools
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from relinear.plan.claims import FIGURE, Claim, Origin, Point, Read, Scalar, Spec, known, once
+from relinear.plan.strict import Strict
+
+GATE = "gate"  # the measure that every row with measured columns reads beside them
+
+
+class Place(Strict):
+    """Where a number is read: a reading of a run's measurement, or a `value` given by definition. What is left out is the column's or row's.
+
+    Where rows or columns are axes, `{axis}` stands for the axis' value.
+    """
+
+    run: str | None = None
+    measure: str | None = None
+    metric: str | None = None
+    of: str | None = None
+    at: dict[str, Scalar] = {}
+    value: float | None = None
+
+
+class Cell(Place):
+    """The place of every cell of a table whose rows or columns are axes, and the unit of its numbers: `percent` reads fractions."""
+
+    unit: Literal["percent", "raw"] = "raw"
+    digits: Annotated[int, Field(gt=0)] | None = None  # significant ones in the Markdown
+
+
+class Column(Cell):
+    """A column: a place in each row's run, or the unweighted mean of other columns.
+
+    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it.
+    """
+
+    name: str
+    title: str = ""
+    mean: tuple[str, ...] = ()
+    shown: bool = True
+    optional: bool = False
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name
+
+
+class Published(Strict):
+    """One row of one paper's table for one model; `derived` columns are computed from its cells and not printed there."""
+
+    model: str
+    source: str  # the table's label
+    origin: Origin
+    values: dict[str, float]
+    derived: tuple[str, ...] = ()
+
+
+class PublishedFor(Strict):
+    """Which model the published numbers of the table are of, where they are all of one."""
+
+    model: str
+    origin: Origin
+
+
+def _sort_published(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {"values": given}
+    if isinstance(given, list | tuple):
+        return {"entries" if all(isinstance(item, dict) for item in given) else "cells": given}
+    return given
+
+
+class RowPublished(Strict):
+    """Entries of several models (the first is shown), values by column, or one value a column; the last two are of `published_for`."""
+
+    entries: tuple[Published, ...] = ()
+    values: dict[str, float] = {}
+    cells: tuple[float | None, ...] = ()
+
+
+class Row(Strict):
+    """A row: a run, its words, and the cells that are not read where the column says. Without a run it has published numbers alone."""
+
+    run: str | None = None
+    name: str = ""
+    text: dict[str, Scalar | bool | None] = {}
+    cells: dict[str, Annotated[Place, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
+    published: Annotated[RowPublished, BeforeValidator(_sort_published)] = RowPublished()
+
+
+Axes = dict[str, tuple[Scalar, ...]]
+
+
+def _list_or_axes(given: Any) -> Any:
+    return {"axes": given} if isinstance(given, dict) else {"list": given}
+
+
+class Rows(Strict):
+    list: tuple[Row, ...] = ()
+    axes: Axes = {}
+
+
+class Columns(Strict):
+    list: tuple[Column, ...] = ()
+    axes: Axes = {}
+
+
+class Address(NamedTuple):
+    """One reading."""
+
+    run: str
+    measure: str
+    metric: str
+    of: str | None
+    at: Mapping[str, Scalar]
+
+
+class Shown(NamedTuple):
+    """Published numbers of a row, and where in the spec they stand: a pointer a column, and one for model and source."""
+
+    model: str
+    source: str
+    values: dict[str, float]
+    pointers: dict[str, str]
+    entry: str
+
+
+class Line(NamedTuple):
+    """A row as it is drawn: each cell an address, a number by definition, or nothing (a row without a run). `entry` points into the spec."""
+
+    name: str
+    run: str | None
+    text: dict[str, Scalar | bool | None]
+    cells: dict[str, Address | float | None]
+    published: Shown | None
+    entry: str
+
+
+class Table(Spec):
+    """Rows x columns, each a list or axes whose every combination is one; with axes, `cell` says where their numbers are read.
+
+    `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
+    each step. `caption` lines stand under the first one; `{<column>_n}` in them is that column's n. `seeds`: a cell is the mean over its
+    run's repeated trainings. `csv` gives the CSV's columns and their order.
+    """
+
+    suffixes = ("csv", "md", "claims.csv", "provenance.json")
+    facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
+    steps: ClassVar[tuple[str, ...]] = ("distill", "finetune")
+
+    rows: Annotated[Rows, BeforeValidator(_list_or_axes)]
+    columns: Annotated[Columns, BeforeValidator(_list_or_axes)]
+    cell: Cell | None = None
+    published: tuple[tuple[float | None, ...], ...] = ()
+    published_for: PublishedFor | None = None
+    texts: dict[str, str] = {}
+    trained: bool = False
+    seeds: bool = False
+    caption: tuple[str, ...] = ()
+    csv: tuple[str, ...] = ()
+
+    @cached_property
+    def all_columns(self) -> tuple[Column, ...]:
+        if not self.columns.axes:
+            return self.columns.list
+        cell = self.cell or Cell()
+        return tuple(
+            Column(name=_named(fields), title=", ".join(f"{axis} {value}" for axis, value in fields.items()), **cell.model_dump())
+            for fields in _combinations(self.columns.axes)
+        )
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """Of the words of a row."""
+        return {axis: axis for axis in self.rows.axes} | self.texts
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The rows. Raises ValueError for a cell that has no place, and for published numbers that fit no cell."""
+        if self.rows.axes:
+            given = [(fields, Row(name=_named(fields), text=fields), "rows") for fields in _combinations(self.rows.axes)]
+        else:
+            given = [({}, row, f"rows/{i}") for i, row in enumerate(self.rows.list)]
+        if self.published and len(self.published) != len(given):
+            raise ValueError(f"published has {len(self.published)} rows, the table {len(given)}")
+        return tuple(self._line(i, fields, row, entry) for i, (fields, row, entry) in enumerate(given))
+
+    def _line(self, i: int, fields: dict[str, Scalar], row: Row, entry: str) -> Line:
+        name = row.name or row.run
+        if not name:
+            raise ValueError(f"rows.{i} has neither a run nor a name")
+        for column in row.cells:
+            known("column", column, (c.name for c in self.all_columns), f"row {name!r}, cells")
+        run = row.run
+        if fields and self.cell and self.cell.run and not set(_fields(self.cell.run)) & self.columns.axes.keys():
+            run = _filled(self.cell.run, fields)
+        combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
+        cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.mean}
+        return Line(name, run, row.text, cells, self._published(i, row, entry), entry)
+
+    def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | float | None:
+        places = [row.cells.get(column.name, Place()), column, self.cell or Place()]
+        if places[0].value is not None:
+            return places[0].value
+        found = {key: next((v for place in places if (v := getattr(place, key))), None) for key in ("run", "measure", "metric", "of", "at")}
+        found["run"] = places[0].run or run or found["run"]
+        if found["run"] is None and not fields:
+            return None
+        for key in ("run", "measure", "metric"):
+            if not found[key]:
+                raise ValueError(f"the cell of row {name!r} in column {column.name!r} names no {key}")
+        filled = {key: _filled(value, fields) if value else value for key, value in found.items() if key != "at"}
+        return Address(**filled, at={axis: _filled(value, fields) for axis, value in (found["at"] or {}).items()})
+
+    def _published(self, i: int, row: Row, entry: str) -> Shown | None:
+        columns = [column.name for column in self.all_columns]
+        for shown in row.published.entries:
+            for column in (*shown.values, *shown.derived):
+                known("column", column, columns, f"published of {row.name or row.run!r}")
+        if row.published.entries:
+            shown, at = row.published.entries[0], f"{entry}/published/0"
+            derived = f"; {' and '.join(shown.derived)} computed from its cells" if shown.derived else ""
+            return Shown(shown.model, f"{shown.source} ({shown.origin}{derived})", shown.values, dict.fromkeys(columns, at), at)
+        cells, at = (self.published[i], f"published/{i}") if self.published else (row.published.cells, f"{entry}/published")
+        values, pointers = row.published.values, dict.fromkeys(columns, at)
+        if cells:
+            if len(cells) != len(columns):
+                raise ValueError(f"published of row {row.name or row.run!r} has {len(cells)} values, the table {len(columns)} columns")
+            values = {column: value for column, value in zip(columns, cells, strict=True) if value is not None}
+            pointers = {column: f"{at}/{k}" for k, column in enumerate(columns)}
+        for column in values:
+            known("column", column, columns, f"published of {row.name or row.run!r}")
+        if not values:
+            return None
+        if self.published_for is None:
+            raise ValueError("published numbers need `published_for: {model: ..., origin: ...}`")
+        return Shown(self.published_for.model, f"{self.label} ({self.published_for.origin})", values, pointers, at)
+
+    @cached_property
+    def published_columns(self) -> tuple[str, ...]:
+        """The columns for which any entry of any row publishes a number."""
+        shown = {c for row in self.rows.list for entry in row.published.entries for c in entry.values}
+        shown |= {c for line in self.lines if line.published for c in line.published.values}
+        return tuple(column.name for column in self.all_columns if column.name in shown)
+
+    def reads(self) -> list[Read]:
+        found: dict[Read, None] = {}
+        for line in self.lines:
+            addresses = [cell for cell in line.cells.values() if isinstance(cell, Address)]
+            found |= dict.fromkeys((a.run, a.measure) for a in addresses)
+            found |= dict.fromkeys((a.run, GATE) for a in addresses)
+        return list(found)
+
+    def sources(self) -> list[str]:
+        return [entry.source for row in self.rows.list for entry in row.published.entries]
+
+    def check(self) -> None:
+        columns = {column.name: column for column in self.all_columns}
+        once("column", (column.name for column in self.all_columns))
+        if not self.all_columns or not self.lines:
+            raise ValueError("a table needs rows and columns")
+        once("row", (line.name for line in self.lines))
+        if self.cell is None and (self.rows.axes or self.columns.axes):
+            raise ValueError("rows or columns that are axes need a `cell`")
+        for column in self.all_columns:
+            for part in column.mean:
+                known("column", part, (c for c in columns if not columns[c].mean), f"the mean {column.name!r}")
+            if len({columns[part].unit for part in column.mean}) > 1:
+                raise ValueError(f"the mean {column.name!r} is of percent and raw columns")
+            other = [line.name for line in self.lines for part in column.mean if _of_other_run(line, part)]
+            if self.seeds and other:
+                raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
+        for row in self.rows.list:
+            for text in row.text:
+                known("text", text, self.titles, f"row {row.name or row.run!r}")
+        for line in self.caption:
+            for field in _fields(line):
+                known("field", field, (f"{column}_n" for column in columns), f"caption {line!r}")
+        once("csv", self.csv)
+        for name in self.csv:
+            if not re.fullmatch(r"[a-z]+_tokens", name):
+                known("column", name, self.csv_names, "csv")
+        super().check()
+
+    def check_point(self, claim: Claim, point: Point) -> None:
+        known("row", point.row, (line.name for line in self.lines), f"claim {claim.claim!r}")
+        known("column", point.column, (column.name for column in self.all_columns), f"claim {claim.claim!r}")
+        if point.at:
+            raise ValueError(f"claim {claim.claim!r}: a cell of a table has no `at`; got {point.at}")
+
+    @cached_property
+    def csv_names(self) -> tuple[str, ...]:
+        """The CSV's columns where the spec gives none: run, words, facts, value with error and n a column, then what is published."""
+        runs = [line.run for line in self.lines]
+        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.titles)
+        names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
+        for column in self.all_columns:
+            names += [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
+        names += ["gate", "collapsed", *(["seeds"] if self.seeds else [])]
+        shown = [f"published_{column}" for column in self.published_columns]
+        return (*names, *shown, *(("published_model", "published_source") if shown else ()))
+
+
+def _of_other_run(line: Line, column: str) -> bool:
+    return isinstance(place := line.cells[column], Address) and place.run != line.run
+
+
+def _combinations(axes: Axes) -> list[dict[str, Scalar]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _named(fields: Mapping[str, Scalar]) -> str:
+    return "_".join(f"{axis}_{value}" for axis, value in fields.items())
+
+
+def _fields(template: str) -> list[str]:
+    return re.findall(r"\{(\w*)\}", template)
+
+
+def _filled(template: Scalar, fields: Mapping[str, Scalar]) -> Scalar:
+    """The template with each `{field}` replaced; one that is a field alone keeps the field's type."""
+    if not isinstance(template, str):
+        return template
+    for field in _fields(template):
+        known("field", field, fields, repr(template))
+    if len(names := _fields(template)) == 1 and template == f"{{{names[0]}}}":
+        return fields[names[0]]
+    return re.sub(r"\{(\w+)\}", lambda match: str(fields[match[1]]), template)
+
+
+class Bars(Table):
+    """A table drawn as bars: a group a column, in it a bar a row; published values as diamonds."""
+
+    suffixes = FIGURE
+    ylabel: str = ""
+    log: bool = False
+
+
+class Scatter(Table):
+    """A table drawn as points: a row is a point at its columns `x` and `y`."""
+
+    suffixes = FIGURE
+    x: str
+    y: str
+    log: tuple[Literal["x", "y"], ...] = ()
+
+    def check(self) -> None:
+        for axis in (self.x, self.y):
+            known("column", axis, (column.name for column in self.all_columns))
+        super().check()
