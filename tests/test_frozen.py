@@ -39,3 +39,13 @@ def test_what_was_committed_comes_out_byte_for_byte(tmp_path, scale, spec):
     assert (tmp_path / f"{stem}.csv").read_text() == (folder / f"{stem}.csv").read_text()
     assert (tmp_path / f"{stem}.claims.csv").read_text() == (folder / claims).read_text()
     assert (tmp_path / f"{stem}.md").read_text().replace(f"`{stem}.claims.csv`", f"`{claims}`") == (folder / f"{stem}.md").read_text()
+
+
+@pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])
+def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
+    artefact = read(ROOT / f"workflow/papers/{spec}.yaml")
+    [name] = artefact.files()
+    files = {name: FROZEN / "efficiency/efficiency.csv"}
+    written = make(artefact, {}, About("mini", files=files), tmp_path)
+    assert sorted(written) == sorted(Path(path) for path in artefact.outputs(str(tmp_path))) and all(path.stat().st_size for path in written)
+    assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (FROZEN / f"efficiency/{artefact.name}.claims.csv").read_text()

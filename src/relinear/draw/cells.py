@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Look, Value, checked
 from relinear.draw.render import NOT_RUN
-from relinear.plan.claims import Point
+from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
-from relinear.plan.tables import GATE, Address, Column, Line, Table
+from relinear.plan.tables import Address, Column, Line, Table
 
 PASSED, FAILED = "passed", "failed"
 

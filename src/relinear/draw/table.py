@@ -24,19 +24,21 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     rows = rows_of(spec, measured, about)
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = spec.csv or spec.csv_names
-    shown = [_csv_row(spec, row) for row in rows]
-    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in shown])
-    judgements = judge_all(artefact, rows, about)
+    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row) for row in rows)])
+    judgements = [judge(claim, look_in(rows), about.nothing_to_judge) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
-    cells = {row.line.name: provenance_of(artefact, spec, row, [n for n in names if n in c], c) for row, c in zip(rows, shown, strict=True)}
-    write_provenance(files["provenance.json"], artefact, about.scale, cells, [source for row in rows for source in row.sources])
+    write_provenance_of(artefact, spec, rows, about, out)
     return list(files.values())
 
 
-def judge_all(artefact: Artefact, rows: list[Row], about: About) -> list[Judgement]:
-    """The verdict on each claim, by the cells of these rows."""
-    return [judge(claim, look_in(rows), about.nothing_to_judge) for claim in artefact.spec.claims]
+def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
+    """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
+    names = spec.csv or spec.csv_names
+    shown = {row.line.name: (row, _csv_row(spec, row)) for row in rows}
+    cells = {name: _origins(artefact, spec, row, [n for n in names if n in values], values) for name, (row, values) in shown.items()}
+    sources = [source for row in rows for source in row.sources]
+    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
 
 
 def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
     return found | {"published_model": published and published.model, "published_source": published and published.source}
 
 
-def provenance_of(artefact: Artefact, spec: Table, row: Row, names: list[str], cells: dict[str, Any]) -> dict[str, Origin]:
+def _origins(artefact: Artefact, spec: Table, row: Row, names: list[str], cells: dict[str, Any]) -> dict[str, Origin]:
     """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
     line, entry = row.line, f"{artefact.path}#/{row.line.entry}"
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
