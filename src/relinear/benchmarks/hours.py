@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from relinear.benchmarks.training import STAGES, random_model, report, shape_of
-from relinear.draw._render import count, markdown, write_text
+from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.config import read_runs
 from relinear.plan.plan import Plan
