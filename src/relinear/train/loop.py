@@ -92,9 +92,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * factor
             optimiser.zero_grad(set_to_none=not recorded)  # a graph adds to the same memory each time
-            values = 0.0
-            for batch in batches(step):
-                values = values + gradients(*batch)
+            values = sum(gradients(*batch) for batch in batches(step))
             sum_gradients(parameters)
             norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
             # Read once: each reading of a number waits for the GPU.
