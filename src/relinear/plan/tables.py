@@ -265,8 +265,8 @@ class Table(Spec):
         if not self.all_columns or not self.lines:
             raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
-        if self.cell is None and (self.rows.axes or self.columns.axes):
-            raise ValueError("rows or columns that are axes need a `cell`")
+        if self.cell is None and self.columns.axes:
+            raise ValueError("columns that are axes need a `cell`")
         for column in self.all_columns:
             for part in column.mean:
                 known("column", part, (c for c in columns if not columns[c].mean), f"the mean {column.name!r}")
