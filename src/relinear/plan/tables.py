@@ -265,8 +265,8 @@ class Table(Spec):
     def check(self) -> None:
         columns = {column.name: column for column in self.all_columns}
         once("column", (column.name for column in self.all_columns))
-        if self.cell is None and (self.rows.axes or self.columns.axes):
-            raise ValueError("rows or columns that are axes need a `cell`")
+        if self.cell is None and self.columns.axes:
+            raise ValueError("columns that are axes need a `cell`")
         if not self.all_columns or not self.lines:
             raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
