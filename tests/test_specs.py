@@ -193,7 +193,7 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
         ({"claims": [CLAIM | {"ratio": 2.0, "margin": 1.0}]}, "no margin, floor or ceiling"),
         ({"claims": [{k: v for k, v in CLAIM.items() if k != "right"}]}, "without a right side needs the bound as `ratio`"),
         ({"claims": [CLAIM | {"left": {"row": "lizard", "at": {"length": 1}}}]}, "a cell of a table has no `at`"),
-        ({"rows": MATRIX["rows"]}, "axes need a `cell`"),
+        ({"columns": MATRIX["columns"]}, "columns that are axes need a `cell`"),
         (MATRIX | {"cell": MATRIX["cell"] | {"run": "w{windw}"}}, "no field 'windw'; have meta, window"),
         (MATRIX | {"cell": {"measure": "mmlu", "metric": "acc"}}, "names no run"),
         (MATRIX | {"published": [[1, 2, 3]], "published_for": {"model": "m", "origin": {"measured": True}}}, "published has 1 rows, the table 2"),
