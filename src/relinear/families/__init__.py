@@ -5,19 +5,17 @@ Imports neither torch nor transformers; a family does.
 
 import functools
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relinear.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from relinear.families._family import Family
 
-__all__ = ["available", "load", "of", "open_any"]
+__all__ = ["available", "load", "of"]
 
 
 def available() -> list[str]:
@@ -40,10 +38,3 @@ def of(model_class: "type[PreTrainedModel]") -> "Family":
             return family
     covered = "; ".join(f"{f.name}: {', '.join(c.__name__ for c in f.classes)}" for f in map(load, available()) if f.classes)
     raise UserError(f"no family covers {model_class.__name__}; covered are {covered}")
-
-
-def open_any(folders: Sequence[Path], dtype: "torch.dtype") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Model and tokenizer out of folders, of whichever family covers it; see `Family.open`."""
-    model, tokenizer = importlib.import_module(f"{__name__}._opening").open_causal(folders, dtype)
-    of(type(model))
-    return model, tokenizer
