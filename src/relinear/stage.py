@@ -24,7 +24,8 @@ from filelock import FileLock, Timeout
 
 from relinear import stages
 from relinear.errors import UserError
-from relinear.files import aside, sha256
+from relinear.files import read_record, sha256, write_json
+from relinear.get import assets
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan, digest
@@ -39,26 +40,15 @@ class StageError(UserError):
     """A stage cannot run: a parent is missing or does not match, the disk is full. The message says what to do."""
 
 
-def write_json(path: Path, value: Any) -> None:
-    """The value as a file, whole or not at all."""
-    with aside(path) as unfinished:
-        unfinished.write_text(json.dumps(value, indent=1))
-
-
-def read_record(folder: Path) -> dict | None:
-    """run.json of a finished stage; None if it is not finished."""
-    path = folder / "run.json"
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
 def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True) -> Job:
     """The values that a node's work is given."""
     settings = plan.settings(node)
     parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
     links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
     stage, hardware = stages.stage(node.stage), plan.config.hardware
+    obtained = {} if stage.obtains else {name: assets.obtain(name, assets=plan.catalogue) for name in settings["assets"]}
     return Job(
-        name=str(node), settings=settings, parents=parents, out=out, work=work, links=links, seed=stage.seed(plan, node),
+        name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links, seed=stage.seed(plan, node),
         device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
         checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
         hardware={"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relinear.errors import UserError
-from relinear.files import MANIFEST, folder_aside, sha256
-from relinear.stage import read_record, write_json
+from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
 
 LARGEST = 100_000_000  # bytes of a folder that is committed
 LONG = 100_000  # bytes from which on lines are compressed
