@@ -122,7 +122,7 @@ def draw(
 @app.command()
 @planned
 def status(plan) -> None:
-    """List the finished results of a scale whose kernels, lock or assets have changed since, or that the plan would make anew."""
+    """List the finished results of a scale that would be made anew, or whose kernels, lock or assets have changed since."""
     from relinear.status import lines
 
     for line in lines(plan):

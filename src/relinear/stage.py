@@ -113,7 +113,7 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         "schema": 2, "scale": plan.scale, "run": node.name, "stage": node.part or node.stage, "measure": node.part, "key": key,
         "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node), "kernels": kernel_hashes(plan.modules(node)),
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
-        "git": git_state(), "versions": versions(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
+        "git": git_state(), "versions": versions(), "lock": lock_hash(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
         "attempt": progress["attempt"], "tags": _tags(plan, node),
     }  # fmt: skip
@@ -166,7 +166,7 @@ def _whole(folder: Path, record: dict) -> bool:
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
-    command = f"relinear {parent} {plan.as_options()}"
+    command = f"relinear {parent} {plan.node_options()}"
     record = read_record(folder)
     if record is None:
         raise StageError(f"{child}: its parent `{parent}` is not there ({folder}); run `{command}` first")
@@ -223,6 +223,12 @@ def git_state() -> dict[str, Any]:
 
     status = git("status", "--porcelain")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def lock_hash() -> str | None:
+    """sha256 of the clone's requirements.lock; None outside a clone."""
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    return sha256(lock) if lock.is_file() else None
 
 
 def versions() -> dict[str, str]:

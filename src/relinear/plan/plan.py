@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,7 +157,9 @@ class Plan:
     def name(self, run: str) -> str:
         """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
         base, model, seed = self._parts(run)
-        model = model or self.teacher
+        return self._name(base, model or self.teacher, seed)
+
+    def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
         other = f"@{model}" if model and self.stand_in("models", model) != usual else ""
         return base + other + (f"-seed{seed}" if seed else "")
@@ -226,12 +228,11 @@ class Plan:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
-        """A checked node. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
+        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
         one_of("stage", stage, stages.available())
         if stage == "measure" or stages.stage(stage).trains:
-            if (called := self.name(name)) != name:
-                of = f" with teacher {self.teacher!r}" if self.teacher else ""
-                raise ConfigError(f"no run {name!r} at scale {self.scale!r}{of}: it is {called!r}")
+            if (called := self._name(*self._parts(name))) != name:
+                raise ConfigError(f"no run {name!r} at scale {self.scale!r}: it is {called!r}")
             if stage == "measure":
                 one_of("measure", part, self.measures)
             elif stage not in self.run(name).run.recipes:
@@ -446,6 +447,10 @@ class Plan:
         return hardware.gpus if stages.stage(stage).spread else 1
 
     # --- the command line ---
+
+    def node_options(self) -> str:
+        """This plan as options of the verb of a node, whose name says the teacher already."""
+        return replace(self, teacher=None).as_options()
 
     def as_options(self) -> str:
         """This plan as options of `relinear`'s verbs."""
