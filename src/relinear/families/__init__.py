@@ -13,8 +13,6 @@ from relinear.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from relinear.families._family import Family
-
 __all__ = ["available", "load", "of"]
 
 
@@ -23,16 +21,16 @@ def available() -> list[str]:
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
-def load(name: str) -> "Family":
-    """The family of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
+def load(name: str):
+    """The `Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
     if name not in available():
         raise UserError(f"no family {name!r}; have {', '.join(available())}")
     return importlib.import_module(f"{__name__}.{name}").Family()
 
 
 @functools.cache
-def of(model_class: "type[PreTrainedModel]") -> "Family":
-    """The family that covers a transformers class. Imports families until one does. Raises UserError where none does."""
+def of(model_class: "type[PreTrainedModel]"):
+    """The `Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
     for family in map(load, available()):
         if model_class in family.classes:
             return family

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear import families
 from relinear.errors import UserError
-from relinear.linearize.layer import Layout
+from relinear.families._layer import Layout
 
 
 class Family:
