@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get import recall
-from relinear.get.packed import Packed
 from relinear.machine.distributed import gathered, share
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
