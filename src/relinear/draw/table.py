@@ -123,13 +123,14 @@ def _ours(spec: Table, rows: list[Row], beside: bool) -> str:
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
     same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
     header += [f"{c.heading} (n={next(iter(items[c.name]))})" if same.get(c.name) else c.heading for c in columns]
-    header += [f"paper's {c.heading}" for c in columns] if beside else []
+    printed_columns = [c for c in columns if c.name in spec.published_columns] if beside else []
+    header += [f"paper's {c.heading}" for c in printed_columns]
     shown = []
     for row in rows:
         texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
         cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) for c in columns]
         printed = row.line.published.values if row.line.published else {}
-        cells += [_printed(c, printed.get(c.name)) for c in columns] if beside else []
+        cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
         shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
     return markdown(header, shown)
 
