@@ -7,15 +7,8 @@ import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from relinear.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from relinear.families._family import Family
 
 __all__ = ["available", "load", "of", "open_any"]
 
@@ -25,16 +18,16 @@ def available() -> list[str]:
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
-def load(name: str) -> "Family":
-    """The family of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
+def load(name: str):
+    """The `_family.Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
     if name not in available():
         raise UserError(f"no family {name!r}; have {', '.join(available())}")
     return importlib.import_module(f"{__name__}.{name}").Family()
 
 
 @functools.cache
-def of(model_class: "type[PreTrainedModel]") -> "Family":
-    """The family that covers a transformers class. Imports families until one does. Raises UserError where none does."""
+def of(model_class: type):
+    """The `_family.Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
     for family in map(load, available()):
         if model_class in family.classes:
             return family
@@ -42,8 +35,8 @@ def of(model_class: "type[PreTrainedModel]") -> "Family":
     raise UserError(f"no family covers {model_class.__name__}; covered are {covered}")
 
 
-def open_any(folders: Sequence[Path], dtype: "torch.dtype") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Model and tokenizer out of folders, of whichever family covers it; see `Family.open`."""
+def open_any(folders: Sequence[Path], dtype) -> tuple:
+    """Model, in a torch dtype, and tokenizer out of folders, of whichever family covers it; see `_family.Family.open`."""
     model, tokenizer = importlib.import_module(f"{__name__}._opening").open_causal(folders, dtype)
     of(type(model))
     return model, tokenizer

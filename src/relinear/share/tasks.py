@@ -1,41 +1,64 @@
-"""The evaluate stage's items as a folder of lm-eval tasks, so that `lm_eval --include_path` scores the same ones on any model.
+"""The items that a scale scores as a folder of lm-eval tasks, so that `lm_eval --include_path` scores the same ones on any model.
 
 Each task is the one that lm-eval ships (the YAML file includes it) over JSON lines of the drawn documents, named `relinear_<task>`.
 The files name each other by absolute paths: make the folder anew rather than move it.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 import yaml
 
 from relinear.errors import UserError
 from relinear.get import assets
-from relinear.measure import lm_eval as harness
-from relinear.plan.plan import ITEMS, Plan
+from relinear.measure import _harness as harness
+from relinear.plan.plan import Plan
+from relinear.stages._stage import Node
 
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
 
 
+class Items(NamedTuple):
+    """What is scored of a task: so many items, None: all; of an asset, None: the hand-written ones."""
+
+    limit: int | None
+    asset: str | None
+
+
+def scored(plan: Plan) -> dict[str, Items]:
+    """The tasks that the measurements of a run score at the plan's scale. Raises UserError where two score one on different items."""
+    run, found = next(iter(plan.runs)), {}  # all runs are scored on the same items
+    for name, measure in plan.measures.items():
+        if measure.metric != "lm_eval" or measure.data is None or name in plan.config.without:
+            continue
+        settings = plan.settings(Node("measure", run, name))
+        [asset] = settings["assets"] or [None]
+        for task, limit in settings["metric_options"]["items"].items():
+            items = Items(limit, asset)
+            if found.setdefault(task, items) != items:
+                raise UserError(f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one set of items here")
+    return found
+
+
 def write(plan: Plan, out: Path) -> list[str]:
-    """Write the tasks of the plan's evaluate stage into `out`; returns the names to give `lm_eval --tasks`.
+    """Write the tasks that the plan's measurements score into `out`; returns the names to give `lm_eval --tasks`.
 
     Raises UserError where `out` holds anything.
     """
-    out = out.resolve()
+    out, tasks = out.resolve(), scored(plan)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a folder that is not there")
     datasets.disable_progress_bars()
-    evaluation = plan.config.evaluate
-    data = None if evaluation.smoke else assets.obtain(ITEMS)
+    folders = {asset: asset and assets.obtain(asset, assets=plan.catalogue) for _, asset in tasks.values()}
     (out / "documents").mkdir(parents=True, exist_ok=True)
-    for name, limit in evaluation.tasks.items():
+    for name, (limit, asset) in tasks.items():
         settings = yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())
-        parts = [_part(settings, task, out) for task in harness.load(name, limit, data, plan.seed)]
+        parts = [_part(settings, task, out) for task in harness.load(name, limit, folders[asset], plan.seed)]
         if parts != [f"relinear_{name}"]:  # MMLU's subjects count as one task, as in the tables: each item the same
             mean = [{"metric": "acc", "weight_by_size": True}]
             _dump(out / f"relinear_{name}.yaml", {"group": f"relinear_{name}", "task": parts, "aggregate_metric_list": mean})
-    return [f"relinear_{name}" for name in evaluation.tasks]
+    return [f"relinear_{name}" for name in tasks]
 
 
 def _part(settings: dict, task: harness.LocalTask, out: Path) -> str:
