@@ -14,7 +14,7 @@ import torch
 
 from relinear import stages
 from relinear.benchmarks.training import random_model, report, shape_of
-from relinear.draw._render import count, markdown, write_text
+from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.stages._stage import Node

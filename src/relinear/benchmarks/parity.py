@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from relinear.draw._render import markdown, write_csv, write_text
+from relinear.draw.render import markdown, write_csv, write_text
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import linearize
 from relinear.machine.hardware import set_threads

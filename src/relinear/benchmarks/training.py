@@ -34,7 +34,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from relinear.benchmarks.generation import SHAPES as PAPERS
-from relinear.draw._render import markdown, write_text
+from relinear.draw.render import markdown, write_text
 from relinear.errors import UserError
 from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize

@@ -10,8 +10,8 @@ from relinear.plan.strict import Strict
 
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
+GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
 FIGURE = ("png", "pdf", "provenance.json")
-
 
 
 class Misprint(Strict):

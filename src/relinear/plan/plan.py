@@ -112,13 +112,11 @@ class Plan:
     @functools.cached_property
     def artefacts(self) -> dict[str, Artefact]:
         """Every table and figure, by its rule: `lolcats_figure3`."""
-        found = available(self.workflow / "papers")
+        added: dict[str, list[str]] = {}
         for name, run in self.runs.items():
             for table in run.shown:
-                rule = table.replace("/", "_")
-                one_of(f"table that run {name!r} is shown in,", rule, found)
-                found[rule] = found[rule].beside(name)
-        return found
+                added.setdefault(table, []).append(name)
+        return available(self.workflow / "papers", added)
 
     def stand_in(self, kind: str, name: str) -> str:
         """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from relinear.plan.claims import FIGURE, Claim, Origin, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
-GATE = "gate"  # the measure that every row with measured columns reads beside them
 
 class Place(Strict):
     """Where a number is read: a reading of a run's measurement, or a `value` given by definition. What is left out is the column's or row's.
