@@ -90,13 +90,13 @@ class Clone(NamedTuple):
         return output
 
     def planned(self, *targets: str, **config) -> list[str]:
-        """What a dry run would run: `rule` or `rule run`, sorted."""
+        """The jobs that a dry run would start, sorted: `<rule>`, and what it is of: `distill lizard`, `measure lizard perplexity`."""
         found: list[str] = []
         for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",), **config).splitlines():
             if rule := re.match(r"(?:local)?rule (\w+):", line):
                 found.append(rule[1])
-            elif wildcard := re.match(r"\s+wildcards: run=([\w-]+)", line):
-                found[-1] += f" {wildcard[1]}"
+            elif wildcards := re.match(r"\s+wildcards: (.*)", line):
+                found[-1] = " ".join([found[-1], *re.findall(r"(?:name|measure)=([^,\s]+)", wildcards[1])])
         return sorted(found)
 
     def relinear(self, *args: str) -> subprocess.CompletedProcess:
@@ -116,6 +116,7 @@ class Clone(NamedTuple):
         (self.root / path).write_text(yaml.safe_dump(data, sort_keys=False))
 
     def stage(self, run: str, stage: str) -> Path:
+        """The folder of a run's step or measurement."""
         return self.root / "results/smoke/runs" / run / stage
 
     def record(self, run: str, stage: str) -> dict:
@@ -155,13 +156,15 @@ def curve_of(folder: Path) -> list[dict]:
 
 
 def made(plan, *steps: str) -> Path:
-    """The folder of the last of a plan's steps ("corpus", "distill hedgehog"), after running all of them in this process."""
-    from relinear.stage import run_stage  # torch; not every test needs it
+    """The folder of the last of a plan's nodes ("text stories@tiny", "distill hedgehog", "measure hedgehog gate"), after running all of them
+    and everything they are made from in this process."""
+    from relinear import stages
+    from relinear.stage import run_stage
 
-    for words in steps:
-        step = plan.step(*words.split())
-        folder = run_stage(plan, step, importlib.import_module(plan.modules(step)[0]).run)
-    return folder
+    for node in plan.behind([plan.node(*words.split()) for words in steps]):
+        if plan.finished(node) is None:
+            run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
+    return plan.folder(plan.node(*steps[-1].split()))
 
 
 def copy_sources(to: Path) -> Clone:

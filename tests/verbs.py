@@ -5,9 +5,9 @@ A line that begins with `until N` stops before step N, as if the process had die
 
 import sys
 
-from relinear import stage
 from relinear.cli import app
 from relinear.machine import distributed
+from relinear.plan.job import Job
 
 
 class Stop(Exception):
@@ -15,14 +15,14 @@ class Stop(Exception):
 
 
 def until(step: int):
-    log = stage.Context.log
+    log = Job.log
 
     def dies(self, metrics, at):
         if at == step:
             raise Stop
         log(self, metrics, at)
 
-    stage.Context.log = dies
+    Job.log = dies
     return log
 
 
@@ -37,4 +37,4 @@ with distributed.joined(device):
         try:
             app(words[2:], standalone_mode=False)
         except Stop:
-            stage.Context.log = log
+            Job.log = log

@@ -88,11 +88,11 @@ def _verb(stage: str) -> Callable[..., None]:
 
     def named(plan, name: Annotated[str, typer.Argument(help="An asset, a model, a text (<data>@<model>) or a run.")], threads: Threads = None,
               gpus: Gpus = None) -> None:  # fmt: skip
-        run(plan, plan.node(stage, name), threads, gpus)
+        run(plan, plan.node(stage, plan.name(name) if stages.stage(stage).trains else name), threads, gpus)
 
     def measured(plan, name: Annotated[str, typer.Argument(help="A run.")], measure: Annotated[str, typer.Argument(help="A measure.")],
                  threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
-        run(plan, plan.node(stage, name, measure), threads, gpus)
+        run(plan, plan.node(stage, plan.name(name), measure), threads, gpus)
 
     return planned(measured if stage == "measure" else named)
 
@@ -122,7 +122,7 @@ def draw(
 @app.command()
 @planned
 def status(plan) -> None:
-    """List the finished results of a scale whose kernels, lock or assets have changed since, or that the plan would make anew."""
+    """List the finished results of a scale that would be made anew, or whose kernels, lock or assets have changed since."""
     from relinear.status import lines
 
     for line in lines(plan):

@@ -1,11 +1,13 @@
 """Files and folders that are there whole or not at all, and what a file holds as one number."""
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "reference.json"  # in a folder of committed results (`relinear.tracking.committed`), which are another clone's
 
@@ -22,6 +24,18 @@ def aside(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     yield unfinished
     os.replace(unfinished, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The value as a file, whole or not at all."""
+    with aside(path) as unfinished:
+        unfinished.write_text(json.dumps(value, indent=1))
+
+
+def read_record(folder: Path) -> dict | None:
+    """run.json of a finished stage; None if it is not finished."""
+    path = folder / "run.json"
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from filelock import FileLock, Timeout
 
 from relinear import stages
 from relinear.errors import UserError
-from relinear.files import aside, sha256
+from relinear.files import read_record, sha256, write_json
+from relinear.get import assets
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan, digest
@@ -39,26 +40,15 @@ class StageError(UserError):
     """A stage cannot run: a parent is missing or does not match, the disk is full. The message says what to do."""
 
 
-def write_json(path: Path, value: Any) -> None:
-    """The value as a file, whole or not at all."""
-    with aside(path) as unfinished:
-        unfinished.write_text(json.dumps(value, indent=1))
-
-
-def read_record(folder: Path) -> dict | None:
-    """run.json of a finished stage; None if it is not finished."""
-    path = folder / "run.json"
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
 def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True) -> Job:
     """The values that a node's work is given."""
     settings = plan.settings(node)
     parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
     links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
     stage, hardware = stages.stage(node.stage), plan.config.hardware
+    obtained = {} if stage.obtains else {name: assets.obtain(name, assets=plan.catalogue) for name in settings["assets"]}
     return Job(
-        name=str(node), settings=settings, parents=parents, out=out, work=work, links=links, seed=stage.seed(plan, node),
+        name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links, seed=stage.seed(plan, node),
         device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
         checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
         hardware={"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
@@ -123,7 +113,7 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         "schema": 2, "scale": plan.scale, "run": node.name, "stage": node.part or node.stage, "measure": node.part, "key": key,
         "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node), "kernels": kernel_hashes(plan.modules(node)),
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
-        "git": git_state(), "versions": versions(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
+        "git": git_state(), "versions": versions(), "lock": lock_hash(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
         "attempt": progress["attempt"], "tags": _tags(plan, node),
     }  # fmt: skip
@@ -176,7 +166,7 @@ def _whole(folder: Path, record: dict) -> bool:
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
-    command = f"relinear {parent} {plan.as_options()}"
+    command = f"relinear {parent} {plan.node_options()}"
     record = read_record(folder)
     if record is None:
         raise StageError(f"{child}: its parent `{parent}` is not there ({folder}); run `{command}` first")
@@ -233,6 +223,12 @@ def git_state() -> dict[str, Any]:
 
     status = git("status", "--porcelain")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def lock_hash() -> str | None:
+    """sha256 of the clone's requirements.lock; None outside a clone."""
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    return sha256(lock) if lock.is_file() else None
 
 
 def versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ for artefact in plan.artefacts.values():
         params:
             rows=[str(n) for n in plan.reads(artefact).values()],
             code=plan.drawn_by(artefact),
-            options=f"{artefact.paper} {artefact.stem} {OPTIONS}",
+            options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
             "{RELINEAR} draw {params.options} 2>&1 | ({TEE} {log})"
 

@@ -28,7 +28,7 @@ wildcard_constraints:
 
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
 RELINEAR = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m relinear.cli"
-OPTIONS = plan.as_options()
+OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.
 TEE = "trap '' INT TERM; exec tee"
 

@@ -47,7 +47,7 @@ def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) ->
             axis.plot(places, printed, "D", color="black", markerfacecolor="white", markersize=4, zorder=3)
     if any(row.line.published for row in rows):
         axis.plot([], [], "D", color="black", markerfacecolor="white", markersize=4, label=PUBLISHED)
-    if spec.log:
+    if spec.log and any(isinstance(cell.value, float) and cell.value > 0 for row in rows for cell in row.cells.values()):
         axis.set_yscale("log")
     axis.set_xticks(at, [c.heading for c in columns], rotation=0 if len(columns) <= 8 else 30, ha="center" if len(columns) <= 8 else "right")
     axis.set_ylabel(spec.ylabel or ("%" if columns[0].unit == "percent" else ""))

@@ -50,12 +50,19 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     rather than too often. `remark` stands beside the numbers.
     """
     published = f"; published {claim.published}" if claim.published else ""
-    found = [nothing_to_judge] if nothing_to_judge else [look(point) for point in claim.points]
+    found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
     if reason := next((value for value in found if isinstance(value, str)), None):
         return Judgement(UNTESTED, published.removeprefix("; "), reason)
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
     return (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
+
+
+def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
+    """The number, called by its column, too, where that is not the claim's."""
+    if isinstance(value, str) or point.column in (None, claim.column):
+        return value
+    return value._replace(name=f"{value.name} {point.column}")
 
 
 def _difference(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:

@@ -167,15 +167,15 @@ def _line(axis: Axes, series: Series, i: int, curve: Curve, mark: str) -> None:
         axis.plot(curve.x[-1], curve.y[-1], marker="X", markersize=7, color=color)
 
 
-def _xs(axis: Axes) -> list[float]:
-    """All positive numbers on x; none where there are words."""
-    xs = [x for line in axis.get_lines() for x in line.get_xdata(orig=True)]
-    return [float(x) for x in xs if isinstance(x, Real) and x > 0] if all(isinstance(x, Real) for x in xs) else []
+def _positive(axis: Axes, ruler: str) -> list[float]:
+    """All positive numbers along "x" or "y"; none where there are words."""
+    found = [value for line in axis.get_lines() for value in getattr(line, f"get_{ruler}data")(orig=True)]
+    return [float(value) for value in found if value > 0] if all(isinstance(value, Real) for value in found) else []
 
 
 def _base(axis: Axes) -> int | None:
     """Of a logarithmic axis for the numbers on x, where they cover much: 2 if the large ones are powers of it, else 10."""
-    xs = _xs(axis)
+    xs = _positive(axis, "x")
     if not xs or max(xs) < 8 * min(xs):
         return None
     return 2 if all(math.log2(x).is_integer() for x in xs if x >= 1024) else 10
@@ -183,9 +183,9 @@ def _base(axis: Axes) -> int | None:
 
 def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
     """Scales, titles and ticks; on a base of 2, k is 1024."""
-    if base:
+    if base and _positive(axis, "x"):
         axis.set_xscale("log", base=base)
-    if panel.log:
+    if panel.log and _positive(axis, "y"):  # of nothing there is no logarithm
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_minor_formatter(NullFormatter())

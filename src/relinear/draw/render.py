@@ -52,10 +52,10 @@ def count(value: int) -> str:
     return str(value)
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A GitHub Markdown table of ready strings; empty cells stay empty."""
-    align = ["left"] + ["right"] * (len(header) - 1)
-    return tabulate(list(rows), header, tablefmt="github", disable_numparse=True, colalign=align)
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "right") -> str:
+    """A GitHub Markdown table of ready strings, its columns but the first aligned as said; empty cells stay empty."""
+    columns = ["left"] + [align] * (len(header) - 1)
+    return tabulate(list(rows), header, tablefmt="github", disable_numparse=True, colalign=columns)
 
 
 def write_text(path: Path, text: str) -> None:

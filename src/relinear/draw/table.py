@@ -1,5 +1,6 @@
 """Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every cell."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about:
     """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
     names = spec.csv or spec.csv_names
     shown = {row.line.name: (row, _csv_row(spec, row)) for row in rows}
-    cells = {name: _origins(artefact, spec, row, [n for n in names if n in values], values) for name, (row, values) in shown.items()}
+    cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
     sources = [source for row in rows for source in row.sources]
     return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
 
@@ -47,8 +48,11 @@ def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
     if facts:
         found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
-        tokens = facts.get("tokens", {})
-        found |= {name: tokens.get(name.removesuffix("_tokens"), 0) for name in spec.csv or spec.csv_names if name.endswith("_tokens")}
+        found |= {
+            name: facts["tokens"].get(name.removesuffix("_tokens"), 0)
+            for name in spec.csv or spec.csv_names
+            if "tokens" in facts and name.endswith("_tokens")
+        }
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
@@ -57,7 +61,7 @@ def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
     return found | {"published_model": published and published.model, "published_source": published and published.source}
 
 
-def _origins(artefact: Artefact, spec: Table, row: Row, names: list[str], cells: dict[str, Any]) -> dict[str, Origin]:
+def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], cells: dict[str, Any]) -> dict[str, Origin]:
     """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
     line, entry = row.line, f"{artefact.path}#/{row.line.entry}"
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
@@ -68,7 +72,7 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: list[str], cells:
     if line.published:
         origins |= {f"published_{column}": f"{artefact.path}#/{pointer}" for column, pointer in line.published.pointers.items()}
         origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.path}#/{line.published.entry}")
-    return {name: None if cells[name] in (None, NOT_RUN) else origins[name] for name in names}
+    return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
 
 
 def _one(files: tuple[str, ...]) -> Origin:

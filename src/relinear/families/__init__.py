@@ -5,12 +5,11 @@ Imports neither torch nor transformers; a family does.
 
 import functools
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from relinear.errors import UserError
 
-__all__ = ["available", "load", "of", "open_any"]
+__all__ = ["available", "load", "of"]
 
 
 def available() -> list[str]:
@@ -33,10 +32,3 @@ def of(model_class: type):
             return family
     covered = "; ".join(f"{f.name}: {', '.join(c.__name__ for c in f.classes)}" for f in map(load, available()) if f.classes)
     raise UserError(f"no family covers {model_class.__name__}; covered are {covered}")
-
-
-def open_any(folders: Sequence[Path], dtype) -> tuple:
-    """Model, in a torch dtype, and tokenizer out of folders, of whichever family covers it; see `_family.Family.open`."""
-    model, tokenizer = importlib.import_module(f"{__name__}._opening").open_causal(folders, dtype)
-    of(type(model))
-    return model, tokenizer

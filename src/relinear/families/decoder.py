@@ -7,7 +7,7 @@ from transformers.models.qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
 
 from relinear.families import _family
-from relinear.linearize.layer import Layout
+from relinear.families._layer import Layout
 
 
 class Family(_family.Family):

@@ -3,7 +3,7 @@
 from transformers.models.gpt2 import GPT2LMHeadModel
 
 from relinear.families import _family
-from relinear.linearize.layer import Layout, LinearizedAttention
+from relinear.families._layer import Layout, LinearizedAttention
 
 
 class FusedLinearizedAttention(LinearizedAttention):

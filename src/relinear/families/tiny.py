@@ -49,7 +49,7 @@ class Family(_family.Family):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             weights = LlamaForCausalLM(config).state_dict()
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.load_state_dict(weights)
         return model.eval(), tokenizer
 

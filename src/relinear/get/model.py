@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relinear import families
 from relinear.errors import UserError
-from relinear.get import assets
-from relinear.plan.assets import catalogue
+from relinear.families._opening import open_causal
 from relinear.plan.job import Job
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -38,7 +37,8 @@ def save_model(
         model, tokenizer = families.load(family or "tiny").random(options or {}, seed, torch_dtype)
     else:
         folders = [source] if isinstance(source, Path) else list(source)
-        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else families.open_any(folders, torch_dtype)
+        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else open_causal(folders, torch_dtype)
+        families.of(type(model))
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -72,8 +72,7 @@ def _check_saved(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> No
 def work(job: Job) -> dict:
     """Open or make the model by its family and save it once as a plain transformers folder."""
     entry = job.settings["model"]
-    known = catalogue(job.workflow / "assets.yaml")
-    source = "random" if entry["init"] == "random" else [assets.obtain(name, assets=known) for name in entry["assets"]]
+    source = "random" if entry["init"] == "random" else [job.assets[name] for name in entry["assets"]]
     shape = save_model(source, job.out, family=entry["family"], options=entry["options"], seed=job.seed)
     if shape["max_positions"] != entry["positions"]:
         raise UserError(f"models.yaml says positions: {entry['positions']}; this model has {shape['max_positions']}")

@@ -23,9 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.get import assets
 from relinear.get.packed import IGNORED, order
-from relinear.plan.assets import catalogue
 from relinear.plan.job import Job
 
 HELDOUT_SHARE = 0.1  # of the documents of every source
@@ -145,8 +143,7 @@ def work(job: Job) -> dict:
     made = {"smoke": None}
     if "written" in job.parents:
         made["written"] = job.parents["written"] / "written.jsonl"
-    known = catalogue(job.workflow / "assets.yaml")
-    folders = {n: made[n] if n in made else assets.obtain(n, assets=known) for n in names}
+    folders = {n: made[n] if n in made else job.assets[n] for n in names}
     return build_text(
         job.out, AutoTokenizer.from_pretrained(job.parents["model"]), folders, train_sources=settings["sources"],
         train_tokens=settings["train_tokens"], heldout_tokens=settings["heldout_tokens"], heldout_source=settings["heldout_source"],

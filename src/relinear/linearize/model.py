@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from relinear import families
 from relinear.attention import load, options
 from relinear.attention._base import Heads
+from relinear.families._layer import Layout, LinearizedAttention
 from relinear.linearize.checks import check_padding, check_piece, check_positions, check_prompt
-from relinear.linearize.layer import Layout, LinearizedAttention
 from relinear.linearize.loading import StrictLoading
 from relinear.linearize.state import RecurrentCache, nbytes
 

@@ -26,7 +26,6 @@ import lm_eval.utils
 import numpy as np
 import torch
 import torch.nn.functional as F
-import yaml
 from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean, mean_stderr
@@ -41,8 +40,9 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.machine.distributed import agreed, gathered, rank, share
+from relinear.plan.strict import WORKFLOW, read_yaml
 
-TASKS = Path(__file__).parents[3] / "workflow" / "tasks"
+TASKS = WORKFLOW / "tasks"
 SMOKE = TASKS.parent / "smoke" / "tasks"
 BUNDLED = Path(lm_eval.tasks.__file__).parent
 METRICS = ("acc", "acc_norm")
@@ -193,7 +193,7 @@ def load(name: str, limit: int | None, data: Path | None, seed: int) -> list[Loc
 
     It is one task, or one a subject where the file's `include` has a {subject}. Without `data` the smoke items are used.
     """
-    settings = yaml.safe_load((TASKS / f"{name}.yaml").read_text())
+    settings = read_yaml(TASKS / f"{name}.yaml")
     include, convert = settings.pop("include"), settings.pop("convert", None)
     files = {"data": settings.pop("data"), "smoke": settings.pop("smoke")}["smoke" if data is None else "data"]
     folder = SMOKE if data is None else data

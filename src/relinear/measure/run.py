@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from relinear.get import assets
 from relinear.linearize.assemble import assemble, trained_parameters
 from relinear.machine.hardware import place
-from relinear.plan.assets import catalogue
 from relinear.plan.job import Job
 from relinear.plan.readings import plain
 from relinear.plan.strict import ConfigError
@@ -45,12 +43,14 @@ def parse_options(metric, given: dict[str, Any], where: str):
 
 
 def data_folder(job: Job) -> Path | None:
-    """Where the metric's data lie: a text's folder, an asset's, or a folder of the repository."""
+    """Where the metric's data lie: a text's folder, an asset's, or `workflow/` for hand-written items; None for a metric without data."""
+    if job.settings["data"] is None:
+        return None
     if "data" in job.parents:
         return job.parents["data"]
-    if job.settings["assets"]:
-        [name] = job.settings["assets"]
-        return assets.obtain(name, assets=catalogue(job.workflow / "assets.yaml"))
+    if job.assets:
+        [folder] = job.assets.values()
+        return folder
     return job.workflow
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,7 +55,12 @@ class Asset(Strict):
 def catalogue(path: Path = CATALOGUE) -> dict[str, Asset]:
     """The catalogue: name -> `Asset`. Raises AssetError for a missing file or an invalid entry."""
     try:
-        entries = read_yaml(path)
-        return {name: parse(Asset, {"name": name, **entry}, f"{path.name}: {name}") for name, entry in entries.items()}
+        return {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_yaml(path).items()}
     except ConfigError as error:
         raise AssetError(str(error)) from None
+
+
+def _asset(name: str, entry: Any, where: str) -> Asset:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: must hold its settings; got {entry!r}")
+    return parse(Asset, {"name": name, **entry}, where)

@@ -11,6 +11,8 @@ from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse,
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SEED = re.compile(r"-seed\d+$")
+DOSE = re.compile(r"-x[\d.e+-]+$")
+MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize` beside every method's own
 
@@ -46,7 +48,7 @@ class Run(Strict):
 
     model: str  # of models.yaml; the scale says what stands in for it
     after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": with what that step of it made
-    method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is
+    method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is. Left out after another run: that run's
     options: dict[str, Any] = {}  # the method's, and keep_softmax_layers
     steps: tuple[dict[str, dict[str, Any]], ...] = ()  # a step once, in order: [{distill: {...}}, {finetune: {...}}]
     over: dict[str, tuple[Any, ...]] = {}  # field -> values; {field} stands for one of them in the name and in any setting
@@ -74,6 +76,9 @@ def one_of(what: str, name: str, have) -> str:
 def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
     models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_yaml(workflow / "models.yaml").items()}
     for name, model in models.items():
+        _name("models.yaml", name)
+        if SEED.search(name) or DOSE.search(name):
+            raise ConfigError(f"models.yaml: {name!r} ends as names of runs with another seed or texts of another dose do; rename it")
         if model.family not in families.available():
             raise ConfigError(f"models.yaml: {name}: no family {model.family!r}; have {', '.join(families.available())}")
         if model.init == "pretrained" and not model.assets:
@@ -100,6 +105,8 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
     folder = Path(__file__).parents[1] / "measure"
     for name, measure in measures.items():
         _name("measures.yaml", name)
+        if not MEASURE.fullmatch(name):
+            raise ConfigError(f"measures.yaml: the name of a measure is of letters, digits, _ and -; got {name!r}")
         if name in stages.available():
             raise ConfigError(f"measures.yaml: {name!r} is the name of a stage; rename it")
         one_of(f"metric of measure {name!r},", measure.metric, metrics)
@@ -115,6 +122,8 @@ def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, 
     for path in sorted((workflow / "papers").glob("*/runs.yaml")):
         where = f"{path.parent.name}/runs.yaml"
         for entry, data in read_yaml(path).items():
+            if not isinstance(entry, str):
+                raise ConfigError(f"{where}: a name is of letters, digits and . _ + -; got {entry!r}")
             for name, run in expand(entry, parse(Run, data, f"{where}: {entry}"), where).items():
                 if name in runs:
                     raise ConfigError(f"{where}: {entry}: there is a run {name!r} already; names are shared by all papers")
@@ -125,7 +134,7 @@ def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, 
                 _check_run(f"{where}: {name}", run, models)
     for name, run in runs.items():
         _check_after(name, run, runs)
-    return runs
+    return {name: _continued(run, runs) for name, run in runs.items()}
 
 
 def expand(name: str, run: Run, where: str) -> dict[str, Run]:
@@ -135,9 +144,13 @@ def expand(name: str, run: Run, where: str) -> dict[str, Run]:
         raise ConfigError(
             f"{where}: {name}: the name has the fields {sorted(fields) or 'none'}, `over` has {sorted(run.over) or 'none'}; give the same"
         )
+    if empty := [field for field, values in run.over.items() if not values]:
+        raise ConfigError(f"{where}: {name}: over: {empty[0]} has no values; give at least one")
+    settings, found = run.model_dump(exclude={"over"}, exclude_unset=True), {}
+    if unknown := [field for field in _fields(settings) if field not in fields]:
+        raise ConfigError(f"{where}: {name}: no field {{{unknown[0]}}} in `over`; have {', '.join(sorted(fields)) or 'none'}")
     if not fields:
         return {name: run}
-    settings, found = run.model_dump(exclude={"over"}), {}
     for values in itertools.product(*run.over.values()):
         chosen = dict(zip(run.over, values, strict=True))
         own = filled(name, chosen)
@@ -158,6 +171,13 @@ def filled(value: Any, chosen: dict[str, Any]) -> Any:
     if (alone := FIELD.fullmatch(value)) and alone[1] in chosen:
         return chosen[alone[1]]
     return FIELD.sub(lambda m: str(chosen.get(m[1], m[0])), value)
+
+
+def _fields(value: Any) -> list[str]:
+    """Names of all {fields} in a setting."""
+    if isinstance(value, dict | list | tuple):
+        return [field for part in (value.values() if isinstance(value, dict) else value) for field in _fields(part)]
+    return FIELD.findall(value) if isinstance(value, str) else []
 
 
 def _name(where: str, name: str) -> None:
@@ -193,5 +213,18 @@ def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
             raise ConfigError(f"run {seen[-1]!r} has the model {run.model!r}, but comes after {base!r} of {runs[base].model!r}")
         if base in seen:
             raise ConfigError(f"runs come after each other in a circle: {' -> '.join([*seen, base])}")
+        if "method" in run.model_fields_set and runs[base].method not in ("softmax", run.method):
+            raise ConfigError(
+                f"run {seen[-1]!r} has the method {run.method!r}, but comes after {base!r} of {runs[base].method!r}, and a model is linearized "
+                f"once; leave out the method, or come after one of softmax attention"
+            )
         seen.append(base)
         run = runs[base]
+
+
+def _continued(run: Run, runs: dict[str, Run]) -> Run:
+    """A run with the method and options of the run that it comes after, where it names no method."""
+    if run.after is None or "method" in run.model_fields_set:
+        return run
+    base = _continued(runs[run.after.partition("/")[0]], runs)
+    return run.model_copy(update={"method": base.method, "options": base.options})

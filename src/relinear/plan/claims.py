@@ -115,6 +115,10 @@ class Spec(Strict):
         """The labels of the tables that published numbers were taken from."""
         return []
 
+    def publishes(self) -> bool:
+        """Whether what the paper prints stands beside ours."""
+        return False
+
     def check(self) -> None:
         """Raises ValueError for names that do not exist or exist twice."""
         for claim in self.claims:

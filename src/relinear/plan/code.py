@@ -1,6 +1,7 @@
 """Which code made a result: a hash over the sources a stage can reach, so that editing one method reruns that method and nothing else.
 
-Comments and docstrings do not count; whatever changes the syntax tree does. Sources are read, never imported.
+Comments, docstrings and the words of errors that are raised do not count; whatever else changes the syntax tree does. Sources are read, never
+imported.
 
 An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests hold every other form to
 them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is recorded and reruns nothing.
@@ -31,13 +32,23 @@ def find(module: str) -> Path | None:
     return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
 
 
-def _without_docstrings(tree: ast.AST) -> ast.AST:
+def _without_words(tree: ast.AST) -> ast.AST:
+    """The tree without docstrings and without the text of each error that is raised: what no result can hold."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = [argument for argument in node.exc.args if not _is_text(argument)]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
                 node.body = node.body[1:] or [ast.Pass()]  # as if there had never been one
     return tree
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is a string as it stands there: quoted, with {fields}, or several of these added up."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and (_is_text(node.left) or _is_text(node.right))
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _written(node: object) -> str:
@@ -80,7 +91,7 @@ def _read(path: Path) -> tuple[str, frozenset[str]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for a in node.names:
                 names |= {home(node.module, a.name), f"{node.module}.{a.name}"}
-    digest = hashlib.sha256(_written(_without_docstrings(tree)).encode()).hexdigest()
+    digest = hashlib.sha256(_written(_without_words(tree)).encode()).hexdigest()
     return digest, frozenset(n for n in names if find(n))
 
 

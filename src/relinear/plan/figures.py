@@ -74,6 +74,9 @@ class Curves(Spec):
     def files(self) -> list[str]:
         return [self.file] if self.file else []
 
+    def publishes(self) -> bool:
+        return bool(self.published) or any(panel.published for panel in self.panels)
+
     def check(self) -> None:
         once("series", (series.name for series in self.series))
         for series in self.series:

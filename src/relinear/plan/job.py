@@ -33,6 +33,7 @@ class Job:
     parents: Mapping[str, Path]  # role -> folder of a finished stage
     out: Path
     work: Path
+    assets: Mapping[str, Path] = field(default_factory=dict)  # name -> folder of an asset that the settings name
     links: tuple[Link, ...] = ()  # the model to begin with
     seed: int = 0
     device: str = "cpu"

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
+from relinear.plan.options import check_names
 from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
@@ -47,7 +48,7 @@ class Text(NamedTuple):
     dose: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.data}@{self.model}" + (f"-x{self.dose:g}" if self.dose != 1 else "")
+        return f"{self.data}@{self.model}" + (f"-x{short(self.dose)}" if self.dose != 1 else "")
 
 
 class LinkNodes(NamedTuple):
@@ -60,6 +61,11 @@ class LinkNodes(NamedTuple):
 
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def short(number: float) -> str:
+    """A number as folders are named by it: `2`, `0.5`; different ones never alike."""
+    return repr(float(number)).removesuffix(".0")
 
 
 @functools.cache
@@ -133,21 +139,25 @@ class Plan:
         return {}
 
     def _resolve(self, name: str) -> Resolved:
-        part = DERIVED.fullmatch(name)
-        base = name if name in self.runs else part and part["base"]
-        if base not in self.runs:
-            raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        base, model, seed = self._parts(name)
         run = self.runs[base]
-        model, seed = (part["model"], int(part["seed"] or 0)) if base != name else (None, 0)
         found = self._resolved[name] = Resolved(name, run, self.stand_in("models", model or run.model), seed)
         return found
 
+    def _parts(self, name: str) -> tuple[str, str | None, int]:
+        """The entry of runs.yaml, the model and the seed that a run's name says."""
+        part = None if name in self.runs else DERIVED.fullmatch(name)
+        base = name if part is None else part["base"]
+        if base not in self.runs:
+            raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
+
     def name(self, run: str) -> str:
         """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
-        base, _, seed = run.partition("-seed") if run not in self.runs else (run, "", "")
-        base, _, model = base.partition("@") if base not in self.runs else (base, "", "")
-        one_of("run", base, self.runs)
-        model = model or self.teacher or ""
+        base, model, seed = self._parts(run)
+        return self._name(base, model or self.teacher, seed)
+
+    def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
         other = f"@{model}" if model and self.stand_in("models", model) != usual else ""
         return base + other + (f"-seed{seed}" if seed else "")
@@ -183,8 +193,7 @@ class Plan:
 
     def like(self, base: str, name: str) -> str:
         """Another run with the model and the seed that end a run's name."""
-        own = next((b for b in (name, DERIVED.fullmatch(name)["base"]) if b in self.runs), name)
-        return base + name.removeprefix(own)
+        return base + name.removeprefix(self._parts(name)[0])
 
     def _ahead(self, node: Node) -> list[LinkNodes]:
         """What a step or a measurement of a run begins with."""
@@ -209,7 +218,7 @@ class Plan:
     @property
     def root(self) -> Path:
         """The scale's folder; another budget and another seed have folders of their own."""
-        return self.results / (self.scale + (f"-x{self.budget:g}" if self.budget != 1 else "") + (f"-seed{self.seed}" if self.seed else ""))
+        return self.results / (self.scale + (f"-x{short(self.budget)}" if self.budget != 1 else "") + (f"-seed{self.seed}" if self.seed else ""))
 
     @property
     def store(self) -> str:
@@ -217,13 +226,14 @@ class Plan:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
-        """A checked node. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
+        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
         one_of("stage", stage, stages.available())
-        if stage == "measure":
-            one_of("measure", part, self.measures)
-            self.run(name)
-        elif stages.stage(stage).trains:
-            if stage not in self.run(name).run.recipes:
+        if stage == "measure" or stages.stage(stage).trains:
+            if (called := self._name(*self._parts(name))) != name:
+                raise ConfigError(f"no run {name!r} at scale {self.scale!r}: it is {called!r}")
+            if stage == "measure":
+                one_of("measure", part, self.measures)
+            elif stage not in self.run(name).run.recipes:
                 have = ", ".join(r for r, run in self.runs.items() if stage in run.recipes)
                 raise ConfigError(f"run {name!r} has no step {stage!r}; runs that do: {have}")
         elif stage == "asset":
@@ -239,10 +249,12 @@ class Plan:
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
         """The text node that stands in for a data set at this scale."""
-        name = self.stand_in("data", data)
-        if self.data[name].make != "text":
-            raise ConfigError(f"data {name!r} is no text; texts are {', '.join(n for n, d in self.data.items() if d.make == 'text')}")
-        return Node("text", str(Text(name, model, dose)))
+        return Node("text", str(Text(self._is_text(self.stand_in("data", data)), model, dose)))
+
+    def _is_text(self, data: str) -> str:
+        if self.data[data].make != "text":
+            raise ConfigError(f"data {data!r} is no text; texts are {', '.join(n for n, d in self.data.items() if d.make == 'text')}")
+        return data
 
     def text_of(self, node: Node) -> Text:
         """Data, model and dose of a text node, or of one that is named after a text."""
@@ -250,7 +262,13 @@ class Plan:
         if part is None:
             raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
-        return Text(part["data"], part["model"], float(part["dose"] or 1))
+        try:
+            text = Text(self._is_text(part["data"]), part["model"], float(part["dose"] or 1))
+        except ValueError as error:
+            raise ConfigError(f"no text {node.name!r}: {error}") from None
+        if str(text) != node.name:
+            raise ConfigError(f"no text {node.name!r}: it is {str(text)!r}")
+        return text
 
     def written(self, text: Text) -> Node:
         return Node("written", str(text))
@@ -391,8 +409,9 @@ class Plan:
                 self.stand_in(kind, name)
         for measure in self.config.without:
             one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
-        for metric in self.config.measures:
+        for metric, options in self.config.measures.items():
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
+            check_names(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, f"scales/{self.scale}.yaml: measures: {metric}")
         nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
         nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
         for node in self.behind(nodes):
@@ -427,6 +446,10 @@ class Plan:
 
     # --- the command line ---
 
+    def node_options(self) -> str:
+        """This plan as options of the verb of a node, whose name says the teacher already."""
+        return replace(self, teacher=None).as_options()
+
     def as_options(self) -> str:
         """This plan as options of `relinear`'s verbs."""
         given = {"scale": self.scale, "budget": self.budget, "seed": self.seed, "seeds": self.seeds, "teacher": self.teacher, "device": self.device,
@@ -442,7 +465,7 @@ def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:
     given = {}
     for name, value in config.items():
         try:
-            given[name] = CHOICES[name](value)
+            given[name] = CHOICES[name](str(value))
         except (TypeError, ValueError):
             raise ConfigError(f"--config {name} must be {CHOICES[name].__name__}; got {value!r}") from None
     return Plan(**given, workflow=workflow)

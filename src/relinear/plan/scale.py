@@ -1,11 +1,13 @@
 """A scale: what stands in for the papers' models and texts, how much is trained and measured, and on which hardware."""
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, field_validator
 
+from relinear import stages
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
 
 
@@ -35,8 +37,24 @@ class Jobs(Strict):
     memory_mb: Positive  # of the host
     minutes: dict[str, Positive]  # by stage, at budget 1; `default` is for every stage that is not named
 
+    @field_validator("minutes")
+    @classmethod
+    def _of_stages(cls, minutes: dict[str, int]) -> dict[str, int]:
+        unknown = [name for name in minutes if name not in (*stages.available(), "default")]
+        if unknown or "default" not in minutes:
+            raise ValueError(f"give `default`, and any of {', '.join(stages.available())}")
+        return minutes
+
     def longest(self, stage: str) -> int:
         return self.minutes.get(stage, self.minutes["default"])
+
+
+class Amounts(BaseModel):
+    """The options of a metric that a budget multiplies; those beside them are the metric's own matter."""
+
+    tokens: Positive | None = None
+    seq_len: Positive = 1
+    items: dict[str, Annotated[int, Field(ge=2)] | None] = {}  # of each task, two for a standard error; null: all
 
 
 class Scale(Strict):
@@ -66,24 +84,33 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
     if name not in scales(workflow):
         raise ConfigError(f"no scale {name!r}; have {', '.join(scales(workflow))}")
     data = read_yaml(workflow / "scales" / f"{name}.yaml")
-    scale = parse(Scale, data, f"scales/{name}.yaml")
+    where = f"scales/{name}.yaml"
+    if not re.fullmatch(r"[A-Za-z]\w*", name):
+        raise ConfigError(f"{where}: a scale's name is of letters, digits and _, since a budget and a seed end its folder; got {name!r}")
+    scale = parse(Scale, data, where)
+    for stage, budget_of_stage in scale.train.items():
+        if stage not in stages.training():
+            raise ConfigError(f"{where}: train: no training stage {stage!r}; have {', '.join(stages.training())}")
+        parse(stages.load(stage).Stage.Budget, budget_of_stage, f"{where}: train: {stage}")
+    for metric, options in scale.measures.items():
+        parse(Amounts, options, f"{where}: measures: {metric}")
     whole = whole_tokens(scale)
     data["text"]["train_tokens"] = multiple(scale.text.train_tokens * budget, whole)
     for options in data["measures"].values():
         if "tokens" in options:
-            options["tokens"] = multiple(options["tokens"] * budget, options["seq_len"])
+            options["tokens"] = multiple(options["tokens"] * budget, options.get("seq_len", 1))
         if "items" in options:
             options["items"] = {task: n if n is None else max(round(n * budget), 2) for task, n in options["items"].items()}
     measured = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
     if scale.text.heldout_tokens < max(measured, default=0) and budget <= 1:
         raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(measured)}; got {scale.text.heldout_tokens}")
     data["text"]["heldout_tokens"] = max(scale.text.heldout_tokens, *measured)
-    return parse(Scale, data, f"scales/{name}.yaml")
+    return parse(Scale, data, where)
 
 
 def whole_tokens(scale: Scale) -> int:
     """The longest training sequence: amounts of text are multiples of it, so that a budget trains on exactly the tokens it names."""
-    return max((budget.get("seq_len", 1) for budget in scale.train.values()), default=1)
+    return max((budget["seq_len"] for budget in scale.train.values()), default=1)
 
 
 def multiple(amount: float, of: int) -> int:

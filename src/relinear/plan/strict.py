@@ -29,12 +29,25 @@ class ConfigError(UserError):
 class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML in which a name given twice is an error and does not silently replace its first entry."""
 
-    def construct_mapping(self, node, deep=False):
-        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
+    def construct_document(self, node):
+        waiting, seen = [node], set()
+        while waiting:
+            node_here = waiting.pop()
+            if id(node_here) in seen:  # an alias
+                continue
+            seen.add(id(node_here))
+            if isinstance(node_here, yaml.MappingNode):
+                self._once(node_here)
+                waiting += [value for _, value in node_here.value]
+            elif isinstance(node_here, yaml.SequenceNode):
+                waiting += node_here.value
+        return super().construct_document(node)
+
+    @staticmethod
+    def _once(node: yaml.MappingNode) -> None:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
             raise yaml.YAMLError(f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on")
-        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict:
@@ -50,7 +63,7 @@ def read_yaml(path: Path) -> dict:
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506, a SafeLoader
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if data is None:
         raise ConfigError(f"{where} is empty; it must hold names with their settings")

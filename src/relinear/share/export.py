@@ -13,11 +13,10 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
-from relinear.files import MANIFEST, folder_aside, sha256
+from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
 from relinear.linearize.assemble import assemble, chain_of
 from relinear.linearize.model import Linearized
 from relinear.share.selfcontained import write_code
-from relinear.stage import read_record, write_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace

@@ -42,7 +42,7 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
     swapped = model.layout.swapped
     wanted = {
-        "relinear.linearize.model": {"_classes"}, "relinear.linearize.layer": {"Layout"}, **{f"relinear.attention.{m}": {"Method"} for m in methods}
+        "relinear.linearize.model": {"_classes"}, "relinear.families._layer": {"Layout"}, **{f"relinear.attention.{m}": {"Method"} for m in methods}
     }  # fmt: skip
     wanted[swapped.__module__] = wanted.get(swapped.__module__, set()) | {swapped.__name__}
     for name, text in generate(wanted).items():
@@ -55,7 +55,7 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     (folder / f"{MAIN}.py").write_text(
         f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export --self-contained`."""\n\n'
         f"from transformers import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
-        f"from .layer import Layout\nfrom .model import _classes\n\n"
+        f"from ._layer import Layout\nfrom .model import _classes\n\n"
         f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
         f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"
     )

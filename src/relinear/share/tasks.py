@@ -10,12 +10,14 @@ from typing import NamedTuple
 import datasets
 import yaml
 
+from relinear import stages
 from relinear.errors import UserError
 from relinear.get import assets
 from relinear.measure import _harness as harness
 from relinear.plan.plan import Plan
-from relinear.stages._stage import Node
+from relinear.plan.strict import read_yaml
 
+METRIC = "lm_eval"  # whose items they are
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
 
 
@@ -27,14 +29,13 @@ class Items(NamedTuple):
 
 
 def scored(plan: Plan) -> dict[str, Items]:
-    """The tasks that the measurements of a run score at the plan's scale. Raises UserError where two score one on different items."""
-    run, found = next(iter(plan.runs)), {}  # all runs are scored on the same items
+    """The tasks that the measures of the plan score. Raises UserError where two of them score one on different items."""
+    found: dict[str, Items] = {}
     for name, measure in plan.measures.items():
-        if measure.metric != "lm_eval" or measure.data is None or name in plan.config.without:
+        if measure.metric != METRIC or measure.data is None or name in plan.config.without:
             continue
-        settings = plan.settings(Node("measure", run, name))
-        [asset] = settings["assets"] or [None]
-        for task, limit in settings["metric_options"]["items"].items():
+        asset = plan.data[plan.stand_in("data", measure.data)].options["asset"]
+        for task, limit in stages.stage("measure").options(plan, name)["items"].items():
             items = Items(limit, asset)
             if found.setdefault(task, items) != items:
                 raise UserError(f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one set of items here")
@@ -42,7 +43,7 @@ def scored(plan: Plan) -> dict[str, Items]:
 
 
 def write(plan: Plan, out: Path) -> list[str]:
-    """Write the tasks that the plan's measurements score into `out`; returns the names to give `lm_eval --tasks`.
+    """Write the tasks that the plan's measures score into `out`; returns the names to give `lm_eval --tasks`.
 
     Raises UserError where `out` holds anything.
     """
@@ -53,7 +54,7 @@ def write(plan: Plan, out: Path) -> list[str]:
     folders = {asset: asset and assets.obtain(asset, assets=plan.catalogue) for _, asset in tasks.values()}
     (out / "documents").mkdir(parents=True, exist_ok=True)
     for name, (limit, asset) in tasks.items():
-        settings = yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())
+        settings = read_yaml(harness.TASKS / f"{name}.yaml")
         parts = [_part(settings, task, out) for task in harness.load(name, limit, folders[asset], plan.seed)]
         if parts != [f"relinear_{name}"]:  # MMLU's subjects count as one task, as in the tables: each item the same
             mean = [{"metric": "acc", "weight_by_size": True}]

@@ -23,6 +23,7 @@ class Stage:
     spread = False  # can be the work of several processes, each with a GPU
     trains = False  # is a step of a run
     torch = True  # its work needs torch
+    obtains = False  # its work obtains its assets itself; others are given their folders
 
     def folder(self, node: Node) -> str:
         """The folder of its results, below the scale's."""

@@ -38,6 +38,13 @@ OF_BUDGET = ("epochs", "seq_len", "batch_size")
 ELSEWHERE = {"data", "dose", *OF_BUDGET}  # fields of a recipe that its text and its budget say
 
 
+def of_scale(plan, stage: str) -> dict[str, Any]:
+    """A scale's budget of a training stage. Raises ConfigError where it has none."""
+    if stage not in plan.config.train:
+        raise ConfigError(f"scale {plan.scale!r} has no budget for {stage}; it has {', '.join(plan.config.train) or 'none'}")
+    return plan.config.train[stage]
+
+
 class Step(_stage.Stage):
     """A stage that trains a run."""
 
@@ -54,10 +61,7 @@ class Step(_stage.Stage):
 
     def budget(self, plan, node) -> dict[str, Any]:
         """The scale's budget with whatever the run gives instead."""
-        given = plan.config.train.get(node.stage)
-        if given is None:
-            raise ConfigError(f"scale {plan.scale!r} has no budget for {node.stage}; it has {', '.join(plan.config.train) or 'none'}")
-        budget = parse(self.Budget, given, f"scales/{plan.scale}.yaml: train: {node.stage}")
+        budget = parse(self.Budget, of_scale(plan, node.stage), f"scales/{plan.scale}.yaml: train: {node.stage}")
         recipe = self.recipe(plan, node)
         return budget.model_dump(mode="json") | {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
 

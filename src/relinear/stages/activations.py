@@ -1,6 +1,6 @@
 """A model's pass over the transfer data, kept on disk for all runs that distill on a small machine."""
 
-from relinear.stages import _stage
+from relinear.stages import _stage, _training
 from relinear.stages._stage import Node
 
 
@@ -10,7 +10,7 @@ class Stage(_stage.Stage):
     device = True
 
     def settings(self, plan, node):
-        return {"seq_len": plan.config.train["distill"]["seq_len"]}
+        return {"seq_len": _training.of_scale(plan, "distill")["seq_len"]}
 
     def parents(self, plan, node):
         return {"model": Node("model", plan.text_of(node).model), "text": Node("text", node.name)}

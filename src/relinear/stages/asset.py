@@ -7,6 +7,7 @@ class Stage(_stage.Stage):
     help = "Obtain and verify an asset."
     work = "relinear.get.asset"
     torch = False
+    obtains = True
 
     def folder(self, node):
         return f"assets/{node.name}"

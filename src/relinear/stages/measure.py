@@ -1,6 +1,7 @@
 """A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns nothing."""
 
 from pathlib import Path
+from typing import Any
 
 from relinear.files import sha256
 from relinear.plan.strict import ConfigError
@@ -19,17 +20,21 @@ class Stage(_stage.Stage):
         return f"runs/{node.name}/{node.part}"
 
     def settings(self, plan, node):
-        measure, run = plan.measures[node.part], plan.run(node.name)
-        options = {**plan.config.measures.get(measure.metric, {}), **measure.options}
-        if "tasks" in options:  # names of workflow/tasks; of the scale's `items` only theirs count
-            items = options.get("items", {})
-            options["items"] = {task: items.get(task) for task in options.pop("tasks")}
+        measure, run, options = plan.measures[node.part], plan.run(node.name), self.options(plan, node.part)
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
             "metric": measure.metric, "metric_options": options, "before": measure.before,
             "data": self._data_name(plan, node), "files": self._files(plan, node, options),
             "seed": plan.seed, "init_seed": plan.seed + run.seed,
         }  # fmt: skip
+
+    def options(self, plan, measure: str) -> dict[str, Any]:
+        """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
+        options = {**plan.config.measures.get(plan.measures[measure].metric, {}), **plan.measures[measure].options}
+        if "tasks" in options:  # names of workflow/tasks; of the scale's `items` only theirs count
+            items = options.get("items", {})
+            options["items"] = {task: items.get(task) for task in options.pop("tasks")}
+        return options
 
     def parents(self, plan, node):
         parents = {"model": plan.model_of(node.name), **plan.trained_before(node)}
@@ -48,7 +53,7 @@ class Stage(_stage.Stage):
         return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
-        options = {**plan.config.measures.get(plan.measures[node.part].metric, {}), **plan.measures[node.part].options}
+        options = self.options(plan, node.part)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:

@@ -1,8 +1,8 @@
 """Texts as token streams for one model's vocabulary: one to train on, one held out."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
@@ -29,6 +29,12 @@ class Options(Strict):
     sources: tuple[str, ...]  # assets, `written` for the model's own instructions, `smoke`
     heldout_source: str
     written: Written | None = None
+
+    @model_validator(mode="after")
+    def _written_with_its_budget(self) -> Self:
+        if ("written" in (*self.sources, self.heldout_source)) != (self.written is not None):
+            raise ValueError("the source `written` and `written: {tokens: ...}`, which says how much, go together")
+        return self
 
 
 class Stage(_stage.Stage):

@@ -1,5 +1,6 @@
 """Instructions and answers that a model writes itself, for data sets with the source `written`."""
 
+from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
 from relinear.stages._stage import Node
 
@@ -11,6 +12,8 @@ class Stage(_stage.Stage):
 
     def settings(self, plan, node):
         text = plan.text_of(node)
+        if plan.data[text.data].options["written"] is None:
+            raise ConfigError(f"data {text.data!r} has no source `written`")
         options = dict(plan.data[text.data].options["written"])
         options["tokens"] = max(round(options["tokens"] * plan.budget * text.dose), 1)
         return {"written": options, "seed": plan.seed, "kept": plan.kept(text.model, options)}

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.errors import UserError
-from relinear.files import MANIFEST, folder_aside, sha256
-from relinear.stage import read_record, write_json
+from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
 
 LARGEST = 60_000_000  # bytes of all that is committed, of one folder too
 LINES = 250  # of a curve, and its last
