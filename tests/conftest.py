@@ -229,7 +229,7 @@ def run_whole(clone: Clone) -> None:
         output, _ = process.communicate()
         assert process.returncode == 0, output[-6000:]
     made = [(plan.folder(node) / "run.json").relative_to(clone.root).as_posix() for node in nodes]
-    clone.snakemake(*made, options=("--touch",))
+    clone.snakemake(*made, options=("--touch", "--forceall"))
     clone.snakemake(*TARGETS)
 
 
