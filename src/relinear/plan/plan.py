@@ -292,8 +292,10 @@ class Plan:
         return multiple(self.config.text.train_tokens * dose, whole_tokens(self.config))
 
     def method_modules(self, run: str) -> list[str]:
-        """The modules of the methods in a run's chain."""
-        return [f"{METHODS}{method}" for method in dict.fromkeys(link.method for link in self.chain(run))]
+        """The modules that are found by name when a run's model is built: its methods, and the family that says where attention lies."""
+        model = self.models[self.run(run).model]
+        methods = dict.fromkeys(link.method for link in self.chain(run))
+        return [f"relinear.families.{model.layout or model.family}", *(f"{METHODS}{method}" for method in methods)]
 
     def kept(self, model: str, sampling: dict[str, Any]) -> dict[str, str]:
         """Batches of instructions in `workflow` that a model wrote with this sampling and seed: path -> sha256."""
