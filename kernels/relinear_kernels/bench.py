@@ -3,7 +3,7 @@
 One run, medians of CUDA-graph replays, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
 them. Every row's output is also held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
 marked invalid. Writes bench.csv (row by row: --missing resumes a run cut short, --only measures a part again),
-bench.provenance.json, and from them ratios.md (each op over its floor and beside its fastest peer), `Lizard Figure 6` and `Hedgehog Figure 6`.
+bench.provenance.json, and from them ratios.md: each op over its floor and beside its fastest peer.
 """
 
 import argparse
