@@ -26,6 +26,7 @@ class Model(Strict):
     init: Literal["pretrained", "random"] = "pretrained"
     options: dict[str, Any] = {}  # of a random one: its family's sizes
     positions: Positive  # its longest sequence; the model stage compares it with the model
+    data: str | None = None  # of data.yaml, where its vocabulary is that data set's alone: it reads that in the place of every text
 
 
 class Data(Strict):

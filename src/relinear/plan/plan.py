@@ -153,9 +153,11 @@ class Plan:
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
-        """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
+        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose; none is
+        chosen for a run whose model has the vocabulary of one data set alone."""
         base, model, seed = self._parts(run)
-        return self._name(base, model or self.teacher, seed)
+        scratch = self.models[self.stand_in("models", self.runs[base].model)].data is not None
+        return self._name(base, model or (None if scratch else self.teacher), seed)
 
     def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
@@ -240,6 +242,8 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
+        elif stage != "text" and stage in stages.MAKERS:
+            one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
         return Node(stage, name, part)
@@ -248,8 +252,23 @@ class Plan:
         return Node("model", self.run(run).model)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The text node that stands in for a data set at this scale."""
-        return Node("text", str(Text(self._is_text(self.stand_in("data", data)), model, dose)))
+        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
+        name = self.data_for(data, model)
+        if (made := self.data[name].make) == "text" or made not in stages.available():
+            return Node("text", str(Text(self._is_text(name), model, dose)))
+        if dose != 1:
+            raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
+        return Node(made, name)
+
+    def data_for(self, data: str, model: str) -> str:
+        """The data set that stands in for another at this scale; where a model has the vocabulary of one data set alone, that one for any text."""
+        name, own = self.stand_in("data", data), self.models[model].data
+        return name if own is None or self.data[name].make == "items" else one_of(f"data of model {model!r},", own, self.data)
+
+    def sequence(self, data: str) -> int | None:
+        """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
+        found = self.data[data]
+        return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
 
     def _is_text(self, data: str) -> str:
         if self.data[data].make != "text":
