@@ -22,7 +22,8 @@ ACCURACIES = ["piqa_acc", "piqa_acc_norm", "arc_easy_acc", "arc_challenge_acc_no
 AVERAGES = ["avg", "avg_no_mmlu"]
 BESIDE = ("lambada_openai_acc", "boolq_acc")  # tasks that other scales score
 DESCRIBED = ["run", "method", "variant", "scale", "trainable_params", "distill_tokens", "finetune_tokens"]
-TABLES = ["headline", "table2"]
+TABLES = ["comparison_table2", "table2"]
+MEASURES = ("gate", "perplexity", "commonsense", "mmlu")  # of a row of the headline table
 RENDERED = [*TABLES, "lolcats_figure3", "lolcats_figure4", "lolcats_figure5", "lolcats_figure6", "lolcats_table1"]
 
 pytestmark = pytest.mark.dag
@@ -34,7 +35,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def of(run: str, *stages: str) -> list[str]:
-    return [f"{stage} {run}" for stage in stages]
+    """Jobs of a run: its steps and measures, and `all` for every measure of a headline row."""
+    names = [name for stage in stages for name in (MEASURES if stage == "all" else [stage])]
+    return [f"{name} {run}" if name in ("distill", "finetune") else f"measure {run} {name}" for name in names]
 
 
 def stage_folders(clone) -> list[Path]:
@@ -50,7 +53,7 @@ def test_every_target_is_there(finished):
     for figure in FIGURES:
         assert (finished / figure).read_bytes().startswith(b"\x89PNG")
         assert (finished / figure).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    for name in ("table2.md", "table2.provenance.json", "claims.csv", "mlflow.db"):
+    for name in ("table2.md", "table2.provenance.json", "table2.claims.csv", "mlflow.db"):
         assert (finished / "results" / name).stat().st_size > 0, name
     assert len(rows(finished / "results/smoke/lolcats/table1.csv")) == 7
 
@@ -104,14 +107,16 @@ def test_every_cell_leads_to_what_it_was_read_from(finished):
 
 def test_a_run_starts_from_its_own_first_stage(finished):
     for run in ("hedgehog", "lolcats_linear", "lolcats_window", "lizard"):
-        first, second, last = (finished.record(run, stage) for stage in ("distill", "finetune", "evaluate"))
+        first, second, last = (finished.record(run, stage) for stage in ("distill", "finetune", "perplexity"))
         assert second["parents"]["distill"] == {"path": f"results/smoke/runs/{run}/distill", "key": first["key"]}
         assert last["parents"]["distill"]["key"] == first["key"] and last["parents"]["finetune"]["key"] == second["key"]
+        assert last["parents"]["gate"]["key"] == finished.record(run, "gate")["key"], "nothing is measured before the gate"
 
 
 def test_records_describe_files_that_are_there(finished):
     folders = stage_folders(finished)
-    assert len(folders) == 5 + 7 + 13 + 14 + 6  # shared, distill, finetune, evaluate, fidelity
+    rows, table1 = 8 * len(MEASURES), 6 * 4  # gate, perplexity, perplexity_before and fidelity of each map
+    assert len(folders) == 4 + 7 + 13 + rows + table1  # model, written, text, activations; distill; finetune
     for folder in folders:
         record = json.loads((folder / "run.json").read_text())
         for name, artefact in record["artefacts"].items():
@@ -201,7 +206,7 @@ def test_a_lost_store_is_rebuilt_from_the_files(clone, finished):
 
 # --- what it reruns ---
 
-SCORED = sorted([*(f"evaluate {run}" for run in ROWS), *TABLES, "lolcats_table1"])  # that table shows two of the rows
+SCORED = sorted([*(f"measure {run} commonsense" for run in ROWS), *TABLES])
 
 
 def test_a_second_call_runs_nothing_and_returns_at_once(finished):
@@ -213,25 +218,25 @@ def test_a_second_call_runs_nothing_and_returns_at_once(finished):
 
 
 def test_further_seeds_run_beside_the_first(finished):
-    again = [f"{step}-seed1" for run in ROWS[1:] for step in of(run, "finetune", "evaluate")]
+    again = [job for run in ROWS[1:] for job in of(f"{run}-seed1", "finetune", "all")]
     again += [f"distill {run}-seed1" for run in ("hedgehog", "lolcats_linear", "lolcats_window", "lizard")]
     assert finished.planned("results/table2.csv", seeds=2) == sorted([*again, *TABLES])
 
 
 def test_editing_a_method_reruns_that_method(clone):
     append(clone, "src/relinear/attention/lizard.py", "\nUNUSED = 1\n")
-    assert clone.planned() == sorted([*of("lizard", "distill", "finetune", "evaluate"), *TABLES])
+    assert clone.planned() == sorted([*of("lizard", "distill", "finetune", "all"), *TABLES])
 
 
 def test_editing_what_lolcats_is_reruns_its_table_and_figures(clone):
     append(clone, "src/relinear/attention/lolcats.py", "\nUNUSED = 1\n")
     planned = clone.planned()
-    assert {*RENDERED, *of("lolcats_window", "distill", "finetune", "evaluate"), *of("lolcats_exp", "fidelity")} < set(planned)
+    assert {*RENDERED, *of("lolcats_window", "distill", "finetune", "all"), *of("lolcats_exp", "fidelity")} < set(planned)
     assert all(p in RENDERED or p.split()[1].startswith("lolcats_") for p in planned)
 
 
 def test_comments_docstrings_and_layout_rerun_nothing(clone):
-    for path in ("attention/lizard.py", "attention/_base.py", "train.py", "papers/headline.py"):
+    for path in ("attention/lizard.py", "attention/_base.py", "train/loop.py", "draw/table.py", "plan/plan.py", "measure/perplexity.py"):
         text = (clone / "src/relinear" / path).read_text()
         assert text.startswith('"""')
         text = '"""Other words. ' + text[3:] + "\n\n# a remark\n"
@@ -239,40 +244,49 @@ def test_comments_docstrings_and_layout_rerun_nothing(clone):
     assert clone.planned() == []
 
 
-def test_editing_what_runs_stages_reruns_nothing(clone):
-    """Scheduling, recording and mirroring do not make results."""
-    for module in ("cli", "plan", "stage", "tracking", "config", "code"):
+def test_editing_what_runs_stages_or_a_kernel_reruns_nothing(clone):
+    """Scheduling, recording, mirroring and obtaining do not make results; kernels are held to their definitions."""
+    for module in ("cli", "plan/plan", "stage", "tracking/live", "plan/strict", "plan/code", "get/assets", "machine/gpus", "share/export"):
         append(clone, f"src/relinear/{module}.py", "\nUNUSED = 1\n")
+    for module in ("linear_attention_triton", "decode_step_triton", "decode_step", "dispatch"):
+        append(clone, f"kernels/relinear_kernels/{module}.py", "\nUNUSED = 1\n")
     assert clone.planned() == []
 
 
-def test_editing_a_table_or_its_figures_trains_nothing(clone):
-    append(clone, "src/relinear/papers/headline.py", "\nUNUSED = 1\n")
-    assert clone.planned() == TABLES
-    append(clone, "src/relinear/papers/lolcats.py", "\nUNUSED = 1\n")
+def test_editing_a_metric_reruns_its_measurements_alone(clone):
+    append(clone, "src/relinear/measure/lm_eval.py", "\nUNUSED = 1\n")
+    assert clone.planned() == sorted([*(f"measure {run} {measure}" for run in ROWS for measure in ("commonsense", "mmlu")), *TABLES])
+
+
+def test_editing_a_shape_redraws_and_trains_nothing(clone):
+    append(clone, "src/relinear/draw/table.py", "\nUNUSED = 1\n")
+    assert clone.planned() == sorted([*TABLES, "lolcats_table1"])
+    append(clone, "src/relinear/draw/attention_maps.py", "\nUNUSED = 1\n")
     assert clone.planned() == sorted(RENDERED)
 
 
-def test_editing_published_numbers_remakes_their_table(clone):
-    clone.edit("workflow/papers/headline.yaml", "title: Five LLM-linearization methods", "title: 5 LLM-linearization methods")
+def test_editing_a_spec_redraws_that_artefact_alone(clone):
+    clone.edit("workflow/papers/comparison/table2.yaml", "label: Five LLM-linearization methods", "label: 5 LLM-linearization methods")
     assert clone.planned() == TABLES
+    clone.edit("workflow/papers/lolcats/figure3.yaml", "says: ", "says: the ")
+    assert clone.planned() == sorted([*TABLES, "lolcats_figure3"])
 
 
-def test_editing_how_many_items_are_scored_reruns_evaluations(clone):
+def test_editing_how_many_items_are_scored_reruns_what_scores_them(clone):
     clone.edit("workflow/scales/smoke.yaml", "piqa: 4", "piqa: 3")
     assert clone.planned() == SCORED
 
 
-def test_editing_a_tasks_definition_reruns_evaluations(clone):
+def test_editing_a_tasks_definition_reruns_what_scores_it(clone):
     clone.edit_yaml("workflow/tasks/piqa.yaml", lambda task: task.update(num_fewshot=1))
     assert clone.planned() == SCORED
 
 
 def test_editing_a_runs_learning_rate_reruns_that_stage_and_what_follows(clone):
-    clone.edit_yaml("workflow/runs.yaml", lambda runs: runs["lizard"]["finetune"].update(lr=1e-3))
-    assert clone.planned() == sorted([*of("lizard", "finetune", "evaluate"), *TABLES])
-    clone.edit_yaml("workflow/runs.yaml", lambda runs: runs["hedgehog"]["distill"].update(lr=1e-3))
-    both = [*of("lizard", "finetune", "evaluate"), *of("hedgehog", "distill", "finetune", "evaluate")]
+    clone.edit_yaml("workflow/papers/lizard/runs.yaml", lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=1e-3))
+    assert clone.planned() == sorted([*of("lizard", "finetune", "all"), *TABLES])
+    clone.edit_yaml("workflow/papers/hedgehog/runs.yaml", lambda runs: runs["hedgehog"]["steps"][0]["distill"].update(lr=1e-3))
+    both = [*of("lizard", "finetune", "all"), *of("hedgehog", "distill", "finetune", "all")]
     assert clone.planned() == sorted([*both, *TABLES])
 
 
@@ -282,51 +296,15 @@ def test_another_machine_setting_reruns_nothing(clone):
 
 
 def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
-    """An evaluation was made anew, or a table, by a call that ended there: what follows is not up to date."""
-    record = clone.record("lizard", "evaluate") | {"started": "2030-01-01T00:00:00+00:00"}
-    (clone.stage("lizard", "evaluate") / "run.json").write_text(json.dumps(record))
+    """A measurement was made anew, or a table, by a call that ended there: what follows is not up to date."""
+    record = clone.record("lizard", "mmlu") | {"started": "2030-01-01T00:00:00+00:00"}
+    (clone.stage("lizard", "mmlu") / "run.json").write_text(json.dumps(record))
     assert clone.planned() == TABLES
-    clone.snakemake("results/smoke/table2.csv")
+    clone.snakemake("results/smoke/comparison/table2.csv")
     (clone / "results/table2.csv").write_text("stale")
-    assert clone.planned() == ["headline"]
+    assert clone.planned() == ["table2"]
     clone.snakemake(*TARGETS)
-    assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/table2.csv").read_bytes()
-
-
-# --- what it takes to add a method ---
-
-NEW_METHOD = '''
-"""phi(x) = 1 + elu(x), nothing learned (Katharopoulos et al. 2020)."""
-
-from relinear.attention._base import Attention
-from relinear_kernels import linear_attention, linear_attention_weights, linear_state
-
-
-class Method(Attention):
-    def forward(self, inputs, state=None):
-        q, k = inputs.rotated()
-        return linear_attention(q, k, inputs.v, feature="elu", key_mask=inputs.key_mask, initial_state=state, return_state=True)
-
-    def init_state(self, batch, device=None):
-        return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
-
-    def attention_weights(self, inputs):
-        return linear_attention_weights(*inputs.rotated(), feature="elu", key_mask=inputs.key_mask)
-'''
-
-
-def test_a_new_method_is_one_file_and_one_entry(clone, finished):
-    (clone / "src/relinear/attention/elu.py").write_text(NEW_METHOD.lstrip())
-    append(clone, "workflow/runs.yaml", "\nelu: {method: elu, finetune: {kind: lora, lr: 1.0e-4}, headline: true}\n")
-    assert clone.planned() == sorted([*of("elu", "finetune", "evaluate"), *TABLES]), "only its own stages"
-    clone.snakemake(*TARGETS)
-    table = rows(clone / "results/table2.csv")
-    assert [row["run"] for row in table] == [*ROWS, "elu"]
-    assert table[:-1] == rows(finished / "results/table2.csv"), "the other rows are as they were"
-    assert table[-1]["method"] == "elu" and float(table[-1]["ppl"]) > 1 and table[-1]["finetune_tokens"] == "2048"
-    assert "`elu`" in (clone / "results/table2.md").read_text()
-    assert clone.planned() == []
-    consistent(clone)
+    assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/comparison/table2.csv").read_bytes()
 
 
 # --- interruptions ---
@@ -350,10 +328,10 @@ def text(path: Path) -> str:
 
 
 def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
-    run, stages = "lolcats_window", ("distill", "finetune", "evaluate")
-    append(clone, "src/relinear/tracking.py", HOLD)
+    run, stages = "lolcats_window", ("distill", "finetune", *MEASURES)
+    append(clone, "src/relinear/tracking/live.py", HOLD)
     shutil.rmtree(clone / f"results/smoke/runs/{run}")
-    for table in ("results/table2.csv", "results/smoke/table2.csv"):
+    for table in ("results/table2.csv", "results/smoke/comparison/table2.csv"):
         (clone / table).unlink()
     assert clone.planned() == sorted([*of(run, *stages), *TABLES])
 
@@ -385,17 +363,17 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     wait(lambda: waits in text(clone / f"results/smoke/logs/{run}.finetune.log") or second.poll() is not None, "the second job to wait for the first")
     assert second.poll() is None and orphan.is_running()
 
-    # Ctrl-C when an evaluation is written but not yet in its place
-    (clone / "hold").write_text(f"{run} evaluate finish")
+    # Ctrl-C when a measurement is written but not yet in its place
+    (clone / "hold").write_text(f"{run} commonsense finish")
     (clone / "held").unlink()
-    wait(lambda: (clone / "held").is_file() or second.poll() is not None, "the evaluation")
+    wait(lambda: (clone / "held").is_file() or second.poll() is not None, "the measurement")
     assert second.poll() is None, second.communicate()[0]
-    assert (clone / f"results/smoke/.work/{run}.evaluate/out/run.json").is_file()
-    assert list((clone / f"results/smoke/.work/{run}.evaluate").glob("answers.*")), "the next attempt goes on with these"
+    assert (clone / f"results/smoke/.work/{run}.commonsense/out/run.json").is_file()
+    assert list((clone / f"results/smoke/.work/{run}.commonsense").glob("answers.*")), "the next attempt goes on with these"
     os.killpg(second.pid, signal.SIGINT)
     second.communicate()
     assert second.returncode != 0
-    assert not (clone.stage(run, "evaluate") / "run.json").exists(), "what is not in its place is not finished"
+    assert not (clone.stage(run, "commonsense") / "run.json").exists(), "what is not in its place is not finished"
 
     (clone / "hold").unlink()
     clone.snakemake(*TARGETS)
@@ -404,14 +382,14 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
         assert (ours / "metrics.json").read_bytes() == (theirs / "metrics.json").read_bytes()
         for path in theirs.rglob("*.safetensors"):
             assert (ours / path.relative_to(theirs)).read_bytes() == path.read_bytes(), path
-        if stage != "evaluate":
+        if stage in ("distill", "finetune"):
             assert curve_of(ours) == curve_of(theirs)
-    for table in ("results/table2.csv", "results/claims.csv"):
+    for table in ("results/table2.csv", "results/table2.claims.csv"):
         assert (clone / table).read_bytes() == (finished / table).read_bytes()
     consistent(clone)
     assert children(clone, run, "distill") == ["FINISHED", "KILLED", "FINISHED"]
     assert children(clone, run, "finetune") == ["FINISHED", "KILLED", "FINISHED"]
-    assert children(clone, run, "evaluate") == ["FINISHED", "KILLED", "FINISHED"]
-    assert [clone.record(run, stage)["attempt"] for stage in stages] == [3, 3, 3]
+    assert children(clone, run, "commonsense") == ["FINISHED", "KILLED", "FINISHED"]
+    assert [clone.record(run, stage)["attempt"] for stage in ("distill", "finetune", "commonsense")] == [3, 3, 3]
     assert sorted(p.name for p in (clone / f"results/smoke/.work/{run}.finetune").iterdir()) == ["attempt.json", "lock"]
     assert clone.planned() == []

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 
 from relinear import linearize
 from relinear.benchmarks import generation as efficiency
 from relinear.benchmarks.generation import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
-from relinear.draw import lizard, lolcats, supra
-from relinear.draw._efficiency import Cost, CostClaim, curves, elsewhere, judge
-from relinear.draw.claims import UNTESTED
+from relinear.draw import About, make
 from relinear.errors import UserError
 from relinear.linearize.graph import Decoder
+from relinear.plan import specs
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -185,76 +183,15 @@ def test_without_a_gpu_it_says_what_it_needs_and_writes_nothing(tmp_path):
 # --- the figures ---
 
 
-@pytest.fixture(params=[(lolcats, "figure2"), (lizard, "figure5"), (supra, "figure1")], ids=lambda p: p[1])
-def figure(request):
-    module, name = request.param
-    paper = module.__name__.rsplit(".", 1)[1]
-    return getattr(module, name), name, module.read(ROOT / f"workflow/papers/{paper}.yaml")
-
-
-def test_a_figure_is_drawn_from_the_rows_and_its_claims_are_judged_by_them(figure, measured, tmp_path):
-    draw, name, paper = figure
-    written = draw(measured / "efficiency.csv", paper, tmp_path)
-    assert {p.name for p in written} == {f"{name}.{suffix}" for suffix in ("pdf", "png", "claims.csv", "provenance.json")}
-    assert all(p.stat().st_size for p in written)
-    claims = list(csv.DictReader((tmp_path / f"{name}.claims.csv").read_text().splitlines()))
-    assert len(claims) == len(getattr(paper, name).claims)
+@pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])
+def test_a_figure_is_drawn_from_the_rows_and_its_claims_are_judged_by_them(spec, measured, tmp_path):
+    artefact = specs.read(ROOT / f"workflow/papers/{spec}.yaml")
+    about = About("mini", files={artefact.files()[0]: measured / "efficiency.csv"})
+    written = make(artefact, {}, about, tmp_path)
+    assert sorted(written) == sorted(map(Path, artefact.outputs(str(tmp_path)))) and all(path.stat().st_size for path in written)
+    claims = list(csv.DictReader((tmp_path / f"{artefact.stem}.claims.csv").read_text().splitlines()))
+    assert len(claims) == len(artefact.spec.claims)
     assert {c["verdict"] for c in claims} <= {"reproduced", "contradicted", "not tested at this scale"}
-    assert json.loads((tmp_path / f"{name}.provenance.json").read_text())["measured"]["gpu"] == "none"
-
-
-def test_a_label_stands_in_its_yaml_its_function_and_its_rule(figure):
-    draw, name, paper = figure
-    label = getattr(paper, name).label
-    rules = "".join(path.read_text() for path in ROOT.glob("workflow/rules/*.smk"))
-    assert draw.__doc__.startswith(label) and rules.count(f'"""{label}') == 1
-    assert set(getattr(paper, name).runs) <= set(RUNS)
-
-
-def costs(**changes):
-    row = {"model": "m", "sweep": "batch", "run": "teacher", "batch": 8, "prompt": 1, "generated": 1, "status": "ok", "ms_per_token": 1.0,
-           "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 1, "cache_bytes": 1, "commit": "a"}  # fmt: skip
-    return Cost(**row | changes)
-
-
-def claim(**changes):
-    points = {"left": {"run": "lizard", "at": "largest"}, "right": {"run": "teacher", "at": "largest"}}
-    given = {"claim": "c", "source": "s", "sweep": "batch", "column": "decode_tokens_per_second", "op": ">", "bound": 4, "published": "p"}
-    return CostClaim(**points | given | changes)
-
-
-def test_claims_compare_at_the_largest_batch_the_teacher_can_hold():
-    rows = [costs(), costs(batch=16, status="out of memory"), costs(run="lizard", decode_tokens_per_second=450.0),
-            costs(run="lizard", batch=16, decode_tokens_per_second=1.0)]  # fmt: skip
-    assert judge(claim(), rows).verdict == "reproduced"
-    assert judge(claim(bound=5), rows).verdict == "contradicted"
-    assert judge(claim(right=None, bound=451, op="<"), rows).verdict == "reproduced"
-
-
-def test_rows_that_are_wrong_or_missing_judge_nothing():
-    assert judge(claim(), [costs(), costs(run="lizard", status="wrong")]).verdict == UNTESTED
-    assert judge(claim(), [costs(run="lizard")]).verdict == UNTESTED
-
-
-def test_a_figure_names_the_file_that_is_missing_broken_or_empty(figure, measured, tmp_path):
-    draw, _, paper = figure
-    path = tmp_path / "efficiency.csv"
-    with pytest.raises(FileNotFoundError, match="efficiency.csv is missing: `snakemake benchmark`"):
-        draw(path, paper, tmp_path)
-    text = (measured / "efficiency.csv").read_text()
-    path.write_text(text.replace(",ok,", ",fine,"))
-    with pytest.raises(ValueError, match="efficiency.csv, line 2: status='fine'"):
-        draw(path, paper, tmp_path)
-    path.write_text(text.splitlines()[0] + "\n")
-    with pytest.raises(ValueError, match="no row of"):
-        draw(path, paper, tmp_path)
-
-
-def test_rows_of_another_commit_than_the_teacher_s_are_marked():
-    rows = [costs(), costs(run="lizard"), costs(run="lizard", batch=4, commit="b"), costs(run="supra", status="out of memory", commit="c")]
-    assert elsewhere(rows) == {"lizard": ["b"]}
-    assert elsewhere(rows[:2]) == elsewhere(rows[2:]) == {}
-    assert "measured at another commit than the teacher: lizard;" in judge(claim(), rows).figures
-    axis = Figure().subplots()
-    curves(axis, rows, "batch", "decode_tokens_per_second", "title", "y")
-    assert axis.get_legend_handles_labels()[1] == ["softmax, FlashAttention", "Lizard*"]
+    [source] = json.loads((tmp_path / f"{artefact.stem}.provenance.json").read_text())["sources"].values()
+    assert source["measured"]["gpu"] == "none" and source["sha256"]
+    assert {series.run for series in artefact.spec.series} <= set(RUNS)

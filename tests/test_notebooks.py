@@ -42,7 +42,7 @@ def test_a_notebook_is_committed_without_what_it_showed(path):
     assert [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
 
 
-@pytest.mark.parametrize("scale", ["smollm2", "mini"])  # packed files and three seeds; plain ones, one seed, tasks that were not run
+@pytest.mark.parametrize("scale", ["smollm2", "mini"])  # three seeds; one seed, tasks that were not run
 def test_the_table_notebook_agrees_with_the_table(scale):
     notebook = read("table2")
     place = "results/reference/smollm2"

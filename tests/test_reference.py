@@ -1,13 +1,17 @@
-"""A folder of committed results holds what a reader needs, is whole or not there, and goes into MLflow beside one's own runs."""
+"""A folder of committed results holds what a reader needs, is small, is whole or not there, and goes into MLflow beside one's own runs."""
 
 import gzip
 import json
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 from conftest import copy_sources
 from peft import LoraConfig, get_peft_model
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,63 +23,185 @@ from relinear.linearize.assemble import save_method
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
-CURVE = "".join(json.dumps({"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1)}) + "\n" for i in range(50))
+COMMITTED = Path(__file__).resolve().parent.parent / "results" / "reference"
+CURVE = [{"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1), "lr": 3e-4, "terms": {"layer_00": 2 / (i + 3)}} for i in range(997)]
+ITEMS = [{"task": "piqa", "doc_id": i, "target": i % 2, "scores": [-i / 7, -3.25], "acc": float(i % 3 == 0), "acc_norm": 1.0} for i in range(20)]
+ITEMS += [{"task": "mmlu", "subject": "law", "doc_id": 3, "target": 1, "scores": [-1.0], "acc": 0.0}, {"task": "lambada", "doc_id": 3, "acc": 1}]
+
+
+def lines(values: list[dict]) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
 FILES = {
-    "metrics.json": "{}", "history.jsonl": CURVE, "items.jsonl": '{"task": "piqa"}\n' * 20, "method.safetensors": "m", "model.safetensors": "whole",
+    "metrics.json": "{}", "history.jsonl": lines(CURVE), "items.jsonl": lines(ITEMS), "method.safetensors": "m", "model.safetensors": "whole",
     "adapter/adapter_model.safetensors": "a", "adapter/adapter_config.json": "{}", "adapter/README.md": "peft's", "weights.safetensors": "w",
 }  # fmt: skip
 
 
 @pytest.fixture
 def results(tmp_path):
-    """Results of a scale: a stage with every kind of file, a corpus, tables, work in progress and logs."""
+    """Results of a scale: a stage with every kind of file, a text, tables, work in progress and logs."""
     root = tmp_path / "results/tiny"
-    for stage, names in {"runs/lizard/finetune": [*FILES], "corpus": ["metrics.json"]}.items():
+    for stage, names in {"runs/lizard/finetune": [*FILES], "text/toy": ["metrics.json"]}.items():
         for name in names:
             (root / stage / name).parent.mkdir(parents=True, exist_ok=True)
             (root / stage / name).write_text(FILES[name])
         artefacts = {name: {"sha256": sha256(root / stage / name)} for name in names}
         (root / stage / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": "float32"}}))
     for name in (
-        "table2.csv",
-        "table2.provenance.json",
-        "lolcats/figure3.png",
+        "comparison/table2.csv",
+        "comparison/table2.provenance.json",
+        "lolcats/figure3.pdf",
+        "lolcats/figure9.pdf",
         "logs/table2.csv",
         ".work/lizard/run.json",
-        "corpus/train_tokens.npy",
+        "text/toy/train_tokens.npy",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("run\nlizard\n")
+    picture(np.linspace(0, 255, 64)).save(root / "lolcats/figure3.png")
     return root
 
 
-def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(reference, "LONG", 1000)
+def picture(shades) -> Image.Image:
+    """Shades of grey beside pure red, with an alpha channel, as matplotlib writes it."""
+    grey = np.repeat(np.asarray(shades, dtype=np.uint8)[None, :, None], 3, axis=2)
+    red = np.broadcast_to(np.array([255, 0, 0], dtype=np.uint8), grey.shape)
+    return Image.fromarray(np.concatenate([grey, red])).convert("RGBA")
+
+
+def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     sizes = reference.export(results, tmp_path / "out")
     kept = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    of_stage = {"run.json", "metrics.json", "history.jsonl.gz", "items.jsonl", "method.safetensors", "adapter/adapter_model.safetensors",
+    of_stage = {"run.json", "metrics.json", "history.jsonl.gz", "items.json.xz", "method.safetensors", "adapter/adapter_model.safetensors",
                 "adapter/adapter_config.json"}  # fmt: skip
-    shared = {"table2.csv", "table2.provenance.json", "lolcats/figure3.png", "corpus/run.json", "corpus/metrics.json", "reference.json"}
+    shared = {"comparison/table2.csv", "comparison/table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "text/toy/run.json",
+              "text/toy/metrics.json", "reference.json"}  # fmt: skip
     assert kept == shared | {f"runs/lizard/finetune/{name}" for name in of_stage}
-    assert gzip.decompress((tmp_path / "out/runs/lizard/finetune/history.jsonl.gz").read_bytes()).decode() == CURVE
     assert sum(sizes.values()) == sum((tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"})
-    assert sizes.keys() == {"runs/lizard", "table2.csv", "table2.provenance.json", "lolcats", "corpus"}
+    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", "text"}
     left = json.loads((tmp_path / "out/reference.json").read_text())["left_out_bytes"]
-    assert {"runs/lizard/finetune/model.safetensors", "corpus/train_tokens.npy"} <= left.keys()
+    assert {"runs/lizard/finetune/model.safetensors", "text/toy/train_tokens.npy", "lolcats/figure3.pdf"} <= left.keys()
     reference.export(results, tmp_path / "out", weights=False)
     light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert light == {name for name in kept if not name.endswith(".safetensors")}
     sizes = reference.export(results, tmp_path / "out")  # its own work is replaced
-    (results / "table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
-    assert sizes["runs/lizard"] - reference.export(results, tmp_path / "out")["runs/lizard"] == len("ma")
-    (results / "table2.csv").unlink()
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
+    reference.export(results, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    (results / "comparison/table2.csv").unlink()
     assert sizes["runs/lizard"] == reference.export(results, tmp_path / "out")["runs/lizard"]
-    (results / "table2.csv").write_text("run\nlizard\n")
+    (results / "comparison/table2.csv").write_text("run\nlizard\n")
     reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")
-    (tmp_path / "out/table2.csv").write_text("y")
+    (tmp_path / "out/comparison/table2.csv").write_text("y")
     with pytest.raises(UserError, match="table2.csv is not what `relinear track export` wrote"):
         reference.verify(tmp_path / "out")
+
+
+def changed(out: Path) -> dict[str, dict]:
+    return json.loads((out / "reference.json").read_text())["changed"]
+
+
+def test_a_file_that_is_not_the_original_says_so_and_what_the_original_was(results, tmp_path):
+    out = tmp_path / "out"
+    reference.export(results, out)
+    for path in (p for p in out.rglob("*") if p.is_file() and p.name != "reference.json"):
+        name = path.relative_to(out).as_posix()
+        original = results / changed(out).get(name, {"from": name})["from"]
+        assert (path.read_bytes() != original.read_bytes()) == (name in changed(out)), name
+        if name in changed(out):
+            assert changed(out)[name]["sha256"] == sha256(original) and changed(out)[name]["how"]
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    reference.export(results, out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 249, 250, 251, 997, 2441])
+def test_a_thinned_curve_is_some_of_the_lines_evenly_with_the_first_and_the_last(length, tmp_path):
+    curve = [{"step": i, "time": 1.7e9 + i / 3, "loss": 1 / (i + 1), "lr": 1e-4 / 3, "terms": {"layer_00": 2 / (i + 3)}} for i in range(length)]
+    (tmp_path / "history.jsonl").write_text(lines(curve))
+    reference._thin(tmp_path / "history.jsonl", tmp_path / "history.jsonl.gz")
+    thin = [json.loads(line) for line in gzip.decompress((tmp_path / "history.jsonl.gz").read_bytes()).splitlines()]
+    steps = [line["step"] for line in thin]
+    assert len(steps) <= reference.LINES + 1 and (length > reference.LINES or len(steps) == length)
+    assert not length or (steps[0] == 0 and steps[-1] == length - 1 and len(set(np.diff(steps[:-1]))) <= 1)
+    for line in thin:
+        original = curve[line["step"]]
+        assert line.keys() | {"terms"} == original.keys()
+        for name in ("loss", "lr"):
+            assert line[name] == pytest.approx(original[name], rel=1e-5)
+        assert line["time"] == pytest.approx(original["time"], abs=0.01, rel=0)
+    parted = [line for line in thin if "terms" in line]
+    assert len(parted) <= len(thin) / reference.PARTS_EVERY + 2 and (not length or (parted[0], parted[-1]) == (thin[0], thin[-1]))
+
+
+def test_items_come_back_as_the_measurement_wrote_them(results, tmp_path):
+    place = "runs/lizard/finetune"  # a stage of any name
+    assert reference.read_items(results / place) == ITEMS
+    reference.export(results, tmp_path / "out")
+    got = reference.read_items(tmp_path / "out" / place)
+    for item, original in zip(got, ITEMS, strict=True):
+        assert item == original | {"scores": pytest.approx(original["scores"], abs=0.005, rel=0)} if "scores" in original else item == original
+    table = pd.read_json(tmp_path / "out" / place / "items.json.xz")
+    assert table["acc"].tolist() == [item["acc"] for item in ITEMS] and table["task"].tolist() == [item["task"] for item in ITEMS]
+
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # of another run than the table's: outcomes, for differences to be paired
+    reference.export(results, tmp_path / "out")
+    outcomes = [{name: value for name, value in item.items() if name not in ("scores", "target")} for item in ITEMS]
+    assert reference.read_items(tmp_path / "out" / place) == outcomes
+    with pytest.raises(UserError, match="toy has no items: neither items.jsonl nor items.json.xz"):
+        reference.read_items(tmp_path / "out/text/toy")
+
+
+def test_a_stage_without_items_has_none_when_committed(results, tmp_path):
+    folder = results / "runs/lizard/finetune"
+    (folder / "items.jsonl").write_text("")
+    record = json.loads((folder / "run.json").read_text())
+    record["artefacts"]["items.jsonl"]["sha256"] = sha256(folder / "items.jsonl")
+    (folder / "run.json").write_text(json.dumps(record))
+    reference.export(results, tmp_path / "out")
+    assert reference.read_items(tmp_path / "out/runs/lizard/finetune") == []
+
+
+@pytest.mark.parametrize("colours", [64, 1000])
+def test_a_figure_keeps_its_size_and_looks(tmp_path, colours):
+    original = picture(np.linspace(0, 255, colours))
+    original.save(tmp_path / "a.png")
+    reference._paint(tmp_path / "a.png", tmp_path / "b.png")
+    with Image.open(tmp_path / "b.png") as painted:
+        got = np.asarray(painted.convert("RGB")).astype(int)
+    apart = np.abs(got - np.asarray(original.convert("RGB")))
+    assert apart.shape == (2, colours, 3) and apart.max() <= 2
+
+
+def test_what_is_committed_is_small():
+    sizes = {path.relative_to(COMMITTED).as_posix(): path.stat().st_size for path in COMMITTED.rglob("*") if path.is_file()}
+    largest = "\n".join(f"{size:>12,} {name}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:20])
+    assert sum(sizes.values()) <= reference.LARGEST, f"results/reference has {sum(sizes.values()):,} bytes; the largest:\n{largest}"
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in COMMITTED.glob("*/reference.json")), ids=lambda folder: folder.name)
+def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder):
+    reference.verify(folder)
+    differs = changed(folder)
+    for path in folder.rglob("run.json"):
+        for name, artefact in json.loads(path.read_text())["artefacts"].items():
+            original = (path.parent / name).relative_to(folder).as_posix()
+            kept = [written for written, change in differs.items() if change["from"] == original]
+            if kept:
+                assert [differs[written]["sha256"] for written in kept] == [artefact["sha256"]], original
+            elif (folder / original).is_file():
+                assert sha256(folder / original) == artefact["sha256"], original
+    for scored in folder.glob("runs/*/evaluate/items.json.xz"):
+        tasks = json.loads((scored.parent / "metrics.json").read_text())["tasks"]
+        items = pd.DataFrame(reference.read_items(scored.parent), columns=["task", "acc", "acc_norm"])
+        for task, score in tasks.items():
+            mine = items[items["task"] == task]
+            assert len(mine) == score["n"], (scored, task)
+            if "acc_norm" in score:
+                assert mine["acc_norm"].mean() == pytest.approx(score["acc_norm"]), (scored, task)
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path, monkeypatch):
@@ -87,7 +213,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path
     refused("has no finished stage of a run", source=tmp_path)
     with monkeypatch.context() as small:
         small.setattr(reference, "LARGEST", 1000)
-        refused("more than 1,000; the largest: runs/lizard/finetune/history.jsonl")
+        refused("more than 1,000; the largest: runs/lizard/finetune/history.jsonl.gz")
     (results / "runs/lizard/finetune/method.safetensors").write_text("other")
     refused("method.safetensors is not what its run.json says")
     (tmp_path / "mine").mkdir()
@@ -110,7 +236,7 @@ def trained(tmp_path):
         run = root / "runs/lizard"
         shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
         teacher = LlamaForCausalLM(LlamaConfig(**shape))
-        teacher.save_pretrained(root / "teacher")
+        teacher.save_pretrained(root / "models/toy")
         model = linearize(teacher, "lizard")
         lora = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "gate"]))
         for name, p in lora.named_parameters():
@@ -119,19 +245,26 @@ def trained(tmp_path):
         lora.save_pretrained(run / "finetune/adapter")
         (run / "distill").mkdir()
         save_method(lora.unload(), run / "distill/method.safetensors")
-        for stage, dtype in {"../../teacher": "float32", **dtypes}.items():
+        ahead: list[str] = []  # steps before a stage
+        for stage, dtype in {"../../models/toy": "float32", **dtypes}.items():
             folder = run / stage
             folder.mkdir(exist_ok=True)
             artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
-            config = {"method": "lizard", "options": {}}
-            (folder / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": dtype}, "config": config}))
+            parents = {
+                name: {"path": f"results/tiny/{path}"} for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
+            }
+            config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
+            record = {"schema": 2, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
+                      "parents": parents, "hardware": {"dtype": dtype}}  # fmt: skip
+            (folder / "run.json").write_text(json.dumps(record))
+            ahead += [stage] if stage in ("distill", "finetune") else []
         return root
 
     return make
 
 
 def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
-    results, out = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16"), tmp_path / "results/reference/tiny"
+    results, out = trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
     loaded, original = (load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results))
     assert loaded.keys() == original.keys()
@@ -148,8 +281,8 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
 
     reference.verify(out)
     run = json.loads((out / "runs/lizard/finetune/run.json").read_text())
-    rounded = json.loads((out / "reference.json").read_text())["rounded_to_bfloat16"]
-    assert rounded == {ADAPTER: sha256(results / ADAPTER)} == {ADAPTER: run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]}
+    assert changed(out).keys() == {ADAPTER} and changed(out)[ADAPTER]["how"].startswith("bfloat16")
+    assert changed(out)[ADAPTER]["sha256"] == sha256(results / ADAPTER) == run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]
     (out / ADAPTER).write_bytes((results / ADAPTER).read_bytes())
     with pytest.raises(UserError, match="adapter_model.safetensors is not what `relinear track export` wrote"):
         reference.verify(out)
@@ -158,32 +291,32 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
 def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_path):
     results, out = trained(distill="float32"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
-    assert not (out / "teacher/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
+    assert not (out / "models/toy/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
     with pytest.raises(UserError, match="lizard is of committed results"):
         export_run(out / "runs/lizard", tmp_path / "folder")
-    record = results / "teacher/run.json"
-    record.write_text(record.read_text().replace(sha256(results / "teacher/model.safetensors"), "0"))
-    with pytest.raises(UserError, match="another teacher than that of .*lizard"):
+    record = results / "models/toy/run.json"
+    record.write_text(record.read_text().replace(sha256(results / "models/toy/model.safetensors"), "0"))
+    with pytest.raises(UserError, match="another model than that of .*tiny"):
         load_run(out / "runs/lizard")
     record.unlink()
-    with pytest.raises(UserError, match="`relinear teacher --scale tiny` makes it"):
+    with pytest.raises(UserError, match="`relinear model toy --scale tiny` makes it"):
         load_run(out / "runs/lizard")
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])
 def test_an_adapter_that_float32_read_keeps_its_digits(trained, tmp_path, dtypes):
-    results, out = trained(distill="bfloat16", finetune=dtypes[0], evaluate=dtypes[1]), tmp_path / "out"
+    results, out = trained(distill="bfloat16", finetune=dtypes[0], perplexity=dtypes[1]), tmp_path / "out"
     reference.export(results, out)
     assert (out / ADAPTER).read_bytes() == (results / ADAPTER).read_bytes()
-    assert json.loads((out / "reference.json").read_text())["rounded_to_bfloat16"] == {}
+    assert changed(out) == {}
 
 
 def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
-    results = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16")
+    results = trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16")
     size = sum(reference.export(results, tmp_path / "out").values())
     monkeypatch.setattr(reference, "LARGEST", size)  # which the float32 files exceed
     assert sum(reference.export(results, tmp_path / "out").values()) == size
-    (results / "runs/lizard/evaluate/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
+    (results / "runs/lizard/perplexity/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
     with pytest.raises(UserError, match="more than"):
         reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")
@@ -195,7 +328,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
     scale = ("--scale", "tiny", "--threads", "1")
-    for words in (("assets",), ("teacher",), ("instructions",), ("corpus",), ("finetune", "teacher_lora")):
+    for words in (("model", "tiny"), ("written", "stories@tiny"), ("text", "stories@tiny"), ("finetune", "teacher_lora")):
         done = clone.relinear(*words, *scale)
         assert done.returncode == 0, done.stderr[-3000:]
     done = clone.relinear("track", "export", "results/tiny", "results/reference/tiny")
@@ -205,7 +338,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
         done = clone.relinear("track", "import", "results/reference/tiny")
         assert done.returncode == 0 and expected in done.stdout, done.stderr
     added = [run for run in clone.mlflow() if run["id"] not in before]
-    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["assets", "corpus", "finetune", "instructions", "teacher"]
+    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["finetune", "model", "text", "written"]
     done = clone.relinear("track", "rebuild")
     assert "0 runs restored" in done.stdout and {run["id"] for run in clone.mlflow()} == before | {run["id"] for run in added}
     (clone / "results/reference/tiny/runs/teacher_lora/finetune/metrics.json").write_text("{}")

@@ -113,9 +113,9 @@ def draw(
         raise ConfigError(f"no paper {paper!r} with tables or figures; have {', '.join(sorted({a.paper for a in plan.artefacts.values()}))}")
     if f"{paper}_{artefact}" not in plan.artefacts:
         raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(a.stem for a in plan.artefacts.values() if a.paper == paper)}")
-    from relinear.draw import from_plan
+    from relinear.draw.planned import draw_planned
 
-    for path in from_plan(plan, plan.artefacts[f"{paper}_{artefact}"]):
+    for path in draw_planned(plan, plan.artefacts[f"{paper}_{artefact}"]):
         print(path)
 
 
@@ -206,9 +206,10 @@ def track_export(
     out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
 ) -> None:
-    """Copy what is worth committing of a scale's results: tables, figures, records, curves, item scores, adapters, methods' parameters.
+    """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
 
-    Adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it; reference.json has the originals' sha256.
+    Curves are thinned, figures have 256 colours, adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it;
+    reference.json says so of each, and has the originals' sha256.
     """
     from relinear.tracking.committed import export
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from relinear.draw._render import markdown, write_csv, write_figure, write_text
+from relinear.draw.render import markdown, write_csv, write_figure, write_text
 from relinear.linearize.model import linearize
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.stage import git_state, versions

@@ -1,22 +1,47 @@
-"""Tables and figures: metrics files in, artefact out; no training, no network.
+"""Tables and figures: measurements in, files out; no training, no network, no torch.
 
-The folder is the registry. `papers/<paper>.py` offers `read(path)` for its `workflow/papers/<paper>.yaml`
-and one function per table or figure, named as the target is (`table1`, `figure3`). Adding a paper is that
-YAML, a rules file and that module.
+The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `bars`, `scatter`,
+`curves`, `attention_maps`, `grid`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
+suffixes.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
-from pkgutil import iter_modules
-from types import ModuleType
+from pathlib import Path
+from typing import NamedTuple
+
+from relinear.plan.readings import Measured
+from relinear.plan.specs import Artefact
+
+Measurements = Mapping[tuple[str, str], Measured | None]  # (run, measure) -> it; None: left out at this scale, or not finished
 
 
-def available() -> list[str]:
-    """Names of the papers, one per module of this folder; a leading underscore marks shared code."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+class About(NamedTuple):
+    """The circumstances of the measurements that the readings do not say.
+
+    `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
+    `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
+    `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
+    """
+
+    scale: str
+    teacher: str | None = None
+    demonstration: str | None = None
+    nothing_to_judge: str | None = None
+    repeats: Mapping[str, list[str]] = {}
+    files: Mapping[str, Path] = {}
 
 
-def load(name: str) -> ModuleType:
-    """The module of a paper. Raises ValueError, naming the papers there are, if there is no such paper."""
-    if name not in available():
-        raise ValueError(f"no paper {name!r}; have {available()}")
-    return import_module(f"{__name__}.{name}")
+def make(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Draw a table or figure into the folder `out`; returns the files.
+
+    Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never lands in a foreign row), and for
+    readings that are malformed; FileNotFoundError for a file of a measurement that is missing.
+    """
+    for (run, measure), found in measured.items():
+        if found is None:
+            continue
+        for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items():
+            if (got := getattr(found, what)) != expected:
+                raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")
+    return import_module(f"{__name__}.{artefact.shape}").draw(artefact, measured, about, out)

@@ -1,47 +1,39 @@
-"""A paper's claims as data, judged by the numbers of a table.
+"""The papers' claims, judged by the numbers of a table or figure.
 
-`{left: lolcats_window, right: t2r, column: avg, op: ">", margin: 20}` reads "more than 20 points above",
-and a negative margin "no more than that much worse".
+`{left: lolcats_window, right: t2r, column: avg, op: ">", margin: 20}` reads "more than 20 points above", and a negative margin "no more than
+that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, op: "<", ratio: 74.5}` compares a number with a bound.
 """
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from relinear.draw._inputs import Strict
-from relinear.draw._render import NOT_RUN, number, plus_minus, write_text
+from relinear.draw.render import number, plus_minus, write_csv
+from relinear.plan.claims import Claim, Point
+from relinear.plan.readings import Reading
+from relinear.plan.specs import Artefact
 
 Verdict = Literal["reproduced", "contradicted", "not tested at this scale"]
 UNTESTED: Verdict = "not tested at this scale"
 STANDARD_ERRORS = 2.0
+OFF_THE_FLOOR = 3.0  # standard errors
 
 COLUMNS = ("claim", "paper", "source", "verdict", "figures", "reason")
 
-# Numbers of a random teacher say that the pipeline runs, and nothing about a method.
-NOTHING_TO_JUDGE = {"smoke": "the teacher of the smoke scale is random"}
+
+class Value(NamedTuple):
+    """A number to judge by. `stderr` 0: it is the median of so many repeats that their spread is far below any margin. `name`: for reading."""
+
+    value: float
+    stderr: float
+    name: str
+
+    def __str__(self) -> str:
+        return plus_minus(self.value, self.stderr or None)
 
 
-class Claim(Strict):
-    """`left > right + margin`, or `left < right - margin`, in `column` of the table."""
-
-    claim: str
-    paper: str
-    source: str
-    left: str
-    right: str
-    column: str
-    op: Literal[">", "<"]
-    margin: float = 0.0
-    # The run that bounds `left`: where even it is less than `margin` better, the claim cannot be tested.
-    ceiling: str | None = None
-    published: str | None = None  # the paper's own figures, in its words
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        return tuple(run for run in (self.left, self.right, self.ceiling) if run is not None)
+Look = Callable[[Point], Value | str]  # the number at a point, or the reason why there is none to judge by
 
 
 class Judgement(NamedTuple):
@@ -50,68 +42,94 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(claim: Claim, rows: Mapping[str, Mapping[str, Any]], scale: str) -> Judgement:
-    """Judge a claim by a table's rows, run -> column -> cell, with standard errors under `<column>_stderr`.
+def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "") -> Judgement:
+    """Judge a claim by the numbers at its points.
 
-    Reproduced or contradicted if the difference clears the margin by more than two combined standard errors,
-    else not tested. The two errors are combined as if independent; models scored on the same items differ by
-    less, so a verdict is given too seldom rather than too often.
+    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two combined standard errors, else not
+    tested. The errors are combined as if independent; models scored on the same items differ by less, so a verdict is given too seldom
+    rather than too often. `remark` stands beside the numbers.
     """
     published = f"; published {claim.published}" if claim.published else ""
-    if unmeasured := _why_unmeasured(claim, rows, scale):
-        return Judgement(UNTESTED, published.removeprefix("; "), unmeasured)
+    found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
+    if reason := next((value for value in found if isinstance(value, str)), None):
+        return Judgement(UNTESTED, published.removeprefix("; "), reason)
+    values = [value for value in found if isinstance(value, Value)]
+    column = f"{claim.column}: " if claim.column else ""
+    return (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
 
-    cells = {run: (rows[run][claim.column], rows[run][f"{claim.column}_stderr"]) for run in claim.runs}
-    (left, left_error), (right, right_error) = cells[claim.left], cells[claim.right]
-    difference, error = left - right, math.hypot(left_error, right_error)
-    shown = ", ".join(f"{run} {plus_minus(*cells[run])}" for run in dict.fromkeys(claim.runs))
-    figures = f"{claim.column}: {shown}; difference {plus_minus(difference, error)}{published}"
 
-    sign = 1.0 if claim.op == ">" else -1.0
-    needed = sign * claim.margin + 0.0  # + 0.0: never -0.00
-    if claim.ceiling and (reach := sign * (cells[claim.ceiling][0] - right)) < claim.margin:
-        reason = f"even {claim.ceiling} is only {number(reach)} better than {claim.right}: no room"
-        return Judgement(UNTESTED, figures, reason)
-    excess = sign * difference - claim.margin
+def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
+    """The number, called by its column, too, where that is not the claim's."""
+    if isinstance(value, str) or point.column in (None, claim.column):
+        return value
+    return value._replace(name=f"{value.name} {point.column}")
+
+
+def _difference(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
+    left, right, *ceiling = values
+    difference, error = left.value - right.value, math.hypot(left.stderr, right.stderr)
+    shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in values))
     stated = f"difference {plus_minus(difference, error)}"
+    figures = f"{column}{shown}; {stated}{remark}{published}"
+
+    sign, margin = (1.0 if claim.op == ">" else -1.0), claim.margin or 0.0
+    needed = sign * margin + 0.0  # + 0.0: never -0.00
+    if ceiling and (reach := sign * (ceiling[0].value - right.value)) < margin:
+        return Judgement(UNTESTED, figures, f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
+    if claim.floor is not None and all(abs(v.value - claim.floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):
+        return Judgement(UNTESTED, figures, f"neither is more than {OFF_THE_FLOOR:g} standard errors off chance, {number(claim.floor)}")
+    excess = sign * difference - margin
     if abs(excess) <= STANDARD_ERRORS * error or excess == 0:
         return Judgement(UNTESTED, figures, f"{stated} is within error of {number(needed)}")
     holds = excess > 0
     relation = claim.op if holds else {">": "<", "<": ">"}[claim.op]
-    return Judgement(
-        "reproduced" if holds else "contradicted",
-        figures,
-        f"{stated} {relation} {number(needed)} by more than {STANDARD_ERRORS:g} standard errors",
-    )
+    reason = f"{stated} {relation} {number(needed)} by more than {STANDARD_ERRORS:g} standard errors"
+    return Judgement("reproduced" if holds else "contradicted", figures, reason)
 
 
-def _why_unmeasured(claim: Claim, rows: Mapping[str, Mapping[str, Any]], scale: str) -> str | None:
-    """The reason why the cells that a claim needs cannot judge it, or None if they can."""
-    if scale in NOTHING_TO_JUDGE:
-        return NOTHING_TO_JUDGE[scale]
-    for run in claim.runs:
-        row = rows.get(run, {})
-        value, error = row.get(claim.column, NOT_RUN), row.get(f"{claim.column}_stderr")
-        if value == NOT_RUN:
-            return f"{run}: {claim.column} was not run"
-        if row.get("gate") == "failed":
-            return f"{run} failed its gate: its parallel and recurrent forms disagree"
-        if error is None or not math.isfinite(value) or not math.isfinite(error):
-            return f"{run}: {claim.column} is {value} with standard error {error}"
-    return None
+def _ratio(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
+    """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared plainly."""
+    bound, left = claim.ratio or 0.0, values[0]
+    ours, error = left.value, left.stderr
+    figures = f"{column}{', '.join(f'{value.name}: {value}' for value in values)}"
+    if len(values) > 1:
+        right = values[1]
+        if right.value == 0:
+            return Judgement(UNTESTED, f"{figures}{remark}{published}", f"{right.name} is zero")
+        ours = left.value / right.value
+        error = math.hypot(left.stderr / right.value, ours * right.stderr / right.value)
+        figures += f"; ratio {plus_minus(ours, error or None)}"
+    figures += f"{remark}{published}"
+    if error and abs(ours - bound) <= STANDARD_ERRORS * error:
+        return Judgement(UNTESTED, figures, f"{plus_minus(ours, error)} is within error of {number(bound)}")
+    holds = ours > bound if claim.op == ">" else ours < bound
+    return Judgement("reproduced" if holds else "contradicted", figures, f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}")
 
 
-def tally(judgements: Sequence[Judgement]) -> str:
+def value_of(reading: Reading | None, name: str, column: str, percent: bool = False) -> Value | str:
+    """A reading to judge by, or why it is none."""
+    if reading is None:
+        return f"{name}: {column} was not run"
+    return checked(*((100 if percent else 1) * v if v is not None else None for v in reading[3:5]), name=name, column=column)
+
+
+def checked(value: float, stderr: float | None, name: str, column: str) -> Value | str:
+    """A number with its error, or the reason why they cannot judge."""
+    if stderr is None or not math.isfinite(value) or not math.isfinite(stderr):
+        return f"{name}: {column} is {value} with standard error {stderr}"
+    return Value(value, stderr, name)
+
+
+def tally(verdicts: Sequence[str]) -> str:
     """`5 reproduced, 1 contradicted, 7 not tested at this scale`."""
-    return ", ".join(f"{sum(j.verdict == verdict for j in judgements)} {verdict}" for verdict in get_args(Verdict))
+    return ", ".join(f"{sum(v == verdict for v in verdicts)} {verdict}" for verdict in get_args(Verdict))
 
 
-def write_claims(path: Path, claims: Sequence[Claim], rows: Mapping[str, Mapping[str, Any]], scale: str) -> list[Judgement]:
-    """Judge every claim and write them as CSV with the columns COLUMNS."""
-    judgements = [judge(claim, rows, scale) for claim in claims]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([c.claim, c.paper, c.source, *j] for c, j in zip(claims, judgements, strict=True))
-    write_text(path, text.getvalue())
-    return judgements
+def write_claims(path: Path, artefact: Artefact, judgements: Sequence[Judgement]) -> Path:
+    """Write the verdicts on an artefact's claims as CSV with the columns COLUMNS; returns the path."""
+    rows = [
+        {"claim": claim.claim, "paper": claim.paper or artefact.paper, "source": claim.source, **judgement._asdict()}
+        for claim, judgement in zip(artefact.spec.claims, judgements, strict=True)
+    ]
+    write_csv(path, COLUMNS, rows)
+    return path

@@ -5,17 +5,11 @@ Imports neither torch nor transformers; a family does.
 
 import functools
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from relinear.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = ["available", "load", "of", "open_any"]
+__all__ = ["available", "load", "of"]
 
 
 def available() -> list[str]:
@@ -24,24 +18,17 @@ def available() -> list[str]:
 
 
 def load(name: str):
-    """The `Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
+    """The `_family.Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
     if name not in available():
         raise UserError(f"no family {name!r}; have {', '.join(available())}")
     return importlib.import_module(f"{__name__}.{name}").Family()
 
 
 @functools.cache
-def of(model_class: "type[PreTrainedModel]"):
-    """The `Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
+def of(model_class: type):
+    """The `_family.Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
     for family in map(load, available()):
         if model_class in family.classes:
             return family
     covered = "; ".join(f"{f.name}: {', '.join(c.__name__ for c in f.classes)}" for f in map(load, available()) if f.classes)
     raise UserError(f"no family covers {model_class.__name__}; covered are {covered}")
-
-
-def open_any(folders: Sequence[Path], dtype: "torch.dtype") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Model and tokenizer out of folders, of whichever family covers it; see `Family.open`."""
-    model, tokenizer = importlib.import_module(f"{__name__}._opening").open_causal(folders, dtype)
-    of(type(model))
-    return model, tokenizer

@@ -1,5 +1,6 @@
 """What a family is: the contract of every file here."""
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,12 +33,11 @@ class Family:
 
         Raises UserError for folders that hold none of these, and for a model of another family.
         """
-        from relinear.families._opening import open_causal  # gguf; models that are linearized need it no more
-
         if not self.classes:
             others = ", ".join(f for f in families.available() if families.load(f).classes)
             raise UserError(f"models of family {self.name!r} are made from scratch and not opened; families that are opened: {others}")
-        model, tokenizer = open_causal(folders, dtype)
+        # By name: an edit of how files are opened makes another teacher, but no other training (relinear.plan.code).
+        model, tokenizer = importlib.import_module("relinear.families._opening").open_causal(folders, dtype)
         if type(model) not in self.classes:
             covered = ", ".join(c.__name__ for c in self.classes)
             raise UserError(f"{folders[0]} holds a {type(model).__name__}; family {self.name!r} covers {covered}")

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relinear import families
 from relinear.errors import UserError
+from relinear.families._opening import open_causal
 from relinear.plan.job import Job
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -36,7 +37,8 @@ def save_model(
         model, tokenizer = families.load(family or "tiny").random(options or {}, seed, torch_dtype)
     else:
         folders = [source] if isinstance(source, Path) else list(source)
-        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else families.open_any(folders, torch_dtype)
+        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else open_causal(folders, torch_dtype)
+        families.of(type(model))
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -147,7 +147,8 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any]) -> None
     for i, block in enumerate(layout.blocks(model)):
         teacher, kept = getattr(block, layout.attention), i in recipe["keep_softmax_layers"]
         name = "softmax" if kept else recipe["method"]
-        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, getattr(teacher, "scaling", dim**-0.5), windows[i])
+        scale, positions = getattr(teacher, "scaling", dim**-0.5), getattr(config, "max_position_embeddings", None)
+        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, scale, windows[i], positions)
         method = load(name)(heads, options(name, {} if kept else recipe["options"]))
         device = next(teacher.parameters()).device
         setattr(block, layout.attention, layout.swapped(teacher, method.to(device)))

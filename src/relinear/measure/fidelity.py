@@ -53,7 +53,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
             for head in (h for shown, h in options.shown if shown == layer and i == 0):
                 kept[f"softmax.{layer}.{head}"] = soft[0, head].float().cpu().contiguous()
                 kept[f"method.{layer}.{head}"] = weights[0, head].float().cpu().contiguous()
-    save_file(kept, job.out / "weights.safetensors")
+    if job.leads:
+        save_file(kept, job.out / "weights.safetensors")
     tokens = n * options.seq_len
     for name, values in (("mse", mse), ("kl", kl)):
         yield Reading(name, "attention", {}, values.mean().item(), None, tokens)

@@ -10,8 +10,8 @@ from relinear.plan.strict import Strict
 
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
+GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
 FIGURE = ("png", "pdf", "provenance.json")
-
 
 
 class Misprint(Strict):
@@ -114,6 +114,10 @@ class Spec(Strict):
     def sources(self) -> list[str]:
         """The labels of the tables that published numbers were taken from."""
         return []
+
+    def publishes(self) -> bool:
+        """Whether what the paper prints stands beside ours."""
+        return False
 
     def check(self) -> None:
         """Raises ValueError for names that do not exist or exist twice."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from relinear.plan.claims import FIGURE, Claim, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
@@ -69,10 +69,13 @@ class Curves(Spec):
         if self.file:
             return []
         runs = [(panel, run) for panel in self.panels for s in self.series for run in ([s.run] if s.run else s.points.values())]
-        return list(dict.fromkeys((run, panel.measure or "") for panel, run in runs))
+        return list(dict.fromkeys(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))))
 
     def files(self) -> list[str]:
         return [self.file] if self.file else []
+
+    def publishes(self) -> bool:
+        return bool(self.published) or any(panel.published for panel in self.panels)
 
     def check(self) -> None:
         once("series", (series.name for series in self.series))
@@ -166,7 +169,7 @@ class Grid(Spec):
         return next(panel for panel in self.panels if panel.name == name)
 
     def reads(self) -> list[Read]:
-        return list(dict.fromkeys((panel.run, self.place(panel).measure or "") for panel in self.panels))
+        return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
 
     def check(self) -> None:
         once("panel", (panel.name for panel in self.panels))

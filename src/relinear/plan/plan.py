@@ -118,13 +118,11 @@ class Plan:
     @functools.cached_property
     def artefacts(self) -> dict[str, Artefact]:
         """Every table and figure, by its rule: `lolcats_figure3`."""
-        found = available(self.workflow / "papers")
+        added: dict[str, list[str]] = {}
         for name, run in self.runs.items():
             for table in run.shown:
-                rule = table.replace("/", "_")
-                one_of(f"table that run {name!r} is shown in,", rule, found)
-                found[rule] = found[rule].beside(name)
-        return found
+                added.setdefault(table, []).append(name)
+        return available(self.workflow / "papers", added)
 
     def stand_in(self, kind: str, name: str) -> str:
         """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""
@@ -155,9 +153,11 @@ class Plan:
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
-        """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
+        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose; none is
+        chosen for a run whose model has the vocabulary of one data set alone."""
         base, model, seed = self._parts(run)
-        return self._name(base, model or self.teacher, seed)
+        scratch = self.models[self.stand_in("models", self.runs[base].model)].data is not None
+        return self._name(base, model or (None if scratch else self.teacher), seed)
 
     def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
@@ -242,6 +242,8 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
+        elif stage != "text" and stage in stages.MAKERS:
+            one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
         return Node(stage, name, part)
@@ -250,8 +252,23 @@ class Plan:
         return Node("model", self.run(run).model)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The text node that stands in for a data set at this scale."""
-        return Node("text", str(Text(self._is_text(self.stand_in("data", data)), model, dose)))
+        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
+        name = self.data_for(data, model)
+        if (made := self.data[name].make) == "text" or made not in stages.available():
+            return Node("text", str(Text(self._is_text(name), model, dose)))
+        if dose != 1:
+            raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
+        return Node(made, name)
+
+    def data_for(self, data: str, model: str) -> str:
+        """The data set that stands in for another at this scale; where a model has the vocabulary of one data set alone, that one for any text."""
+        name, own = self.stand_in("data", data), self.models[model].data
+        return name if own is None or self.data[name].make == "items" else one_of(f"data of model {model!r},", own, self.data)
+
+    def sequence(self, data: str) -> int | None:
+        """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
+        found = self.data[data]
+        return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
 
     def _is_text(self, data: str) -> str:
         if self.data[data].make != "text":
@@ -294,8 +311,10 @@ class Plan:
         return multiple(self.config.text.train_tokens * dose, whole_tokens(self.config))
 
     def method_modules(self, run: str) -> list[str]:
-        """The modules of the methods in a run's chain."""
-        return [f"{METHODS}{method}" for method in dict.fromkeys(link.method for link in self.chain(run))]
+        """The modules that are found by name when a run's model is built: its methods, and the family that says where attention lies."""
+        model = self.models[self.run(run).model]
+        methods = dict.fromkeys(link.method for link in self.chain(run))
+        return [f"relinear.families.{model.layout or model.family}", *(f"{METHODS}{method}" for method in methods)]
 
     def kept(self, model: str, sampling: dict[str, Any]) -> dict[str, str]:
         """Batches of instructions in `workflow` that a model wrote with this sampling and seed: path -> sha256."""

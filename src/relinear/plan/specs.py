@@ -7,7 +7,7 @@
 Imports neither torch nor matplotlib: the Snakefile reads it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,13 +75,15 @@ class Artefact:
         """The file beside the spec that draws it, where no shared shape does."""
         return self.file.with_suffix(".py") if self.shape == "own" else None
 
+    @property
+    def seeds(self) -> bool:
+        """Whether a row is the mean over several trainings."""
+        return isinstance(self.spec, Table) and self.spec.seeds
+
     def reads(self) -> list[Read]:
         """The measurements it needs, as (run, measure), in order and each once."""
         return self.spec.reads()
 
-    @property
-    def seeds(self): return getattr(self.spec,"seeds",False)
-    def beside(self, run): return self
     def files(self) -> list[str]:
         """Its inputs that are no measurements of runs."""
         return self.spec.files()
@@ -113,11 +115,18 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
 
 
-def available(folder: Path) -> dict[str, Artefact]:
-    """Every table and figure below `workflow/papers`, by name. Raises ConfigError for a spec that is wrong."""
+def available(folder: Path, added: Mapping[str, list[str]] | None = None) -> dict[str, Artefact]:
+    """Every table and figure below `workflow/papers`, by name; `added`: `<paper>/<stem>` of a table -> runs to show after its own rows.
+
+    Raises ConfigError for a spec that is wrong, and for runs added to what is no table with a list of rows.
+    """
     known = papers(folder)
     files = [file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS]
-    found = [_read(file, known) for file in files]
+    tables = {f"{file.parent.name}/{file.stem}": file for file in files}
+    for table, runs in (added or {}).items():
+        if table not in tables:
+            raise ConfigError(f"run {runs[0]!r} is to be shown in {table!r}; have {', '.join(tables)}")
+    found = [_read(file, known, (added or {}).get(table, [])) for table, file in tables.items()]
     return {artefact.name: artefact for artefact in found}
 
 
@@ -126,8 +135,12 @@ def read(path: Path) -> Artefact:
     return _read(path, papers(path.parent.parent))
 
 
-def _read(path: Path, known: Mapping[str, Paper]) -> Artefact:
+def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
     where, data = f"{path.parent.name}/{path.name}", read_yaml(path)
+    if added:
+        if not isinstance(data.get("rows"), list):
+            raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
+        data["rows"] += [{"run": run} for run in added]
     script = path.with_suffix(".py").is_file()
     shape = data.setdefault("draw", "own" if script else "table")
     if shape not in SHAPES:

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from relinear.plan.claims import FIGURE, Claim, Origin, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
-GATE = "gate"  # the measure that every row with measured columns reads beside them
 
 class Place(Strict):
     """Where a number is read: a reading of a run's measurement, or a `value` given by definition. What is left out is the column's or row's.
@@ -198,7 +197,7 @@ class Table(Spec):
         for column in row.cells:
             known("column", column, (c.name for c in self.all_columns), f"row {name!r}, cells")
         run = row.run
-        if fields and self.cell and self.cell.run and not set(_fields(self.cell.run)) & self.columns.axes.keys():
+        if fields and self.cell and self.cell.run and fields.keys() >= set(_fields(self.cell.run)):
             run = _filled(self.cell.run, fields)
         combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
         cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.mean}
@@ -257,17 +256,20 @@ class Table(Spec):
             found |= dict.fromkeys((a.run, GATE) for a in addresses)
         return list(found)
 
+    def publishes(self) -> bool:
+        return bool(self.published_columns)
+
     def sources(self) -> list[str]:
         return [entry.source for row in self.rows.list for entry in row.published.entries]
 
     def check(self) -> None:
         columns = {column.name: column for column in self.all_columns}
         once("column", (column.name for column in self.all_columns))
+        if self.cell is None and self.columns.axes:
+            raise ValueError("columns that are axes need a `cell`")
         if not self.all_columns or not self.lines:
             raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
-        if self.cell is None and (self.rows.axes or self.columns.axes):
-            raise ValueError("rows or columns that are axes need a `cell`")
         for column in self.all_columns:
             for part in column.mean:
                 known("column", part, (c for c in columns if not columns[c].mean), f"the mean {column.name!r}")

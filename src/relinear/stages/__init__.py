@@ -8,7 +8,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-MAKERS = {"items": "_items", "text": "text"}  # kinds of data, as `make` of data.yaml says them -> the file here with their Options
+# Kinds of data, as `make` of data.yaml says them -> the file here with their Options. All but items are made by the stage of that name.
+MAKERS = {"items": "_items", "text": "text", "recall": "recall"}
 
 
 @functools.cache

@@ -1,35 +1,49 @@
 """A folder of results small enough to commit: what a reader, MLflow and a table need of it, and none of what can be made again.
 
-Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the scores of each item; of the headline
-table's rows also adapters and the parameters that a method added. Left behind are whole models, corpora, activations, attention weights,
-checkpoints and logs. Paths and hashes in records stay those of the clone that made them; `reference.json` says which adapters were rounded to
-bfloat16, and what they hashed to before.
+Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the outcome of each item; of the headline
+table's rows also the items' scores and targets, adapters and the parameters that a method added. Left behind are whole models, corpora,
+activations, attention weights, checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
+
+- a curve has at most `LINES` + 1 lines, as `history.jsonl.gz`;
+- items are columns, as `items.json.xz`: `read_items` reads them, and so does `pandas.read_json`;
+- a PNG has 256 colours;
+- adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it.
+
+Paths and hashes in records stay those of the clone that made them. `reference.json` has the sha256 of every file; under `changed` it says of each
+file that is another than the original how it was changed, and the original's name and sha256, which a stage's run.json has too.
 """
 
 import csv
 import gzip
 import json
+import lzma
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
 
-LARGEST = 100_000_000  # bytes of a folder that is committed
-LONG = 100_000  # bytes from which on lines are compressed
+LARGEST = 60_000_000  # bytes of all that is committed, of one folder too
+LINES = 250  # of a curve, and its last
+PARTS_EVERY = 10  # of these lines have the parts of a loss (by layer), and the last
+DECIMALS = 2  # of an item's scores, in nats
+SCORED = {"scores", "target"}  # of an item, in the headline table's rows alone
+ITEMS = "items.json.xz"
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
+Change = tuple[str, str, Callable[[Path, Path], None]]  # name of the file that is written, how it differs, what writes it
+
 
 def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
-    Lines (curves, item scores) above `LONG` bytes are compressed. With `weights`, adapters and methods' parameters come along of the rows of
-    table2.csv, or of all runs without that table; adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it.
-    An `out` that an earlier export made is replaced.
+    The rows of table2.csv, or all runs without that table, keep their items' scores and targets and, with `weights`, adapters and methods'
+    parameters. An `out` that an earlier export made is replaced.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
     more than `LARGEST` bytes.
@@ -39,12 +53,19 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    kept = dict(sorted(_kept(results, weights)))
-    rounded = {name: path for name, path in kept.items() if path.name == ADAPTER and _in_bfloat16(path.parents[2])}
+    rows = _rows(results)
+    kept = dict(sorted(_kept(results, rows if weights else set())))
+    changed = {}
     with folder_aside(out) as scratch:
         for name, source in kept.items():
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            (_round if name in rounded else _copy)(source, scratch / name)
+            to = scratch / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if (change := _change(source, rows)) is None:
+                shutil.copyfile(source, to)
+                continue
+            written, how, write = change
+            write(source, to.with_name(written))
+            changed[to.with_name(written).relative_to(scratch).as_posix()] = {"how": how, "from": name, "sha256": sha256(source)}
         files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
         sizes: dict[str, int] = {}
         for name, size in files.items():
@@ -54,8 +75,8 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
             largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
             raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
         left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
-        hashes, before = {n: sha256(scratch / n) for n in files}, {n: sha256(p) for n, p in rounded.items()}
-        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, "rounded_to_bfloat16": before, "left_out_bytes": left})
+        hashes = {name: sha256(scratch / name) for name in files}
+        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, "changed": changed, "left_out_bytes": left})
     return sizes
 
 
@@ -69,29 +90,46 @@ def _files(results: Path) -> Iterator[Path]:
 
 def _rows(results: Path) -> set[str]:
     """The runs that the headline table shows; all where there is no table."""
-    if not (results / "table2.csv").is_file():
+    table = results / "comparison" / "table2.csv"
+    if not table.is_file():
         return {path.name for path in results.glob("runs/*")}
-    with (results / "table2.csv").open() as file:
+    with table.open() as file:
         return {row["run"] for row in csv.DictReader(file)}
 
 
-def _kept(results: Path, weights: bool) -> Iterator[tuple[str, Path]]:
-    shown = _rows(results) if weights else set()
+def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
+    """The files that an export has, by their names in `results`: with the weights of these runs."""
     stages = {path.parent: read_record(path.parent) for path in _files(results) if path.name == "run.json"}
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
         if stage is None:
-            if path.suffix in RENDERED or path.name.endswith(".provenance.json"):
+            redrawn = path.suffix == ".pdf" and path.with_suffix(".png").is_file()
+            if path.suffix in RENDERED and not redrawn or path.name.endswith(".provenance.json"):
                 yield name, path
             continue
         inside = path.relative_to(stage)
-        if path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE) or len(inside.parts) > 2:
+        if path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE):
             continue
-        if path.suffix == ".safetensors" and stage.parent.name not in shown:
+        if path.suffix == ".safetensors" and stage.parent.name not in weights:
             continue
         if path.name != "run.json" and sha256(path) != stages[stage]["artefacts"].get(inside.as_posix(), {}).get("sha256"):
-            raise UserError(f"{path} is not what its run.json says; run `relinear {stage.name}` of it again")
+            raise UserError(f"{path} is not what its run.json says; make {stage} again")
         yield name, path
+
+
+def _change(source: Path, rows: set[str]) -> Change | None:
+    """What becomes of a file on its way into an export; None if it is copied."""
+    if source.name == "history.jsonl":
+        return f"{source.name}.gz", f"{LINES + 1} lines at most, six digits, parts of a loss in every {PARTS_EVERY}th", _thin
+    if source.name == "items.jsonl":
+        scored = source.parents[1].name in rows
+        how = f"columns, scores to {DECIMALS} decimals" if scored else f"columns, without {' and '.join(sorted(SCORED))}"
+        return ITEMS, how, lambda source, to: _pack(source, to, scored)
+    if source.suffix == ".png":
+        return source.name, "256 colours", _paint
+    if source.name == ADAPTER and _in_bfloat16(source.parents[2]):
+        return source.name, "bfloat16, but for what adapts a method", _round
+    return None
 
 
 def _in_bfloat16(run: Path) -> bool:
@@ -109,13 +147,65 @@ def _round(source: Path, to: Path) -> None:
         save_file({n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata())
 
 
-def _copy(source: Path, to: Path) -> None:
-    if source.suffix != ".jsonl" or source.stat().st_size <= LONG:
-        shutil.copyfile(source, to)
-        return
+def _paint(source: Path, to: Path) -> None:
+    """Copy a figure, an opaque PNG, with the 256 colours nearest to its own and without dithering."""
+    from PIL import Image
+
+    with Image.open(source) as picture:
+        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    few.save(to, "PNG", optimize=True)
+
+
+def _thin(source: Path, to: Path) -> None:
+    """Copy lines at even distances and the last, each with its step; the parts of some."""
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    kept = lines[:: max(-(-len(lines) // LINES), 1)]
+    if lines and kept[-1] is not lines[-1]:
+        kept.append(lines[-1])
+    for place, line in enumerate(kept):
+        if place % PARTS_EVERY and line is not kept[-1]:
+            kept[place] = {name: value for name, value in line.items() if not isinstance(value, dict | list)}
+    text = "".join(json.dumps(_short(line) | {"time": round(line["time"], 2)}) + "\n" for line in kept)
     # Equal lines make equal bytes: no time and no name in the header.
-    with source.open("rb") as lines, to.with_name(f"{to.name}.gz").open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
-        shutil.copyfileobj(lines, packed)
+    with to.open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
+        packed.write(text.encode())
+
+
+def _short(value: Any) -> Any:
+    """The value with six digits of each float in it."""
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _pack(source: Path, to: Path, scored: bool) -> None:
+    """Copy items, one a line, as columns {field: values}: null is what an item has no value of. Unless `scored`, without `SCORED`."""
+    items = [json.loads(line) for line in source.read_text().splitlines()]
+    fields = dict.fromkeys(field for item in items for field in item if scored or field not in SCORED)
+    columns = {field: [item.get(field) for item in items] for field in fields}
+    if "scores" in columns:
+        columns["scores"] = [scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]]
+    to.write_bytes(lzma.compress(json.dumps(columns, separators=(",", ":")).encode(), preset=9))
+
+
+def read_items(folder: Path | str) -> list[dict]:
+    """The items that a stage scored, in their order: {"task", "doc_id", "target", "acc", ...} as the measurement wrote them.
+
+    Of a stage's own items.jsonl, or of committed ones, whose scores are rounded, or left out with the targets. A field that is null is left out of
+    an item. Raises UserError for a folder without items.
+    """
+    folder = Path(folder)
+    plain, packed = folder / "items.jsonl", folder / ITEMS
+    if plain.is_file():
+        items = [json.loads(line) for line in plain.read_text().splitlines()]
+    elif packed.is_file():
+        columns = json.loads(lzma.decompress(packed.read_bytes()))
+        items = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    else:
+        raise UserError(f"{folder} has no items: neither items.jsonl nor {ITEMS}")
+    return [{field: value for field, value in item.items() if value is not None} for item in items]
 
 
 def verify(folder: Path | str) -> None:

@@ -70,12 +70,7 @@ def train(
     never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
     not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began clearly below.
     """
-    optimiser = torch.optim.AdamW(
-        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
-        betas=tuple(recipe["betas"]),
-        weight_decay=recipe["weight_decay"],
-        fused=True,
-    )
+    optimiser = _optimiser(groups, recipe)
     parameters = [p for ps, _ in groups for p in ps]
     first, recent = 0, []
     if checkpoint.is_file():
@@ -84,15 +79,7 @@ def train(
             print(f"{name}: goes on at step {first} of {steps}", flush=True)
     resumed(first)
     names: list[str] = []
-
-    def gradients(*batch) -> Tensor:
-        terms: dict[str, Tensor] = {}
-        for term, value in loss(*batch):
-            (value * loss_scale).backward()
-            terms[term] = terms.get(term, 0.0) + value.detach().double()
-        names[:] = terms
-        return torch.stack(list(terms.values()))
-
+    gradients = _gradients(loss, loss_scale, names)
     if recorded:
         gradients = Recorded(gradients)
     saved = time.monotonic()
@@ -105,9 +92,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * factor
             optimiser.zero_grad(set_to_none=not recorded)  # a graph adds to the same memory each time
-            values = 0.0
-            for batch in batches(step):
-                values = values + gradients(*batch)
+            values = sum(gradients(*batch) for batch in batches(step))
             sum_gradients(parameters)
             norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
             # Read once: each reading of a number waits for the GPU.
@@ -118,11 +103,7 @@ def train(
                 raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
             optimiser.step()
             recent.append(total)
-            if chance is not None and recent[0] < BELOW * chance and len(recent) > WINDOW and sum(recent[-WINDOW:]) / WINDOW >= chance:
-                raise CollapseError(
-                    f"{name}: the loss began at {recent[0]:.3f} and is {sum(recent[-WINDOW:]) / WINDOW:.3f} at step {step}: at or above chance "
-                    f"({chance:.3f}, word frequencies alone). Lower the learning rate of this run"
-                )
+            _require_learning(recent, chance, name, step)
             seconds = time.monotonic() - began
             metrics = {
                 "loss": total, "lr": optimiser.param_groups[0]["lr"], "grad_norm": norm,
@@ -134,6 +115,40 @@ def train(
             if step + 1 < steps and agreed(time.monotonic() - saved >= checkpoint_seconds):
                 _save(checkpoint, step + 1, recent, parameters, optimiser)
                 saved = time.monotonic()
+
+
+def _optimiser(groups: Sequence[tuple[list[nn.Parameter], float]], recipe: dict[str, Any]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        [{"params": ps, "lr": lr, "peak": lr} for ps, lr in groups],
+        betas=tuple(recipe["betas"]),
+        weight_decay=recipe["weight_decay"],
+        fused=True,
+    )
+
+
+def _gradients(loss: Callable[..., Iterable[tuple[str, Tensor]]], scale: float, names: list[str]) -> Callable[..., Tensor]:
+    """A function of a micro-batch that adds its gradients to the parameters' and returns its terms; it writes their names into `names`."""
+
+    def gradients(*batch) -> Tensor:
+        terms: dict[str, Tensor] = {}
+        for term, value in loss(*batch):
+            (value * scale).backward()
+            terms[term] = terms.get(term, 0.0) + value.detach().double()
+        names[:] = terms
+        return torch.stack(list(terms.values()))
+
+    return gradients
+
+
+def _require_learning(losses: list[float], chance: float | None, name: str, step: int) -> None:
+    """Raises CollapseError where the mean of the last losses is at chance although the first was clearly below it."""
+    if chance is None or losses[0] >= BELOW * chance or len(losses) <= WINDOW:
+        return
+    if (mean := sum(losses[-WINDOW:]) / WINDOW) >= chance:
+        raise CollapseError(
+            f"{name}: the loss began at {losses[0]:.3f} and is {mean:.3f} at step {step}: at or above chance "
+            f"({chance:.3f}, word frequencies alone). Lower the learning rate of this run"
+        )
 
 
 @contextmanager

@@ -1,0 +1,130 @@
+"""Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps of their distances."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
+from safetensors.numpy import load_file
+
+from relinear.draw import About, Measurements
+from relinear.draw.claims import Value, value_of
+from relinear.draw.pictures import judged, save
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.render import NOT_RUN
+from relinear.plan.claims import Point
+from relinear.plan.figures import AttentionMaps
+from relinear.plan.readings import Measured
+from relinear.plan.specs import Artefact
+
+# (layer, head) -> softmax [T, T], method [T, T]
+Pairs = Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]]
+DISTANCES = {"kl": "KL of weights", "mse": "MSE of outputs"}
+
+
+def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+
+    Weights are `softmax.<layer>.<head>` and `method.<layer>.<head>` of the measurement's weights.safetensors. Raises FileNotFoundError where
+    it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
+    """
+    spec: AttentionMaps | Any = artefact.spec
+    found = measured.get((spec.run, spec.measure))
+    with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 9, "pdf.fonttype": 42}):
+        pictures = save(artefact, _figure(spec, found, about), out)
+    cells: dict[str, dict[str, Origin]] = {spec.run: dict.fromkeys(("weights", *DISTANCES), found and found.source.file)}
+    sources = [found.source] if found else []
+    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
+
+    def look(point: Point) -> Value | str:
+        reading = found and found.find(point.column or "", "attention", point.at or None)
+        return value_of(reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
+
+    return [*pictures, *written, *judged(artefact, look, about, out)]
+
+
+def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:
+    title = f"{spec.label}: {spec.says}\nrun {spec.run}, scale {about.scale}"
+    if found is None:
+        figure = Figure(figsize=(11.0, 2.0), layout="constrained")
+        figure.suptitle(f"{title}: {NOT_RUN}")
+        return figure
+    pairs, distances = read_weights(found.folder / "weights.safetensors"), {metric: per_head(found, metric) for metric in DISTANCES}
+    figure = Figure(figsize=(11.0, 0.9 + 2.5 * max(2, len(pairs))), layout="constrained")
+    figure.suptitle(title)
+    left, right = figure.subfigures(1, 2, width_ratios=[6, 4])
+    _draw_pairs(left, pairs, distances)
+    _draw_heads(right, distances)
+    return figure
+
+
+def per_head(found: Measured, metric: str) -> np.ndarray:
+    """The readings of a metric of attention at every layer and head, [layers, heads]. Raises ValueError where one is missing."""
+    values = {(r.at["layer"], r.at["head"]): r.value for r in found.all(metric, "attention") if set(r.at) == {"layer", "head"}}
+    shape = [1 + int(max((at[axis] for at in values), default=-1)) for axis in (0, 1)]
+    if not values or len(values) != shape[0] * shape[1]:
+        raise ValueError(f"{found.source.file}: {metric} of attention is read at {len(values)} heads of {shape[0]} layers x {shape[1]} heads")
+    return np.array([[values[layer, head] for head in range(shape[1])] for layer in range(shape[0])])
+
+
+def read_weights(path: Path) -> Pairs:
+    """The pairs of weights in a file, by layer and head."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the measurement did not finish")
+    tensors = load_file(path)
+    places = {(int(m[1]), int(m[2])) for key in tensors if (m := re.fullmatch(r"(?:softmax|method)\.(\d+)\.(\d+)", key))}
+    if not places:
+        raise ValueError(f"{path}: no weights 'softmax.<layer>.<head>'; have {sorted(tensors)}")
+    pairs = {}
+    for layer, head in sorted(places):
+        names = [f"{kind}.{layer}.{head}" for kind in ("softmax", "method")]
+        for key in names:
+            if key not in tensors:
+                raise ValueError(f"{path}: no weights {key!r}; have {sorted(tensors)}")
+            if not np.isfinite(tensors[key]).all():
+                raise ValueError(f"{path}: {key!r} is not finite")
+        pairs[layer, head] = (tensors[names[0]], tensors[names[1]])
+    return pairs
+
+
+def _draw_pairs(area: SubFigure, pairs: Pairs, distances: Mapping[str, np.ndarray]) -> None:
+    """TRUE and PRED side by side, one row per (layer, head), one logarithmic colour scale per row."""
+    axes = area.subplots(len(pairs), 2, squeeze=False, sharex=True, sharey=True)
+    for row, ((layer, head), (true, pred)) in zip(axes, pairs.items(), strict=True):
+        # Uniform attention over the text is 1/T; a hundredth of that, and all below, is one colour.
+        norm = LogNorm(vmin=0.01 / len(true), vmax=max(true.max(), pred.max()), clip=True)
+        future = np.triu(np.ones_like(true, dtype=bool), k=1)
+        for axis, weights in zip(row, (true, pred), strict=True):
+            image = axis.imshow(np.ma.array(weights, mask=future), norm=norm, cmap="magma", interpolation="nearest")
+            axis.spines[["top", "right"]].set_visible(False)
+        kl, mse = (distances[metric][layer, head] for metric in ("kl", "mse"))
+        row[0].set_title(f"TRUE: softmax, layer {layer}, head {head}")
+        row[1].set_title(f"PRED: linear, KL {kl:.2g}, MSE {mse:.2g}")
+        row[0].set_ylabel("query position")
+        area.colorbar(image, ax=list(row), label="weight, log scale", extend="min", shrink=0.9)
+    for axis in axes[-1]:
+        axis.set_xlabel("key position")
+
+
+def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray]) -> None:
+    """KL and MSE of every head, layers downwards, each with its own logarithmic colour scale."""
+    axes = area.subplots(1, 2)
+    for axis, (metric, title) in zip(axes, DISTANCES.items(), strict=True):
+        values = distances[metric]
+        low, high = values[values > 0].min(initial=np.inf), values.max()
+        norm = LogNorm(low, high) if low < high else None  # all equal, or all zero: nothing to scale
+        image = axis.imshow(values, norm=norm, cmap="viridis", interpolation="nearest")
+        axis.set(xlabel="head", ylabel="layer")
+        for ruler in (axis.xaxis, axis.yaxis):
+            ruler.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        bar = area.colorbar(image, ax=axis, location="top")
+        bar.set_label(f"{title}{', log scale' if norm else ''}\nmean {values.mean():.2g}")
+        if norm:
+            ticks = np.geomspace(low, high, 3)  # more of them run into each other
+            bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+            bar.minorticks_off()

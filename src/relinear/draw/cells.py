@@ -1,0 +1,169 @@
+"""The cells of a table from its measurements: numbers with errors, means over seeds and over columns, and the records behind them."""
+
+import math
+from collections.abc import Mapping
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from relinear.draw import About, Measurements
+from relinear.draw.claims import Look, Value, checked
+from relinear.draw.render import NOT_RUN
+from relinear.plan.claims import GATE, Point
+from relinear.plan.readings import Measured, Source
+from relinear.plan.tables import Address, Column, Line, Table
+
+PASSED, FAILED = "passed", "failed"
+
+
+class Score(NamedTuple):
+    """A number in its column's unit; percent is 100 times the reading."""
+
+    value: float
+    stderr: float | None
+    n: int | None
+
+
+class Cell(NamedTuple):
+    """A cell as it is shown: NOT_RUN in all of them where the number is not there. `seed_sd` is None without repeated trainings.
+
+    Of a mean over seeds the error is that of the items, which are the same for all and so do not average out, and that of the mean of
+    the seeds, combined.
+    """
+
+    value: float | str
+    stderr: float | str | None
+    n: int | str | None
+    seed_sd: float | str | None
+    seeds: tuple[Score, ...]  # of each training
+    files: tuple[str, ...]  # run.json of each
+
+    @property
+    def was_run(self) -> bool:
+        return self.value != NOT_RUN
+
+
+MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
+
+
+class Row(NamedTuple):
+    """A row with its numbers. `facts` are empty where nothing of its run is measured; `gate` is NOT_RUN where no gate is."""
+
+    line: Line
+    cells: dict[str, Cell]
+    facts: dict[str, Any]
+    gate: str
+    seeds: int
+    sources: tuple[Source, ...]
+    facts_file: str | None
+    gate_files: tuple[str, ...]
+
+    @property
+    def was_run(self) -> bool:
+        return any(cell.files for cell in self.cells.values())
+
+
+def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
+    """The rows of a table. Raises ValueError for a metric that a finished measurement does not have."""
+    return [_row(spec, line, measured, about) for line in spec.lines]
+
+
+def gate_of(measured: Measurements, run: str) -> str:
+    """Whether the run's parallel and recurrent forms agreed: PASSED, FAILED or NOT_RUN."""
+    found = measured.get((run, GATE))
+    passed = found and found.find("passed")
+    return NOT_RUN if not passed else PASSED if passed.value else FAILED
+
+
+def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
+    places = [place for place in line.cells.values() if isinstance(place, Address)]
+    trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
+    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured) for c in spec.all_columns if not c.mean}
+    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells[c.name] for c in spec.all_columns}
+    of_run = [m for place in places if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
+    gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
+    verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
+    read = [m for place in places for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
+    read += [m for run in gates if (m := measured.get((run, GATE)))]
+    collapsed = [m.facts["collapsed"] for m in of_run if m.facts.get("collapsed") is not None]
+    facts = of_run[0].facts | {"scale": of_run[0].scale, "collapsed": any(collapsed) if collapsed else None} if of_run else {}
+    return Row(
+        line=line,
+        cells=cells,
+        facts=facts,
+        gate=verdict,
+        seeds=len(trainings.get(line.run or "", ())) or 1,
+        sources=tuple({m.source.file: m.source for m in read}.values()),
+        facts_file=of_run[0].source.file if of_run else None,
+        gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
+    )
+
+
+def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:
+    """The run and those of its repeats of which anything is measured."""
+    measures = {place.measure for place in places if place.run == run}
+    again = about.repeats.get(run, ()) if about else ()
+    return [run, *(other for other in again if any(measured.get((other, measure)) for measure in measures))]
+
+
+def _cell(column: Column, place: Address | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
+    if place is None:
+        return MISSING
+    if isinstance(place, int | float):
+        return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
+    runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
+    scores = [_score(column, place, found) for found in runs]
+    if None in scores:
+        return MISSING
+    return _over_seeds([s for s in scores if s], tuple(found.source.file for found in runs if found))
+
+
+def _score(column: Column, place: Address, found: Measured | None) -> Score | None:
+    if found is None:
+        return None
+    reading = found.find(place.metric, place.of, place.at or None)
+    if reading is None:
+        if not found.all(place.metric):
+            have = ", ".join(sorted({r.metric for r in found.readings}))
+            raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
+        return None
+    unit = 100.0 if column.unit == "percent" else 1.0
+    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n)
+
+
+def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
+    first = scores[0]
+    if len(scores) == 1:
+        return Cell(first.value, first.stderr, first.n, None, tuple(scores), files)
+    spread, errors = stdev(s.value for s in scores), [s.stderr for s in scores]
+    error = None if None in errors else math.hypot(fmean(e for e in errors if e is not None), spread / math.sqrt(len(scores)))
+    return Cell(fmean(s.value for s in scores), error, first.n, spread, tuple(scores), files)
+
+
+def _mean(parts: list[Cell]) -> Cell:
+    """The unweighted mean of columns; its error is propagated from theirs, taken as independent, and unknown if one of theirs is."""
+    if not all(part.was_run for part in parts):
+        return MISSING
+    trainings = max(len(part.seeds) for part in parts)
+    scores = []
+    for i in range(trainings):
+        own = [part.seeds[i if len(part.seeds) > 1 else 0] for part in parts]  # a number by definition has no seeds
+        errors = [s.stderr for s in own]
+        error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
+        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None))
+    return _over_seeds(scores, tuple(dict.fromkeys(file for part in parts for file in part.files)))
+
+
+def look_in(rows: list[Row]) -> Look:
+    """What claims read: cells of these rows by name and column."""
+    by_name = {row.line.name: row for row in rows}
+
+    def look(point: Point) -> Value | str:
+        row, column = by_name[point.row], point.column or ""
+        cell = row.cells[column]
+        if not cell.was_run:
+            return f"{point.row}: {column} was not run"
+        if row.gate == FAILED:
+            return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
+        return checked(cell.value, cell.stderr, point.row, column)
+
+    return look

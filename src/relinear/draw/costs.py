@@ -1,0 +1,102 @@
+"""The costs of generating: rows of `efficiency.csv` of `relinear.benchmarks.generation`, whose docstring says what is measured and how."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from relinear.draw.claims import Look, Value
+from relinear.plan.claims import Claim, Point
+from relinear.plan.figures import LARGEST, Cost, Sweep
+
+GIB = 2**30
+MEASURES_IT = "`snakemake benchmark`, on a machine with a GPU, measures"
+
+
+class Row(BaseModel):
+    """One row of efficiency.csv; what was not measured is None."""
+
+    model: str
+    sweep: Sweep
+    run: str
+    batch: int
+    prompt: int
+    generated: int
+    status: Literal["ok", "out of memory", "wrong"]
+    ms_per_token: float | None
+    prefill_tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+    peak_bytes: int | None
+    cache_bytes: int | None
+    commit: str | None
+
+    @property
+    def at(self) -> int:
+        """The value of what its sweep goes over."""
+        return {"batch": self.batch, "length": self.generated, "input": self.prompt}[self.sweep]
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def cost(self, column: Cost | str | None) -> float | None:
+        """A cost, memory in GiB."""
+        size = {"peak_gib": self.peak_bytes, "cache_gib": self.cache_bytes}
+        if column in size:
+            return None if size[column] is None else size[column] / GIB
+        return getattr(self, str(column))
+
+
+def read_costs(path: Path) -> list[Row]:
+    """The rows, by what they sweep over. Raises FileNotFoundError, and ValueError naming the file and what is wrong in it."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {MEASURES_IT} it")
+    rows = []
+    for line, row in enumerate(csv.DictReader(path.read_text(encoding="utf-8").splitlines()), start=2):
+        try:
+            rows.append(Row.model_validate({k: v or None for k, v in row.items()}))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"{path}, line {line}: {wrong}") from None
+    return sorted(rows, key=lambda row: row.at)
+
+
+def how_measured(path: Path) -> dict[str, Any]:
+    """The provenance beside the rows: GPU, dtype, sessions. Raises FileNotFoundError."""
+    file = path.with_suffix(".provenance.json")
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: {MEASURES_IT} it with the rows")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:
+    """The runs with rows of other commits than the baseline's, and those commits: code that changed between them is in their ratio."""
+    commits: dict[str, set[str | None]] = {}
+    for row in rows:
+        if row.ok:
+            commits.setdefault(row.run, set()).add(row.commit)
+    ours = commits.get(baseline, set())
+    return {run: sorted(map(str, own - ours)) for run, own in commits.items() if ours and own - ours}
+
+
+def remark(claim: Claim, rows: Sequence[Row], baseline: str) -> str:
+    """What must be said of a comparison of rows that were measured at different commits."""
+    other = sorted({point.row for point in claim.points} & elsewhere(rows, baseline).keys())
+    return f"measured at another commit than the {baseline}: {', '.join(other)}" if other else ""
+
+
+def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
+    """What a claim reads. Costs are medians of many steps, whose spread is far below the bounds: they are compared as they are."""
+
+    def look(point: Point) -> Value | str:
+        [(sweep, at)] = point.at.items()
+        swept = [row for row in rows if row.sweep == sweep and row.ok]
+        if at == LARGEST:
+            at = max((row.at for row in swept if row.run == (claim.right or claim.left).row), default=LARGEST)
+        value = next((row.cost(point.column) for row in swept if (row.run, row.at) == (point.row, at)), None)
+        return f"{point.row} at {at}: not measured" if value is None else Value(value, 0.0, f"{point.row} at {at}")
+
+    return look

@@ -1,0 +1,211 @@
+"""Curves: costs of generating along a sweep, or readings of runs along one of their axes."""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from relinear.draw import About, Measurements, costs
+from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.claims import Value, judge, value_of, write_claims
+from relinear.draw.pictures import judged, save
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.render import NOT_RUN, count
+from relinear.plan.claims import Point, Scalar
+from relinear.plan.figures import Curves, Panel, Series
+from relinear.plan.readings import Reading, Source
+from relinear.plan.specs import Artefact
+
+HOW = (
+    "Ours: medians of decode steps recorded as CUDA graphs, at the marked points, with states and caches as large as there; "
+    "the mean over a generation is the integral between them."
+)
+SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
+FIRST_LENGTH = 512  # shorter generations are measured to integrate over, not to be shown
+
+
+class Curve(NamedTuple):
+    """A line of a panel. `ends`: memory ended after the last point."""
+
+    x: list[Scalar]
+    y: list[float]
+    error: list[float] | None
+    ends: bool = False
+
+
+def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+
+    Raises FileNotFoundError and ValueError for costs that are missing or malformed.
+    """
+    spec: Any = artefact.spec
+    return (_of_costs if spec.file else _of_readings)(artefact, spec, measured, about, out)
+
+
+# --- costs ---
+
+
+def _of_costs(artefact: Artefact, spec: Curves, _: Measurements, about: About, out: Path) -> list[Path]:
+    source, baseline = Path(about.files.get(spec.file or "", spec.file or "")), spec.series[0].name
+    rows = [row for row in costs.read_costs(source) if row.model == spec.model and row.run in {s.run for s in spec.series}]
+    if not [row for row in rows if row.ok]:
+        raise ValueError(f"{source}: no row of {spec.model} for {spec.label}; {costs.MEASURES_IT} them")
+    how, other = costs.how_measured(source), costs.elsewhere(rows, baseline)
+    figure = _figure(spec, f"{spec.label}, at the shape of {spec.model}: random weights, {how['dtype']}, one {how['gpu']}")
+    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
+        for i, series in enumerate(spec.series):
+            mark = "*" if series.name in other else "" if any(row.ok and row.run == series.name for row in rows) else f" ({NOT_RUN})"
+            _line(axis, series, i, curve_of_costs(rows, series.name, panel), mark)
+        _finish(axis, panel, SWEPT[panel.x], base=2)
+    caption = [HOW, f"The paper ({spec.hardware}): {spec.published}"]
+    if commits := sorted(set(itertools.chain(*other.values()))):
+        own = ", ".join(sorted({str(row.commit) for row in rows if row.run == baseline and row.ok}))
+        caption.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
+    _legend(figure, caption)
+    verdicts = [judge(claim, costs.look_in(claim, rows), remark=costs.remark(claim, rows, baseline)) for claim in spec.claims]
+    cells: dict[str, dict[str, Origin]] = {s.name: {f"{p.x}.{p.name}": source.as_posix() for p in spec.panels} for s in spec.series}
+    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, files={source: how})]
+    return [*save(artefact, figure, out), *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
+
+
+def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
+    """A cost of a run along a sweep."""
+    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x)]
+    fits = [row for row in own if row.ok and row.cost(panel.y) is not None and not (panel.x == "length" and row.at < FIRST_LENGTH)]
+    values = [value for row in fits if (value := row.cost(panel.y)) is not None]
+    return Curve([row.at for row in fits], values, None, any(row.status == "out of memory" for row in own))
+
+
+# --- readings ---
+
+
+def _of_readings(artefact: Artefact, spec: Curves, measured: Measurements, about: About, out: Path) -> list[Path]:
+    curves = {(s.name, p.name): readings_along(s, p, measured) for p in spec.panels for s in spec.series}
+    figure = _figure(spec, f"{spec.label}: {spec.says}\nscale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else ""))
+    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
+        unit = 100.0 if panel.unit == "percent" else 1.0
+        for i, series in enumerate(spec.series):
+            found = [(x, reading) for x, reading, _ in curves[series.name, panel.name]]
+            errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
+            curve = Curve([x for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
+            _line(axis, series, i, curve, "" if found else f" ({NOT_RUN})")
+        for k, (title, points) in enumerate(panel.published.items()):
+            marker = "DsvP"[k % 4]
+            axis.plot(list(points), list(points.values()), label=f"{title}, published", color="0.6", marker=marker, linestyle=":", markersize=4)
+        _finish(axis, panel, panel.x, base=_base(axis))
+    _legend(figure, [about.demonstration] if about.demonstration else [])
+
+    def look(point: Point) -> Value | str:
+        series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.panels, point.column)))
+        [at] = point.at.values()
+        run = series.run or series.points.get(at, "")  # type: ignore[call-overload]
+        if gate_of(measured, run) == FAILED:
+            return f"{run} failed its gate: its parallel and recurrent forms disagree"
+        reading = next((reading for x, reading, _ in curves[series.name, panel.name] if x == at), None)
+        return value_of(reading, f"{point.row} at {at}", point.column or "", panel.unit == "percent")
+
+    cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
+    for (series, column), points in curves.items():
+        files = list(dict.fromkeys(source.file for *_, source in points))
+        cells[series][column] = files[0] if len(files) == 1 else files or None
+    sources = [source for points in curves.values() for *_, source in points]
+    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
+    return [*save(artefact, figure, out), *written, *judged(artefact, look, about, out)]
+
+
+def readings_along(series: Series, panel: Panel, measured: Measurements) -> list[tuple[Scalar, Reading, Source]]:
+    """The points of a series in a panel, as far as they are measured: along an axis of one run's readings, or one run for each x."""
+    runs: dict[Scalar | None, str] = dict(series.points) if series.points else {None: series.run or ""}
+    found: list[tuple[Scalar, Reading, Source]] = []
+    for x, run in runs.items():
+        if (m := measured.get((run, panel.measure or ""))) is None:
+            continue
+        for reading in m.all(panel.metric or "", panel.of):
+            if x is None and set(reading.at) == {panel.x}:
+                found.append((reading.at[panel.x], reading, m.source))
+            elif x is not None and not reading.at:
+                found.append((x, reading, m.source))
+    return sorted(found, key=lambda point: point[0]) if all(isinstance(x, int | float) for x, *_ in found) else found
+
+
+# --- drawing ---
+
+
+def _shape(spec: Curves) -> tuple[int, int]:
+    rows = (len(spec.panels) + 2) // 3
+    return rows, -(-len(spec.panels) // rows)
+
+
+def _figure(spec: Curves, title: str) -> Figure:
+    rows, columns = _shape(spec)
+    figure = Figure(figsize=(max(13 / 3 * columns, 6.5), 4 * rows if rows > 1 else 4.4), layout="constrained")
+    figure.suptitle(textwrap.fill(title, width=int(11 * figure.get_size_inches()[0])) if "\n" not in title else title)
+    return figure
+
+
+def _axes(figure: Figure, spec: Curves) -> list[Axes]:
+    grid = list(figure.subplots(*_shape(spec), squeeze=False).flat)
+    for axis in grid[len(spec.panels) :]:
+        axis.set_axis_off()
+    return grid[: len(spec.panels)]
+
+
+def _line(axis: Axes, series: Series, i: int, curve: Curve, mark: str) -> None:
+    """A line with a marker at each point; a cross where memory ended after the last. A line without points is in the legend alone."""
+    color = series.color or f"C{i % 10}"
+    style: dict[str, Any] = {"color": color, "linewidth": 2.2 if color == "black" else 1.6, "linestyle": "--" if series.dashed else "-"}
+    axis.errorbar(curve.x, curve.y, curve.error, label=series.title + mark, marker="o", markersize=3, capsize=2, elinewidth=0.8, **style)
+    if curve.ends and curve.x:
+        axis.plot(curve.x[-1], curve.y[-1], marker="X", markersize=7, color=color)
+
+
+def _positive(axis: Axes, ruler: str) -> list[float]:
+    """All positive numbers along "x" or "y"; none where there are words."""
+    found = [value for line in axis.get_lines() for value in getattr(line, f"get_{ruler}data")(orig=True)]
+    return [float(value) for value in found if value > 0] if all(isinstance(value, Real) for value in found) else []
+
+
+def _base(axis: Axes) -> int | None:
+    """Of a logarithmic axis for the numbers on x, where they cover much: 2 if the large ones are powers of it, else 10."""
+    xs = _positive(axis, "x")
+    if not xs or max(xs) < 8 * min(xs):
+        return None
+    return 2 if all(math.log2(x).is_integer() for x in xs if x >= 1024) else 10
+
+
+def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
+    """Scales, titles and ticks; on a base of 2, k is 1024."""
+    if base and _positive(axis, "x"):
+        axis.set_xscale("log", base=base)
+    if panel.log and _positive(axis, "y"):  # of nothing there is no logarithm
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    elif panel.y:
+        axis.set_ylim(0, None)
+    axis.set_title(panel.title, fontsize=10)
+    axis.set(xlabel=panel.xlabel or xlabel, ylabel=panel.ylabel or (f"{panel.name}, %" if panel.unit == "percent" else panel.name))
+    if base == 2:
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+    elif base:
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: count(round(y)) if y >= 1000 else f"{y:g}"))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+
+
+def _legend(figure: Figure, caption: list[str]) -> Legend:
+    """Every label once, below, under the caption."""
+    handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    text = "\n".join(textwrap.fill(line, width=int(13 * figure.get_size_inches()[0])) for line in caption)
+    legend = figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, frameon=False, fontsize=9, title=text or None)
+    legend.get_title().set(fontsize=8, color="0.3", multialignment="left")
+    return legend

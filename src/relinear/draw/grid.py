@@ -1,0 +1,131 @@
+"""Grids: heatmaps of readings along two axes, a panel a run, such as needle accuracy by length and depth."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+from relinear.draw import About, Measurements
+from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.claims import Value, value_of
+from relinear.draw.pictures import judged, save
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.render import NOT_RUN
+from relinear.plan.claims import Point, Scalar
+from relinear.plan.figures import Grid, GridPanel
+from relinear.plan.readings import Measured, Reading
+from relinear.plan.specs import Artefact
+
+WRITTEN = 110  # cells a panel can have with their numbers written into them
+
+
+class Heat(NamedTuple):
+    """A panel's values [y, x], NaN where there is no reading, and the readings behind them by (x, y)."""
+
+    xs: list[Scalar]
+    ys: list[Scalar]
+    values: np.ndarray
+    readings: Mapping[tuple[Scalar, Scalar], Reading]
+
+
+def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+
+    Raises ValueError for a metric that a finished measurement does not have along both axes.
+    """
+    spec: Grid | Any = artefact.spec
+    found = {panel.name: measured.get((panel.run, spec.place(panel).measure or "")) for panel in spec.panels}
+    heats = {panel.name: heat_of(spec, panel, m) for panel in spec.panels if (m := found[panel.name])}
+    pictures = save(artefact, _figure(spec, heats, about), out)
+
+    def look(point: Point) -> Value | str:
+        panel, x, y = spec.panel(point.row), point.at[spec.cell.x], point.at[spec.cell.y]
+        if gate_of(measured, panel.run) == FAILED:
+            return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
+        reading = heats[panel.name].readings.get((x, y)) if panel.name in heats else None
+        place = spec.place(panel)
+        return value_of(reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
+
+    cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
+    sources = [m.source for m in found.values() if m]
+    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
+    return [*pictures, *written, *judged(artefact, look, about, out)]
+
+
+def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
+    """A panel's readings. Raises ValueError where the measurement has none along both axes."""
+    place, axes = spec.place(panel), (spec.cell.x, spec.cell.y)
+    readings = {(r.at[axes[0]], r.at[axes[1]]): r for r in found.all(place.metric or "", place.of) if set(r.at) == set(axes)}
+    if not readings:
+        have = ", ".join(sorted({f"{r.metric} by {' and '.join(r.at) or 'nothing'}" for r in found.readings}))
+        raise ValueError(f"{found.source.file}: no {place.metric} by {axes[0]} and {axes[1]}; have {have}")
+    xs, ys = (_ordered({at[i] for at in readings}) for i in (0, 1))
+    unit = 100.0 if place.unit == "percent" else 1.0
+    values = np.array([[unit * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
+    return Heat(xs, ys, values, readings)
+
+
+def _ordered(values: set[Scalar]) -> list[Scalar]:
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
+def _figure(spec: Grid, heats: Mapping[str, Heat], about: About) -> Figure:
+    columns = min(len(spec.panels), 4)
+    rows = -(-len(spec.panels) // columns)
+    figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
+    lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
+    figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    norms = _norms(spec, heats)
+    for axis, panel in zip(grid.flat, spec.panels, strict=False):
+        axis.set_title(panel.name, fontsize=10)
+        axis.set(xlabel=spec.cell.x, ylabel=spec.cell.y)
+        if panel.name in heats:
+            _heatmap(figure, axis, spec, panel, heats[panel.name], norms[spec.place(panel).metric or ""])
+        else:
+            axis.set(xticks=[], yticks=[])
+            axis.text(0.5, 0.5, NOT_RUN, ha="center", va="center", transform=axis.transAxes, color="0.4")
+    for axis in list(grid.flat)[len(spec.panels) :]:
+        axis.set_axis_off()
+    return figure
+
+
+def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
+    """One colour scale a metric, over all its panels."""
+    norms: dict[str, Normalize] = {}
+    for metric in {spec.place(panel).metric or "" for panel in spec.panels}:
+        values = [heats[p.name].values.ravel() for p in spec.panels if p.name in heats and spec.place(p).metric == metric]
+        finite = np.concatenate([np.zeros(0), *values])
+        finite = finite[np.isfinite(finite) & ((finite > 0) | (not spec.log))]
+        low, high = spec.limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
+        norms[metric] = LogNorm(low, high, clip=True) if spec.log and 0 < low < high else Normalize(low, high)
+    return norms
+
+
+def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normalize) -> None:
+    """The values as colours, and as numbers where there is room for them; hatched where there is no reading."""
+    place = spec.place(panel)
+    axis.set_facecolor("0.9")
+    axis.patch.set(hatch="///", edgecolor="0.7", linewidth=0)
+    image = axis.imshow(np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
+    for ruler, values in ((axis.xaxis, heat.xs), (axis.yaxis, heat.ys)):
+        step = -(-len(values) // 10)
+        ruler.set_ticks(range(0, len(values), step), labels=[_tick(value) for value in values[::step]])
+    if heat.values.size <= WRITTEN:
+        for (y, x), value in np.ndenumerate(heat.values):
+            if np.isfinite(value):
+                dark = float(norm(value)) < 0.55
+                axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
+                          fontsize=7, color="white" if dark else "black")  # fmt: skip
+    label = f"{place.metric}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
+    figure.colorbar(image, ax=axis, label=label, shrink=0.9)
+
+
+def _tick(value: Scalar) -> str:
+    if isinstance(value, int) and value >= 1024 and value % 1024 == 0:
+        return f"{value // 1024}k"
+    return f"{value:g}" if isinstance(value, float) else str(value)

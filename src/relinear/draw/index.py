@@ -1,0 +1,137 @@
+"""The index of all papers' tables and figures, `workflow/papers/README.md`: label, command, needs, minutes and status of each.
+
+`python -m relinear.draw.index` writes it from the specs and the committed results.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from relinear.draw.claims import Verdict
+from relinear.draw.render import markdown, write_text
+from relinear.draw.schema1 import STAGES
+from relinear.plan.specs import Artefact, Paper, available, papers
+from relinear.plan.strict import WORKFLOW
+
+NOT_MEASURED = "not measured"
+JUDGED_AT = ("smollm2", "mini")  # the scales whose verdicts stand here, the papers' budgets first
+TIMED_AT = ("mini", "smollm2")  # the scales whose minutes stand here, the default first
+HEAD = """# Every table and figure
+
+Written by `python -m relinear.draw.index` from the specs in these folders and the results in `results/reference`; a test holds it to them.
+
+A spec `<paper>/<stem>.yaml` says which readings stand where, what is published, and what the paper claims. `snakemake <paper>_<stem>` makes its
+files at the default scale, `--config scale=...` at another. Minutes are what the committed runs took, all stages behind them included, one
+after the other. Verdicts are those of the committed claims file, and in brackets stands where it lies in `results/reference`.
+"""
+COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Published beside it")
+
+
+def page(workflow: Path, reference: Path) -> str:
+    """The index as Markdown. `reference`: the folder of committed results, `results/reference`."""
+    artefacts = available(workflow / "papers")
+    parts = [HEAD]
+    for folder, paper in papers(workflow / "papers").items():
+        own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == folder}
+        labels = paper.labels or tuple(own)
+        if not labels:
+            continue
+        parts.append(f"## {_title(folder, paper)}\n")
+        if own:
+            rows = [_row(own[label], reference) for label in labels if label in own]
+            parts.append(markdown(COLUMNS, rows, align="left") + "\n")
+        if missing := [label for label in labels if label not in own]:
+            parts.append(f"Missing, {len(missing)} of {len(labels)}: {', '.join(missing)}.\n")
+    return "\n".join(parts)
+
+
+def _title(folder: str, paper: Paper) -> str:
+    return f"`{folder}`: {paper.title}" + (f" (arXiv {paper.arxiv})" if paper.arxiv else "")
+
+
+def _row(artefact: Artefact, reference: Path) -> list[str]:
+    minutes, device = _minutes(artefact, reference)
+    return [
+        artefact.label,
+        artefact.says,
+        f"`snakemake {artefact.name}`",
+        f"`{artefact.outputs(f'results/<scale>/{artefact.paper}')[0]}`",
+        _needs(artefact, device),
+        minutes,
+        _status(artefact, reference),
+        "yes" if artefact.spec.publishes() else "no",
+    ]
+
+
+def _needs(artefact: Artefact, device: str) -> str:
+    """The runs, and on which device they were measured; other inputs, which are benchmarks on a GPU."""
+    runs = list(dict.fromkeys(run for run, _ in artefact.reads()))
+    shown = f"{', '.join(f'`{run}`' for run in runs)}{device and '; ' + device}" if runs else ""
+    return "; ".join(filter(None, (shown, *(f"`{file}`, measured on a GPU" for file in artefact.files()))))
+
+
+def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
+    """What all stages behind an artefact took at the first scale at which all its measurements are committed, and on which device."""
+    for scale in TIMED_AT if artefact.reads() else ():
+        folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads()]
+        if all(folders):
+            records = _records([folder for folder in folders if folder], reference / scale)
+            devices = {record.get("hardware", {}).get("device", "cpu") for record in records}
+            return f"{sum(record['wall_seconds'] for record in records) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
+    return NOT_MEASURED, ""
+
+
+def _measurement(run: Path, measure: str) -> Path | None:
+    """The folder of a committed measurement: its own, or that of the stage that schema 1 had it in."""
+    stage = STAGES.get(measure, (measure,))[0]
+    return next((run / name for name in (measure, stage) if (run / name / "run.json").is_file()), None)
+
+
+def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
+    """The records in these folders and those of all their parents, each once."""
+    found: dict[Path, dict[str, Any]] = {}
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        file = folder / "run.json"
+        if folder in found or not file.is_file():
+            continue
+        found[folder] = json.loads(file.read_text(encoding="utf-8"))
+        # A parent's path is that of the machine that made it: results/<scale>/...
+        waiting += [scale.joinpath(*Path(p["path"]).parts[2:]) for p in found[folder]["parents"].values()]
+    return list(found.values())
+
+
+def _status(artefact: Artefact, reference: Path) -> str:
+    """The verdicts on its claims, or that it is drawn, as far as it is committed."""
+    for where, stem in _committed(artefact, reference):
+        place, claims = where.relative_to(reference).parts[0], where.parent / f"{stem}claims.csv"
+        if artefact.spec.claims and claims.is_file():
+            found = Counter(row["verdict"] for row in csv.DictReader(claims.read_text(encoding="utf-8").splitlines()))
+            counts = [f"{found[verdict]} {verdict.removesuffix(' at this scale')}" for verdict in get_args(Verdict) if found[verdict]]
+            return f"{', '.join(counts)} ({place})"
+        if any(where.with_name(f"{where.name}.{suffix}").is_file() for suffix in ("csv", "png")):
+            return f"drawn ({place})"
+    return "not drawn yet"
+
+
+def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
+    """Where its files may lie, without suffix, and what its claims file is called before `claims.csv`."""
+    if artefact.files():
+        yield reference / "efficiency" / artefact.name, f"{artefact.name}."
+    for scale in JUDGED_AT:
+        yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."
+        if artefact.paper == "comparison":  # before it had a folder
+            yield reference / scale / artefact.stem, ""
+
+
+def main() -> None:
+    """Write the page into the repository."""
+    write_text(WORKFLOW / "papers" / "README.md", page(WORKFLOW, WORKFLOW.parent / "results" / "reference"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Tables and figures that a file beside their spec draws, since no shared shape does."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from relinear.draw import About, Measurements
+from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.claims import Value, judge, value_of, write_claims
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.plan.claims import Point
+from relinear.plan.figures import Own
+from relinear.plan.specs import Artefact
+
+
+def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Let `<stem>.py` write <stem>.<suffix> of the spec's `makes`; add provenance and verdicts. Returns all paths.
+
+    Raises ValueError where the file has no `draw`, or drew other files than the spec says.
+    """
+    spec: Own | Any = artefact.spec
+    made = [out / f"{artefact.stem}.{suffix}" for suffix in spec.makes]
+    drawn = _load(artefact.file.with_suffix(".py"))(spec, measured, about, out)
+    if sorted(drawn) != sorted(made) or not all(path.is_file() for path in made):
+        raise ValueError(f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in drawn)) or 'nothing'}; {artefact.path} makes {spec.makes}")
+    cells: dict[str, dict[str, Origin]] = {}
+    for run, measure in spec.reads():
+        found = measured.get((run, measure))
+        cells.setdefault(run, {})[measure] = found and found.source.file
+    files = {about.files.get(name, Path(name)): None for name in spec.files()}
+    sources = [found.source for read in spec.reads() if (found := measured.get(read))]
+    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources, files)]
+
+    def look(point: Point) -> Value | str:
+        if gate_of(measured, point.row) == FAILED:
+            return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
+        readings = [
+            m.find(point.column or "", at=point.at or None)
+            for run, measure in spec.reads()
+            if run == point.row and (m := measured.get((run, measure)))
+        ]
+        name = " at ".join(filter(None, (point.row, point.place)))
+        return value_of(next((reading for reading in readings if reading), None), name, point.column or "")
+
+    verdicts = [judge(claim, look, about.nothing_to_judge) for claim in spec.claims]
+    return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
+
+
+def _load(file: Path) -> Any:
+    """The function `draw` of a file."""
+    described = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
+    if described is None or described.loader is None:
+        raise ValueError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(described)
+    described.loader.exec_module(module)
+    if not hasattr(module, "draw"):
+        raise ValueError(f"{file} has no `draw(spec, measured, about, out)`")
+    return module.draw

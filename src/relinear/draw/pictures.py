@@ -1,0 +1,24 @@
+"""What all shapes of figures end with: the pictures, and the verdicts on their claims."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from relinear.draw import About
+from relinear.draw.claims import Look, judge, write_claims
+from relinear.draw.render import write_figure
+from relinear.plan.specs import Artefact
+
+
+def save(artefact: Artefact, figure: Figure, out: Path) -> list[Path]:
+    """The pictures."""
+    files = [out / f"{artefact.stem}.{suffix}" for suffix in ("png", "pdf")]
+    for path in files:
+        write_figure(path, figure)
+    return files
+
+
+def judged(artefact: Artefact, look: Look, about: About, out: Path) -> list[Path]:
+    """The claims file of a figure that has claims."""
+    verdicts = [judge(claim, look, about.nothing_to_judge) for claim in artefact.spec.claims]
+    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []

@@ -1,0 +1,180 @@
+"""Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every cell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from relinear.draw import About, Measurements
+from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of
+from relinear.draw.claims import Judgement, judge, tally, write_claims
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
+from relinear.plan.specs import Artefact
+from relinear.plan.tables import Column, Table
+
+BELOW = "**Published**, for other teachers and budgets: compare order and distance to the teacher."
+OVER_SEEDS = "A row of several seeds is their mean, its error that of the items and of the seeds."
+
+
+def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write <stem>.csv, .md, .claims.csv and .provenance.json into `out`; returns their paths.
+
+    A number that was not measured at this scale is `not run`. Raises ValueError for a metric that a finished measurement does not have.
+    """
+    spec: Any = artefact.spec
+    rows = rows_of(spec, measured, about)
+    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
+    names = spec.csv or spec.csv_names
+    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row) for row in rows)])
+    judgements = [judge(claim, look_in(rows), about.nothing_to_judge) for claim in spec.claims]
+    write_claims(files["claims.csv"], artefact, judgements)
+    write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
+    write_provenance_of(artefact, spec, rows, about, out)
+    return list(files.values())
+
+
+def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
+    """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
+    names = spec.csv or spec.csv_names
+    shown = {row.line.name: (row, _csv_row(spec, row)) for row in rows}
+    cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
+    sources = [source for row in rows for source in row.sources]
+    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
+
+
+def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
+    """All cells of a row that a CSV can have; what its measurements do not say is `not run`."""
+    line, facts = row.line, row.facts
+    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
+    if facts:
+        found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
+        found |= {
+            name: facts["tokens"].get(name.removesuffix("_tokens"), 0)
+            for name in spec.csv or spec.csv_names
+            if "tokens" in facts and name.endswith("_tokens")
+        }
+    found["gate"] = row.gate
+    for column, cell in row.cells.items():
+        found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
+    published = line.published
+    found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
+    return found | {"published_model": published and published.model, "published_source": published and published.source}
+
+
+def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], cells: dict[str, Any]) -> dict[str, Origin]:
+    """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
+    line, entry = row.line, f"{artefact.path}#/{row.line.entry}"
+    origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
+    origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
+    for column, cell in row.cells.items():
+        by_definition = f"{entry}/cells/{column}" if not cell.files else _one(cell.files)
+        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd"))), by_definition)
+    if line.published:
+        origins |= {f"published_{column}": f"{artefact.path}#/{pointer}" for column, pointer in line.published.pointers.items()}
+        origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.path}#/{line.published.entry}")
+    return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
+
+
+def _one(files: tuple[str, ...]) -> Origin:
+    return files[0] if len(files) == 1 else list(files) or None
+
+
+# --- Markdown ---
+
+
+def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list[Judgement], about: About) -> str:
+    """Ours beside or above what the papers print, then what a reader must know about both."""
+    below = any(row.published.entries for row in spec.rows.list)
+    beside = spec.published_for if not below else None
+    caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
+    teacher = f", teacher {about.teacher}" if about.teacher else ""
+    lines = [
+        f"**{artefact.label}. Ours, scale `{about.scale}`{teacher}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
+        *(line.format_map(caption) for line in spec.caption),
+        *[OVER_SEEDS] * any(row.seeds > 1 for row in rows),
+        *([about.demonstration] if about.demonstration else []),
+        "",
+        _ours(spec, rows, beside is not None),
+        "",
+    ]
+    if below:
+        lines += [BELOW, "", _published(spec, rows), ""]
+    lines += [f"- {note.where}: {note.text}." for note in spec.misprints]
+    if below and (without := [f"`{row.line.name}`" for row in rows if row.line.published is None]):
+        lines.append(f"- No paper reports these tasks for: {', '.join(without)}.")
+    if judgements:
+        several = len({claim.paper for claim in spec.claims}) > 1
+        whose = "papers'" if several else "paper's"
+        lines.append(f"- Of the {whose} claims: {tally([j.verdict for j in judgements])} (`{artefact.stem}.claims.csv`).")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _most(rows: list[Row], column: str) -> str:
+    """The n of a column, for the caption."""
+    items = [row.cells[column].n for row in rows if isinstance(row.cells[column].n, int)]
+    return count(max(items)) if items else "no"
+
+
+def _ours(spec: Table, rows: list[Row], beside: bool) -> str:
+    rows = [row for row in rows if row.line.run or any(row.line.cells.values())]  # the others have published numbers alone
+    columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
+    header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
+    counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
+    items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
+    same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
+    header += [f"{c.heading} (n={next(iter(items[c.name]))})" if same.get(c.name) else c.heading for c in columns]
+    header += [f"paper's {c.heading}" for c in columns] if beside else []
+    shown = []
+    for row in rows:
+        texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
+        cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) for c in columns]
+        printed = row.line.published.values if row.line.published else {}
+        cells += [_printed(c, printed.get(c.name)) for c in columns] if beside else []
+        shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
+    return markdown(header, shown)
+
+
+def _marks(row: Row) -> str:
+    """What a reader must know about a row before its numbers."""
+    if not row.was_run:
+        return ""
+    return f", {row.seeds} seeds" * (row.seeds > 1) + " (collapsed)" * bool(row.facts.get("collapsed")) + " (gate failed)" * (row.gate == FAILED)
+
+
+def _costs(spec: Table, row: Row) -> list[str]:
+    """Trained parameters, and tokens of each step."""
+    if "trainable_params" not in row.facts:
+        return [NOT_RUN, NOT_RUN]
+    names = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
+    tokens = [count(row.facts["tokens"].get(name.removesuffix("_tokens"), 0)) for name in names]
+    return [count(row.facts["trainable_params"]), " + ".join(tokens)]
+
+
+def _published(spec: Table, rows: list[Row]) -> str:
+    columns = [c for c in spec.all_columns if c.name in spec.published_columns]
+    shown = [
+        [f"`{line.name}`", line.published.model, *(_printed(c, line.published.values.get(c.name)) for c in columns), line.published.source]
+        for line in (row.line for row in rows)
+        if line.published
+    ]
+    return markdown(["Run", "Model", *(c.heading for c in columns), "Source"], shown)
+
+
+def _number(column: Column, cell: Cell, with_n: bool) -> str:
+    if not isinstance(cell.value, float):
+        return NOT_RUN
+    stderr = cell.stderr if isinstance(cell.stderr, float) else None
+    if column.digits:
+        return f"{cell.value:.{column.digits}g}" + (f" ± {stderr:.2g}" if stderr is not None else "")
+    show = percent if column.unit == "percent" else plus_minus
+    return show(cell.value, stderr) + (f" ({cell.n})" if with_n and cell.n is not None else "")
+
+
+def _printed(column: Column, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if column.unit == "percent" else number(value)
+
+
+def _word(text: Any) -> str:
+    return {None: "", True: "yes", False: "no"}[text] if text is None or isinstance(text, bool) else str(text)

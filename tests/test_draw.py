@@ -1,0 +1,456 @@
+"""Tables, their claims and their provenance, from measurements made up."""
+
+import csv
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic import everything, measurement, paper, reading
+
+from relinear.draw import About, make
+from relinear.draw.claims import UNTESTED, Value, judge
+from relinear.draw.render import number
+from relinear.draw.schema1 import load_schema1
+from relinear.plan.claims import Claim
+from relinear.plan.readings import Source
+from relinear.plan.specs import read
+
+ROOT = Path(__file__).parents[1]
+RUNS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
+ACCURACY = dict(zip(RUNS, [0.60, 0.61, 0.26, 0.40, 0.35, 0.45, 0.58, 0.57], strict=True))
+MINI = About("mini", demonstration="Scale `mini` is a demonstration.")
+TABLE2 = read(ROOT / "workflow/papers/comparison/table2.yaml")
+TABLE1 = read(ROOT / "workflow/papers/lolcats/table1.yaml")
+
+
+@pytest.fixture
+def measured():
+    return {read: found for run in RUNS for read, found in everything(run, ACCURACY[run]).items()}
+
+
+def without(measured, run):
+    return {read: found for read, found in measured.items() if read[0] != run}
+
+
+def rows(path, key="run"):
+    return {row[key]: row for row in csv.DictReader(path.read_text().splitlines())}
+
+
+# --- the headline table ---
+
+
+def test_columns_are_the_contract(measured, tmp_path):
+    make(TABLE2, measured, MINI, tmp_path)
+    header = (tmp_path / "table2.csv").read_text().splitlines()[0].split(",")
+    asked = (
+        "run method variant scale trainable_params distill_tokens finetune_tokens ppl piqa_acc piqa_acc_norm "
+        "arc_easy_acc arc_challenge_acc_norm hellaswag_acc_norm winogrande_acc mmlu_acc avg avg_no_mmlu"
+    ).split()
+    assert header[: len(asked)] == asked
+    assert {f"{c}_{s}" for c in asked[8:15] for s in ("stderr", "n")} | {"ppl_stderr", "gate", "collapsed"} <= set(header)
+    assert header[-11:] == [*(f"published_{c}" for c in asked[8:]), "published_model", "published_source"]
+    assert len(header) == len(set(header))
+
+
+def test_cells_are_percent_and_averages_propagate_errors(measured, tmp_path):
+    make(TABLE2, measured, MINI, tmp_path)
+    row = rows(tmp_path / "table2.csv")["supra"]
+    assert float(row["piqa_acc"]) == 35 and float(row["piqa_acc_norm"]) == 36
+    assert float(row["piqa_acc_stderr"]) == 1 and row["piqa_acc_n"] == "100"
+    # PIQA acc, ARC-e acc, ARC-c and HellaSwag acc_norm, WinoGrande acc, MMLU acc
+    assert float(row["avg"]) == pytest.approx((35 + 35 + 36 + 36 + 35 + 35) / 6, rel=1e-5)
+    assert float(row["avg_no_mmlu"]) == pytest.approx((35 + 35 + 36 + 36 + 35) / 5)
+    assert float(row["avg_stderr"]) == pytest.approx(math.sqrt(6) / 6, rel=1e-5)
+    assert float(row["ppl"]) == 20 and float(row["ppl_stderr"]) == 0.4
+
+
+def test_published_cells_are_the_papers_and_empty_where_there_are_none(measured, tmp_path):
+    make(TABLE2, measured, MINI, tmp_path)
+    found = rows(tmp_path / "table2.csv")
+    assert found["lizard"]["published_mmlu_acc"] == "61.2" and "measured" in found["lizard"]["published_source"]
+    assert found["lolcats_window"]["published_model"] == "Llama-3-8B"
+    assert "copied from LoLCATs" in found["lolcats_window"]["published_source"]
+    assert found["supra"]["published_piqa_acc"] == "" and found["supra"]["published_piqa_acc_norm"] == "80.4"
+    for run in ("hedgehog", "teacher_lora"):
+        assert {value for column, value in found[run].items() if column.startswith("published_")} == {""}
+
+
+def test_a_row_that_was_not_run_says_so_in_every_measured_cell_and_claims_on_it_are_untested(measured, tmp_path):
+    make(TABLE2, without(measured, "t2r") | {("t2r", "perplexity"): None}, MINI, tmp_path)
+    row = rows(tmp_path / "table2.csv")["t2r"]
+    assert {cell for column, cell in row.items() if column != "run" and not column.startswith("published_")} == {"not run"}
+    assert row["published_arc_easy_acc"] == "27.4"
+    verdicts = rows(tmp_path / "table2.claims.csv", "claim").values()
+    on_t2r = [v for v, c in zip(verdicts, TABLE2.spec.claims, strict=True) if "t2r" in [point.row for point in c.points]]
+    assert len(on_t2r) >= 4 and {v["verdict"] for v in on_t2r} == {UNTESTED}
+    assert all("t2r" in v["reason"] and "not run" in v["reason"] for v in on_t2r)
+
+
+def test_a_missing_task_leaves_its_average_unrun_and_the_other_standing(measured, tmp_path):
+    make(TABLE2, measured | {("teacher", "mmlu"): None}, MINI, tmp_path)
+    row = rows(tmp_path / "table2.csv")["teacher"]
+    assert row["mmlu_acc"] == row["avg"] == row["avg_stderr"] == "not run"
+    assert float(row["avg_no_mmlu"]) == pytest.approx(60.4)
+
+
+def test_tasks_that_no_paper_has_stand_in_the_markdown_where_they_were_scored(measured, tmp_path):
+    make(TABLE2, measured, MINI, tmp_path)
+    assert "LAMBADA" not in (tmp_path / "table2.md").read_text() and rows(tmp_path / "table2.csv")["teacher"]["boolq_acc"] == "not run"
+    more = measurement("teacher", "lambada", reading("acc", 0.28, 0.006, 5153, "lambada_openai"))
+    make(TABLE2, measured | {("teacher", "lambada"): more}, MINI, tmp_path)
+    row, text = rows(tmp_path / "table2.csv")["teacher"], (tmp_path / "table2.md").read_text()
+    assert float(row["lambada_openai_acc"]) == pytest.approx(28.0) and row["boolq_acc"] == "not run"
+    assert "LAMBADA (n=5153)" in text and "28.0 ± 0.6" in text and "BoolQ" not in text
+
+
+def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measured, tmp_path):
+    again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()}
+    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    found, text = rows(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
+    assert list(found) == RUNS, "seeds are no rows"
+    row = found["lizard"]
+    assert row["seeds"] == "3" and found["supra"]["seeds"] == "1" and found["supra"]["avg_seed_sd"] == ""
+    assert float(row["piqa_acc"]) == pytest.approx(58) and float(row["piqa_acc_seed_sd"]) == pytest.approx(1)
+    assert float(row["piqa_acc_stderr"]) == pytest.approx(math.hypot(1, 1 / math.sqrt(3)), rel=1e-5)  # 1: of the items, the same for all
+    assert float(row["avg"]) == pytest.approx((58 * 4 + 59 * 2) / 6, rel=1e-5) and float(row["avg_seed_sd"]) == pytest.approx(1)
+    assert row["boolq_acc"] == row["boolq_acc_seed_sd"] == "not run" and row["piqa_acc_n"] == "100"
+    assert "`lizard`, 3 seeds" in text and "`supra`," not in text and "is their mean" in text
+    record = json.loads((tmp_path / "table2.provenance.json").read_text())
+    files = [f"results/{run}/mmlu/run.json" for run in ("lizard", "lizard-seed1", "lizard-seed2")]
+    assert record["cells"]["lizard"]["mmlu_acc"] == files and set(files) < set(record["sources"])
+    make(TABLE2, measured, MINI, tmp_path)
+    assert "seeds" not in (tmp_path / "table2.md").read_text()
+
+
+def test_a_seed_that_lacks_a_number_leaves_it_unrun(measured, tmp_path):
+    again = everything("lizard-seed1") | {("lizard-seed1", "mmlu"): None}
+    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    row = rows(tmp_path / "table2.csv")["lizard"]
+    assert row["seeds"] == "2" and row["mmlu_acc"] == row["avg"] == "not run" and float(row["avg_no_mmlu"]) > 0
+
+
+def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):
+    again = everything("lizard-seed1", 0.57, passed=False, collapsed=True)
+    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1"]}), tmp_path)
+    row = rows(tmp_path / "table2.csv")["lizard"]
+    assert row["gate"] == "failed" and row["collapsed"] == "True"
+    assert "`lizard`, 2 seeds (collapsed) (gate failed)" in (tmp_path / "table2.md").read_text()
+
+
+@pytest.mark.parametrize("artefact", [TABLE2, TABLE1], ids=lambda artefact: artefact.name)
+def test_every_filled_cell_leads_to_the_record_or_the_entry_that_holds_it(measured, lolcats_measured, artefact, tmp_path):
+    make(artefact, without(measured, "t2r") | lolcats_measured, MINI, tmp_path)
+    record = json.loads((tmp_path / f"{artefact.stem}.provenance.json").read_text())
+    data = yaml.safe_load(artefact.file.read_text())
+    assert record["artefact"] == artefact.name and record["scale"] == "mini"
+    for run, row in rows(tmp_path / f"{artefact.stem}.csv").items():
+        for column, cell in row.items():
+            origin = record["cells"][run][column]
+            assert (origin is None) == (cell in ("", "not run")), (run, column)
+            if origin is None:
+                continue
+            if isinstance(origin, str) and "#/" in origin:
+                assert origin.startswith(f"{artefact.path}#/")
+                entry = data
+                for part in origin.split("#/")[1].split("/"):
+                    entry = entry[int(part) if part.isdigit() else part]
+                name = column.removeprefix("published_")
+                values = entry.get("values", entry) if isinstance(entry, dict) else {column: entry}
+                if name in values and not isinstance(values[name], str):
+                    assert values[name] == float(cell)
+            else:
+                for file in (*origin,) if isinstance(origin, list) else (origin,):
+                    source = file.split("/")[1]
+                    assert source in (run, "teacher_lora") and record["sources"][file]["key"].startswith(f"key-of-{source}-")
+
+
+@pytest.mark.parametrize("change", [{"run": "other"}, {"measure": "mmlu"}, {"scale": "smollm2"}])
+def test_a_measurement_of_another_run_measure_or_scale_is_refused(measured, tmp_path, change):
+    wrong = measured["lizard", "perplexity"]._replace(**change)
+    [(what, got)] = change.items()
+    with pytest.raises(ValueError, match=f"{what} is '{got}', expected"):
+        make(TABLE2, measured | {("lizard", "perplexity"): wrong}, MINI, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_a_finished_measurement_does_not_have_is_an_error_and_no_unrun_cell(measured, tmp_path):
+    wrong = measurement("lizard", "perplexity", reading("perplexitee", 1.0))
+    with pytest.raises(ValueError, match="lizard/perplexity/run.json: no metric 'perplexity'.*have perplexitee"):
+        make(TABLE2, measured | {("lizard", "perplexity"): wrong}, MINI, tmp_path)
+
+
+def test_the_same_measurements_give_the_same_bytes_and_nothing_lies_beside_them(measured, tmp_path):
+    first = make(TABLE2, measured, MINI, tmp_path / "a")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in make(TABLE2, measured, MINI, tmp_path / "b")]
+    assert sorted((tmp_path / "a").iterdir()) == sorted(first) == sorted(map(Path, TABLE2.outputs(str(tmp_path / "a"))))
+
+
+def test_markdown_names_scale_teacher_n_errors_and_warns_of_the_demonstration(measured, tmp_path):
+    make(TABLE2, measured, MINI._replace(teacher="SmolLM2-135M-Instruct"), tmp_path)
+    text = (tmp_path / "table2.md").read_text()
+    for part in (
+        "scale `mini`",
+        "SmolLM2-135M-Instruct",
+        "demonstration",
+        "(n=100)",
+        "35.0 ± 1.0",
+        "swapped",
+        "copied from",
+        "1.23M",
+        "16.4k + 16.4k",
+    ):
+        assert part in text, part
+    make(TABLE2, measured | everything("lizard", 0.5, n=7), MINI, tmp_path)
+    text = (tmp_path / "table2.md").read_text()
+    assert "(n=100)" not in text and "35.0 ± 1.0 (100)" in text and "50.0 ± 1.0 (7)" in text
+
+
+# --- LoLCATs Table 1 ---
+
+
+@pytest.fixture
+def lolcats_measured():
+    found = {}
+    for run in [line.name for line in TABLE1.spec.lines if line.name != "teacher"]:
+        before = 65800.0 if "not" in run else 50.0
+        found |= everything(run, 0.4, ppl=30.0)
+        found[run, "perplexity_before"] = measurement(
+            run, "perplexity_before", reading("perplexity", before, before / 50, 8192), reading("chunk_mean_exp", 1.1 * before, None, 8192)
+        )
+        found[run, "fidelity"] = measurement(run, "fidelity", *(reading(m, 0.5, None, of="attention") for m in ("mse", "kl")))
+    return found | everything("teacher", ppl=30.0) | everything("teacher_lora", ppl=25.0)
+
+
+def test_each_column_is_read_where_the_spec_says(lolcats_measured, tmp_path):
+    make(TABLE1, lolcats_measured, MINI, tmp_path)
+    found = rows(tmp_path / "table1.csv")
+    assert len(found) == 7
+    row = found["lolcats_exp_notransfer"]
+    assert float(row["ppl_at_0"]) == 65800 and float(row["ppl_at_2"]) == 30 and row["transfer"] == "False"
+    assert float(row["ppl_at_0_chunk_mean_exp"]) == pytest.approx(72380) and float(row["published_ppl_at_2"]) == 6.78
+    softmax = found["teacher"]
+    assert float(softmax["kl"]) == 0 and softmax["transfer"] == "" and float(softmax["ppl_at_0"]) == 30 and float(softmax["ppl_at_2"]) == 25
+    text = (tmp_path / "table1.md").read_text()
+    assert "6.58e4 ± 1.3e3" in text and "1.02e4" in text and "demonstration" in text and "8.19k held-out tokens" in text
+    verdicts = [row["verdict"] for row in rows(tmp_path / "table1.claims.csv", "claim").values()]
+    assert verdicts[:3] == ["reproduced"] * 3 and verdicts[-1] == "reproduced" and set(verdicts[3:-1]) == {UNTESTED}
+
+
+def test_a_cell_of_another_run_is_unrun_with_that_run(lolcats_measured, tmp_path):
+    make(TABLE1, without(lolcats_measured, "teacher_lora"), MINI, tmp_path)
+    row = rows(tmp_path / "table1.csv")["teacher"]
+    assert float(row["ppl_at_0"]) == 30 and row["ppl_at_2"] == "not run"
+    cells = json.loads((tmp_path / "table1.provenance.json").read_text())["cells"]
+    assert cells["teacher"]["ppl_at_0"] == "results/teacher/perplexity/run.json" and cells["teacher"]["ppl_at_2"] is None
+    assert cells["lolcats_exp"]["kl"] == "results/lolcats_exp/fidelity/run.json"
+    assert cells["lolcats_exp"]["published_kl"].endswith("lolcats/table1.yaml#/rows/5/published")
+    assert cells["teacher"]["mse"].endswith("lolcats/table1.yaml#/rows/6/cells/mse")
+
+
+# --- axes, words, defaults ---
+
+MATRIX = {
+    "rows": {"meta": [2, 4]},
+    "columns": {"window": [32, 64]},
+    "cell": {"run": "lizard_w{window}_m{meta}", "measure": "mmlu", "metric": "acc", "of": "mmlu", "unit": "percent"},
+    "published": [[51.3, 54.1], [52.4, None]],
+    "published_for": {"model": "Llama-3-8B", "origin": {"measured": True}},
+    "claims": [{"claim": "64 beats 32", "source": "s", "left": {"row": "meta_4", "column": "window_64"},
+                "right": {"row": "meta_4", "column": "window_32"}, "op": ">"}],
+}  # fmt: skip
+
+
+def of_matrix(windows=(32, 64), metas=(2, 4)):
+    return {
+        (run, "mmlu"): measurement(run, "mmlu", reading("acc", (w + m) / 1000, 0.001, 50, "mmlu"))
+        for w, m in itertools.product(windows, metas)
+        for run in [f"lizard_w{w}_m{m}"]
+    }
+
+
+def test_a_matrix_shows_each_combination_in_its_cell_beside_what_is_published(tmp_path):
+    artefact = read(paper(tmp_path, **MATRIX))
+    make(artefact, of_matrix(), MINI, tmp_path)
+    found = rows(tmp_path / "table1.csv", "row")
+    for m, w in itertools.product((2, 4), (32, 64)):
+        row = found[f"meta_{m}"]
+        assert float(row[f"window_{w}"]) == pytest.approx((w + m) / 10) and row["meta"] == str(m) and row[f"window_{w}_n"] == "50"
+    assert found["meta_2"]["published_window_64"] == "54.1" and found["meta_4"]["published_window_64"] == ""
+    cells = json.loads((tmp_path / "table1.provenance.json").read_text())["cells"]
+    assert cells["meta_4"]["window_32"] == "results/lizard_w32_m4/mmlu/run.json"
+    assert cells["meta_2"]["published_window_64"] == "workflow/papers/lizard/table1.yaml#/published/0/1"
+    [claim] = rows(tmp_path / "table1.claims.csv", "claim").values()
+    assert claim["verdict"] == "reproduced" and claim["paper"] == "lizard" and "meta_4 window_64" in claim["figures"]
+    text = (tmp_path / "table1.md").read_text()
+    assert "paper's window 64" in text and "the paper's, Llama-3-8B" in text and "6.8 ± 0.1" in text
+
+
+def test_a_combination_that_was_not_run_is_unrun_alone(tmp_path):
+    found = {read: m for read, m in of_matrix().items() if read[0] != "lizard_w64_m4"}
+    make(read(paper(tmp_path, **MATRIX)), found, MINI, tmp_path)
+    row = rows(tmp_path / "table1.csv", "row")["meta_4"]
+    assert row["window_64"] == "not run" and float(row["window_32"]) == pytest.approx(3.6)
+    assert rows(tmp_path / "table1.claims.csv", "claim")["64 beats 32"]["verdict"] == UNTESTED
+
+
+def test_a_sweep_along_a_metric_s_own_axis_is_read_at_its_places(tmp_path):
+    cell = {"measure": "ppl", "metric": "perplexity", "at": {"length": "{length}"}}
+    artefact = read(paper(tmp_path, rows=[{"run": "lizard"}], columns={"length": [2048, 4096, 8192]}, cell=cell))
+    ours = measurement("lizard", "ppl", *(reading("perplexity", n / 1000, length=n) for n in (2048, 4096)), reading("perplexity", 9.0))
+    make(artefact, {("lizard", "ppl"): ours}, MINI, tmp_path)
+    row = rows(tmp_path / "table1.csv")["lizard"]
+    assert [row[f"length_{n}"] for n in (2048, 4096, 8192)] == ["2.048", "4.096", "not run"]
+
+
+def test_without_a_list_of_columns_the_csv_has_run_words_facts_numbers_and_what_is_published(tmp_path):
+    columns = [{"name": "acc", "measure": "mmlu", "metric": "acc", "unit": "percent"}]
+    entry = {"values": {"acc": 60.0}}
+    given = [
+        {"run": "lizard", "text": {"map": "exp"}, "published": entry["values"]},
+        {"name": "Mamba-7B", "text": {"map": "none"}, "published": [33.3]},
+    ]
+    path = paper(tmp_path, rows=given, columns=columns, texts={"map": "Map"}, published_for=MATRIX["published_for"])
+    make(read(path), {("lizard", "mmlu"): measurement("lizard", "mmlu", reading("acc", 0.5))}, MINI, tmp_path)
+    found = rows(tmp_path / "table1.csv", "row")
+    assert (
+        list(found["lizard"])
+        == (
+            "row run map method variant scale trainable_params distill_tokens finetune_tokens acc acc_stderr acc_n gate collapsed "
+            "published_acc published_model published_source"
+        ).split()
+    )
+    assert found["lizard"]["gate"] == "not run" and found["lizard"]["collapsed"] == "" and found["lizard"]["distill_tokens"] == "16384"
+    assert found["Mamba-7B"]["acc"] == "not run" and found["Mamba-7B"]["published_acc"] == "33.3" and found["Mamba-7B"]["run"] == ""
+
+
+def test_tokens_of_a_step_that_a_run_does_not_have_are_none(measured, tmp_path):
+    alone = {read: m._replace(facts=m.facts | {"tokens": {"finetune": 5}}) for read, m in measured.items()}
+    make(TABLE2, alone, MINI, tmp_path)
+    row = rows(tmp_path / "table2.csv")["t2r"]
+    assert (row["distill_tokens"], row["finetune_tokens"]) == ("0", "5")
+
+
+# --- claims ---
+
+
+def claim(**options):
+    given = {"source": "s", "left": "a", "right": "b", "column": "x", "op": ">"}
+    return Claim(claim="a claim", **given | options)
+
+
+def two(a, b, stderr=1.0, **more):
+    values = {"a": (a, stderr), "b": (b, stderr), **more}
+    return lambda point: Value(*values[point.row], point.row)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "verdict"),
+    [
+        (50, 45, {}, "reproduced"),
+        (45, 50, {}, "contradicted"),
+        (50, 48, {}, UNTESTED),  # 2 standard errors of the difference are 2.83
+        (50, 45, {"margin": 4}, UNTESTED),
+        (50, 40, {"margin": 5}, "reproduced"),
+        (50, 45, {"margin": 20}, "contradicted"),
+        (48, 50, {"margin": -6}, "reproduced"),  # no more than 6 worse
+        (40, 50, {"margin": -6}, "contradicted"),
+        (10, 20, {"op": "<"}, "reproduced"),
+        (20, 10, {"op": "<"}, "contradicted"),
+        (10, 20, {"op": "<", "margin": 20}, "contradicted"),
+        (12, 10, {"op": "<", "margin": -6}, "reproduced"),
+        (40, 10, {"ratio": 3.5}, UNTESTED),  # 4 ± 0.41
+        (40, 10, {"ratio": 2}, "reproduced"),
+        (40, 10, {"ratio": 6}, "contradicted"),
+        (40, 10, {"ratio": 6, "op": "<"}, "reproduced"),
+        (40, 0, {"ratio": 6}, UNTESTED),
+        (40, 0, {"ratio": 30, "right": None}, "reproduced"),
+        (40, 0, {"ratio": 39, "right": None}, UNTESTED),
+    ],
+)
+def test_a_verdict_needs_two_standard_errors_beyond_the_margin(a, b, options, verdict):
+    assert judge(claim(**options), two(a, b)).verdict == verdict
+
+
+def test_costs_are_compared_as_they_are():
+    assert judge(claim(ratio=4), two(401, 100, stderr=0.0)).verdict == "reproduced"
+    assert judge(claim(ratio=4), two(400, 100, stderr=0.0)).verdict == "contradicted"
+
+
+def test_a_claim_beyond_the_ceiling_cannot_be_tested():
+    judgement = judge(claim(margin=20, ceiling="c"), two(40, 30, c=(45, 1.0)))
+    assert judgement.verdict == UNTESTED and "even c is only 15.00 better than b" in judgement.reason
+    assert judge(claim(margin=5, ceiling="c"), two(45, 30, c=(45, 1.0))).verdict == "reproduced"
+
+
+def test_rows_at_chance_tell_nothing():
+    judgement = judge(claim(margin=-5, floor=25), two(25, 24))
+    assert judgement.verdict == UNTESTED and "off chance, 25.00" in judgement.reason
+    assert judge(claim(margin=-5, floor=25), two(40, 24)).verdict == "reproduced"
+
+
+def test_nothing_is_judged_at_a_scale_that_says_nothing_or_without_a_number():
+    assert judge(claim(), two(50, 10), "the teacher is random") == (UNTESTED, "", "the teacher is random")
+    assert judge(claim(published="p"), lambda point: f"{point.row}: x was not run") == (UNTESTED, "published p", "a: x was not run")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (everything("lizard", passed=False), "lizard failed its gate"),
+        (everything("lizard", stderr=None), "lizard: avg is 50.33333333333333. with standard error None"),
+        (everything("lizard", acc=math.inf), "lizard: avg is inf with standard error"),
+        (everything("lizard", acc=math.nan), "lizard: avg is nan with standard error"),
+    ],
+)
+def test_a_failed_gate_a_missing_error_and_a_number_that_is_none_judge_nothing(measured, tmp_path, found, reason):
+    make(TABLE2, measured | found, MINI, tmp_path)
+    verdict = rows(tmp_path / "table2.claims.csv", "claim")["Lizard beats SUPRA on average"]
+    assert verdict["verdict"] == UNTESTED and re.match(reason, verdict["reason"]), verdict["reason"]
+
+
+def test_figures_and_reason_carry_the_numbers():
+    judgement = judge(claim(published="70 and 60"), two(50, 48))
+    assert "a 50.00 ± 1.00, b 48.00 ± 1.00; difference 2.00 ± 1.41; published 70 and 60" in judgement.figures
+    assert judgement.reason == "difference 2.00 ± 1.41 is within error of 0.00"
+
+
+@pytest.mark.parametrize(("value", "text"), [(12.345, "12.35"), (1420.72, "1420.7"), (65800.0, "6.58e4"), (math.inf, "inf")])
+def test_numbers_read_as_papers_print_them(value, text):
+    assert number(value) == text
+
+
+# --- schema 1 ---
+
+
+def test_schema_1_names_the_file_and_what_is_missing_or_foreign_in_it(tmp_path):
+    frozen = Path(__file__).parent / "frozen/mini/runs"
+    assert load_schema1(frozen / "lizard", "gate").find("passed").value == 1.0
+    assert isinstance(load_schema1(frozen / "lizard", "mmlu").source, Source)
+    with pytest.raises(FileNotFoundError, match="fidelity/run.json is missing"):
+        load_schema1(frozen / "lizard", "fidelity")
+    with pytest.raises(FileNotFoundError, match="no scores of lambada_openai"):
+        load_schema1(frozen / "lizard", "lambada")
+    with pytest.raises(ValueError, match="no measure 'needle'; have perplexity"):
+        load_schema1(frozen / "lizard", "needle")
+    folder = tmp_path / "lizard/evaluate"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text((frozen / "lizard/evaluate/run.json").read_text())
+    (folder / "metrics.json").write_text((frozen / "t2r/evaluate/metrics.json").read_text())
+    with pytest.raises(ValueError, match="metrics.json: run is 't2r', expected 'lizard'"):
+        load_schema1(tmp_path / "lizard", "gate")
+    (folder / "metrics.json").write_text('{"run": "lizard"}')
+    with pytest.raises(ValueError, match="metrics.json: no 'gate'"):
+        load_schema1(tmp_path / "lizard", "gate")
+
+
+def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
+    code = "import sys, relinear.draw.table, relinear.draw.schema1, relinear.draw.index; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"})
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "transformers", "matplotlib", "pandas"} & set(done.stdout.split())

@@ -1,0 +1,103 @@
+"""Laws of every family: it opens or makes models of its classes, whose attention lies where it says."""
+
+import subprocess
+import sys
+
+import pytest
+import test_laws
+import torch
+from conftest import ROOT
+
+from relinear import families
+from relinear.errors import UserError
+from relinear.families.tiny import byte_tokenizer
+from relinear.linearize.model import CLASSES
+from relinear.share.registration import TEACHERS
+
+ALL = {name: families.load(name) for name in families.available()}
+MADE = [name for name in ALL if name == "tiny"]
+OPENED = [(name, model_class) for name, family in ALL.items() for model_class in family.classes]
+
+
+def test_each_class_has_one_family_and_is_registered():
+    """tests/test_export.py loads what is registered."""
+    classes = [model_class for _, model_class in OPENED]
+    assert len(set(classes)) == len(classes) and set(classes) == set(CLASSES)
+    assert sorted(c.config_class.model_type for c in classes) == sorted(TEACHERS)
+    assert all(families.of(c).name == name for name, c in OPENED)
+    assert {type(test_laws.teacher(f)) for f in test_laws.TEACHERS} == set(classes), "the laws are tested on every class"
+
+
+@pytest.mark.parametrize("teacher", test_laws.TEACHERS)
+def test_a_family_opens_its_own_models_and_no_other_s(tmp_path, teacher):
+    tokenizer = byte_tokenizer()
+    model = test_laws.teacher(teacher, torch.float32, vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    own = families.of(type(model))
+    opened, _ = own.open([tmp_path], torch.float32)
+    assert type(opened) is type(model) and all(torch.equal(w, model.state_dict()[n]) for n, w in opened.state_dict().items())
+    for other in (f for f in ALL.values() if f.name != own.name):
+        with pytest.raises(UserError, match=f"{type(model).__name__}; family|made from scratch and not opened; families that are opened: decoder"):
+            other.open([tmp_path], torch.float32)
+
+
+@pytest.mark.parametrize("teacher", test_laws.TEACHERS)
+def test_the_layout_finds_every_attention_layer_and_its_window(teacher):
+    model, linearized = test_laws.teacher(teacher), test_laws.linearized("hedgehog", (), teacher)
+    layout = families.of(type(model)).layouts[type(model)]
+    found = layout.attention_layers(model)
+    assert len(found) == model.config.num_hidden_layers and all("Attention" in type(layer).__name__ for layer in found)
+    assert layout.windows(model) == linearized.layout.windows(linearized)  # before and after the swap
+    assert all(isinstance(layer, layout.swapped) for layer in layout.attention_layers(linearized))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_model_from_scratch_is_its_seed_s_and_of_the_sizes_asked_for(name):
+    sizes = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8}
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    models = [ALL[name].random(sizes, seed, torch.bfloat16)[0] for seed in (1, 1, 2)]
+    assert torch.equal(before, torch.random.get_rng_state())
+    weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in models]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert all(getattr(models[0].config, k) == v for k, v in sizes.items()) and models[0].dtype == torch.bfloat16
+    assert type(models[0]) in CLASSES
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"layers": 2}, ["options of 'tiny'", "layers=2", "num_hidden_layers"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers=0", "greater than 0"]),
+        ({"num_attention_heads": 5}, ["multiple of num_key_value_heads, 2"]),
+        ({"head_dim": 7}, ["even"]),
+    ],
+    ids=str,
+)
+def test_sizes_that_make_no_model_are_refused(options, named):
+    with pytest.raises(ValueError) as error:
+        ALL["tiny"].random(options, 0, torch.float32)
+    assert all(part in str(error.value) for part in named), error.value
+
+
+def test_what_a_family_cannot_do_names_those_that_can():
+    with pytest.raises(UserError, match="'gpt2' makes no model from scratch; families that do: tiny"):
+        ALL["gpt2"].random({}, 0, torch.float32)
+    with pytest.raises(UserError, match="no family 'decoders'; have decoder, gpt2, tiny"):
+        families.load("decoders")
+    with pytest.raises(UserError, match="no family covers Linear; covered are decoder: LlamaForCausalLM, .*; gpt2: GPT2LMHeadModel"):
+        families.of(torch.nn.Linear)
+
+
+def imported(code: str) -> set[str]:
+    """The top-level names of what a fresh interpreter has imported after `code`."""
+    code = f"import sys\n{code}\nprint(*{{m.partition('.')[0] for m in sys.modules}})"
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PATH": ""}
+    return set(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_names_are_read_without_torch_and_a_model_is_loaded_without_what_only_some_need():
+    assert not imported("from relinear import families; families.available()") & {"torch", "transformers"}
+    got = imported("from relinear.linearize import assemble, faster")
+    assert "torch" in got and not got & {"peft", "gguf", "lm_eval", "datasets", "mlflow", "pandas"}

@@ -1,0 +1,340 @@
+"""Figures of every shape, drawn from measurements made up."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from safetensors.numpy import save_file
+from synthetic import measurement, paper, reading
+
+from relinear.draw import About, costs, make
+from relinear.draw.attention_maps import per_head
+from relinear.draw.claims import UNTESTED, judge
+from relinear.draw.curves import curve_of_costs, readings_along
+from relinear.draw.grid import heat_of
+from relinear.plan.claims import Claim
+from relinear.plan.figures import Panel
+from relinear.plan.specs import read
+
+ROOT = Path(__file__).parents[1]
+LOLCATS = ROOT / "workflow/papers/lolcats"
+MINI = About("mini", "SmolLM2")
+
+
+def draw(artefact, measured, out, about=MINI):
+    """The files by suffix: all that the artefact says, none of them empty, and nothing beside them."""
+    written = make(artefact, measured, about, out)
+    assert sorted(written) == sorted(map(Path, artefact.outputs(str(out)))) == sorted(out.iterdir())
+    files = {path.name.split(".", 1)[1]: path for path in written}
+    assert files["png"].read_bytes().startswith(b"\x89PNG") and files["pdf"].read_bytes().startswith(b"%PDF")
+    record = json.loads(files["provenance.json"].read_text())
+    assert set(record) == {"artefact", "scale", "sources", "cells"} and record["artefact"] == artefact.name
+    for row in record["cells"].values():
+        for origin in row.values():
+            for file in origin if isinstance(origin, list) else [origin]:
+                assert file is None or "#/" in file or file in record["sources"]
+    return files
+
+
+def verdicts(files):
+    return list(csv.DictReader(files["claims.csv"].read_text().splitlines()))
+
+
+# --- attention maps ---
+
+
+def weights(shown, length=64, sharp=2.0):
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for layer, head in shown:
+        for kind, power in (("softmax", sharp), ("method", 0.7 * sharp)):
+            scores = power * rng.normal(size=(length, length)) + np.eye(length) * 4
+            scores[:, 0] += 3  # the attention sink
+            causal = np.where(np.tri(length, dtype=bool), np.exp(scores), 0)
+            tensors[f"{kind}.{layer}.{head}"] = (causal / causal.sum(1, keepdims=True)).astype(np.float32)
+    return tensors
+
+
+def fidelity(folder, run, tensors, scale=1.0, layers=2, heads=6):
+    rng = np.random.default_rng(0)
+    values = [
+        reading(metric, scale * float(rng.lognormal(-1, 1)), None, of="attention", layer=layer, head=head)
+        for metric in ("kl", "mse")
+        for layer in range(layers)
+        for head in range(heads)
+    ]
+    save_file(tensors, folder / "weights.safetensors")
+    return {
+        (run, "fidelity"): measurement(run, "fidelity", *values, *(reading(m, scale, None, of="attention") for m in ("kl", "mse")), folder=folder)
+    }
+
+
+@pytest.mark.parametrize("name", ["figure3", "figure4", "figure5", "figure6"])
+def test_each_map_is_drawn_from_its_own_run(tmp_path, name):
+    artefact = read(LOLCATS / f"{name}.yaml")
+    run = artefact.spec.run
+    files = draw(artefact, fidelity(tmp_path, run, weights([(0, 0), (1, 3)])), tmp_path / "out")
+    assert json.loads(files["provenance.json"].read_text())["cells"] == {
+        run: dict.fromkeys(("weights", "kl", "mse"), f"results/{run}/fidelity/run.json")
+    }
+    [another] = fidelity(tmp_path, "another", weights([(0, 0)])).values()
+    with pytest.raises(ValueError, match=f"run is 'another', expected '{run}'"):
+        make(artefact, {(run, "fidelity"): another}, MINI, tmp_path / "out")
+
+
+def test_a_map_of_a_perfect_method_is_drawn_with_zeros_and_one_that_was_not_run_says_so(tmp_path):
+    artefact = read(LOLCATS / "figure3.yaml")
+    draw(artefact, fidelity(tmp_path, "lolcats_exp", weights([(0, 0)]), scale=0.0), tmp_path / "zeros")
+    files = draw(artefact, {("lolcats_exp", "fidelity"): None}, tmp_path / "none")
+    assert set(json.loads(files["provenance.json"].read_text())["cells"]["lolcats_exp"].values()) == {None}
+
+
+def test_a_map_of_missing_or_broken_weights_is_refused(tmp_path):
+    artefact, tensors = read(LOLCATS / "figure3.yaml"), weights([(0, 0)])
+
+    def refused(error, message, tensors=None):
+        found = fidelity(tmp_path, "lolcats_exp", tensors or {})
+        if tensors is None:
+            (tmp_path / "weights.safetensors").unlink()
+        with pytest.raises(error, match=message):
+            make(artefact, found, MINI, tmp_path)
+
+    refused(ValueError, r"no weights 'softmax.1.3'; have \['method.0.0'", tensors | {"method.1.3": tensors["method.0.0"]})
+    refused(ValueError, "no weights 'softmax.<layer>.<head>'; have", {"other": tensors["method.0.0"]})
+    tensors["method.0.0"][3, 1] = np.nan
+    refused(ValueError, "'method.0.0' is not finite", tensors)
+    refused(FileNotFoundError, "weights.safetensors is missing")
+
+
+def test_a_head_without_a_distance_is_refused(tmp_path):
+    m = fidelity(tmp_path, "lolcats_exp", weights([(0, 0)]))["lolcats_exp", "fidelity"]
+    assert per_head(m, "kl").shape == (2, 6)
+    with pytest.raises(ValueError, match="kl of attention is read at 11 heads of 2 layers x 6 heads"):
+        per_head(m._replace(readings=m.readings[1:]), "kl")
+
+
+# --- grids ---
+
+GRID = {
+    "draw": "grid",
+    "cell": {"measure": "needle", "metric": "acc", "of": "passkey", "unit": "percent", "x": "length", "y": "depth"},
+    "panels": [{"title": "Teacher", "run": "teacher"}, {"title": "LoLCATs", "run": "lolcats"}, {"title": "Lizard", "run": "lizard"}],
+    "limits": [0, 100],
+    "claims": [{"claim": "Lizard finds what LoLCATs does not", "source": "section 4.2", "op": ">", "margin": 50,
+                "left": {"row": "Lizard", "at": {"length": 8192, "depth": 0.5}}, "right": {"row": "LoLCATs", "at": {"length": 8192, "depth": 0.5}}}],
+}  # fmt: skip
+LENGTHS, DEPTHS = (1024, 2048, 8192), (0.0, 0.5, 1.0)
+
+
+def needles(run, accuracy, **more):
+    return {
+        (run, "needle"): measurement(
+            run, "needle", *(reading("acc", accuracy(n, d), 0.02, 50, "passkey", length=n, depth=d) for n in LENGTHS for d in DEPTHS)
+        )
+    }
+
+
+def test_a_grid_has_a_panel_a_run_and_reads_each_place(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", **GRID))
+    measured = needles("teacher", lambda n, d: 1.0) | needles("lolcats", lambda n, d: float(n < 2000)) | needles("lizard", lambda n, d: 1 - d / 10)
+    heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), measured["lizard", "needle"])
+    assert heat.xs == list(LENGTHS) and heat.ys == list(DEPTHS) and heat.values.shape == (3, 3)
+    for (y, x), value in np.ndenumerate(heat.values):
+        assert value == pytest.approx(100 - 10 * DEPTHS[y]) and heat.readings[LENGTHS[x], DEPTHS[y]].value == pytest.approx(value / 100)
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert verdict["verdict"] == "reproduced" and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
+
+
+def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", **GRID))
+    measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): None}
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "none"))
+    assert verdict["verdict"] == UNTESTED and verdict["reason"] == "LoLCATs at 8192, 0.5: acc was not run"
+    measured |= needles("lolcats", lambda n, d: 0.0) | {("lizard", "gate"): measurement("lizard", "gate", reading("passed", 0.0, None, 1, "gate"))}
+    assert verdicts(draw(artefact, measured, tmp_path / "failed"))[0]["reason"].startswith("lizard failed its gate")
+
+
+def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_refused(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", **GRID))
+    [m] = needles("lizard", lambda n, d: 1.0).values()
+    assert np.isnan(heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=m.readings[1:])).values).sum() == 1
+    with pytest.raises(ValueError, match="no acc by length and depth; have acc by nothing"):
+        heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=(reading("acc", 1.0, of="passkey"),)))
+
+
+def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
+    cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
+    panels = [{"title": "cosine", "run": "supra", "metric": "cosine"}, {"title": "singular values", "run": "supra", "metric": "distance"}]
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels, log=True))
+    values = [
+        reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
+        for m, k in (("cosine", 0.01), ("distance", 3.0))
+        for n in range(4)
+        for h in range(3)
+    ]
+    draw(artefact, {("supra", "maps"): measurement("supra", "maps", *values)}, tmp_path / "out")
+
+
+# --- bars and scatter plots ---
+
+MAPS = ("elu", "relu", "hedgehog")
+TABLE = {
+    "texts": {"map": "Map"},
+    "columns": [
+        {"name": "kl", "title": "KL", "measure": "kl", "metric": "kl"},
+        {"name": "cola", "title": "CoLA", "measure": "cola", "metric": "matthews", "unit": "percent"},
+    ],
+    "rows": [{"run": f"bert_{m}", "text": {"map": m}, "published": {"cola": 50.0 + i}} for i, m in enumerate(MAPS)],
+    "published_for": {"model": "BERT", "origin": {"measured": True}},
+    "claims": [{"claim": "c", "source": "s", "left": "bert_hedgehog", "right": "bert_elu", "column": "cola", "op": ">"}],
+}
+
+
+@pytest.mark.parametrize("shape", [{"draw": "bars", "ylabel": "%"}, {"draw": "bars", "log": True}, {"draw": "scatter", "x": "kl", "y": "cola"}])
+def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_path, shape):
+    measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
+    measured |= {(f"bert_{m}", "kl"): measurement(f"bert_{m}", "kl", reading("kl", 2.0 - i / 2, 0.1)) for i, m in enumerate(MAPS) if m != "relu"}
+    artefact = read(paper(tmp_path, stem="figure5", **TABLE, **shape))
+    files = draw(artefact, measured, tmp_path / "out")
+    [verdict] = verdicts(files)
+    assert verdict["verdict"] == "reproduced" and "cola: bert_hedgehog 60.00 ± 1.00" in verdict["figures"]
+    draw(artefact, {}, tmp_path / "none")
+    cells = json.loads(files["provenance.json"].read_text())["cells"]
+    assert cells["bert_elu"]["kl"] == "results/bert_elu/kl/run.json" and cells["bert_relu"]["kl"] is None
+
+
+# --- curves of readings ---
+
+
+def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp_path):
+    panels = [{"measure": "ppl", "metric": "perplexity", "x": "position", "published": {"theirs": {64: 5.0}}}]
+    series = [{"title": "teacher", "run": "teacher", "color": "black"}, {"title": "SUPRA", "points": {64: "supra_s", 4096: "supra_l"}}]
+    claims = [
+        {
+            "claim": "c",
+            "source": "s",
+            "column": "perplexity",
+            "op": "<",
+            "left": {"row": "teacher", "at": {"position": 4096}},
+            "right": {"row": "SUPRA", "at": {"position": 4096}},
+        }
+    ]
+    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
+    assert artefact.reads()[:2] == [("teacher", "ppl"), ("teacher", "gate")]
+    ours = [reading("perplexity", 9.0 - i, 0.1, position=p) for i, p in enumerate((4096, 64, 512))]
+    measured = {("teacher", "ppl"): measurement("teacher", "ppl", *ours, reading("perplexity", 1.0))}
+    measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", value)) for run, value in (("supra_s", 8.0), ("supra_l", 9.5))}
+    points = [readings_along(s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
+    assert [[(x, r.value) for x, r, _ in p] for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, SUPRA at 4096 9.50 ± 0.01")
+    draw(artefact, {}, tmp_path / "nothing")
+    [verdict] = verdicts(draw(artefact, measured | {("supra_l", "ppl"): None}, tmp_path / "none"))
+    assert verdict["reason"] == "SUPRA at 4096: perplexity was not run"
+
+
+# --- costs ---
+
+
+def row(**changes):
+    given = {"model": "m", "sweep": "batch", "run": "teacher", "batch": 8, "prompt": 1, "generated": 1, "status": "ok", "ms_per_token": 1.0,
+             "prefill_tokens_per_second": 1.0, "decode_tokens_per_second": 100.0, "peak_bytes": 2**31, "cache_bytes": 1, "commit": "a"}  # fmt: skip
+    return costs.Row(**given | changes)
+
+
+def verdict(rows, **changes):
+    points = {"left": {"row": "lizard", "at": {"batch": "largest"}}, "right": {"row": "teacher", "at": {"batch": "largest"}}}
+    given = {"claim": "c", "source": "s", "column": "decode_tokens_per_second", "op": ">", "ratio": 4, "published": "p"}
+    claim = Claim(**points | given | changes)
+    return judge(claim, costs.look_in(claim, rows), remark=costs.remark(claim, rows, "teacher"))
+
+
+def test_claims_compare_at_the_largest_batch_the_teacher_can_hold():
+    rows = [row(), row(batch=16, status="out of memory"), row(run="lizard", decode_tokens_per_second=450.0),
+            row(run="lizard", batch=16, decode_tokens_per_second=1.0)]  # fmt: skip
+    assert verdict(rows).verdict == "reproduced"
+    assert verdict(rows, ratio=5).verdict == "contradicted"
+    at_8 = {"left": {"row": "lizard", "at": {"batch": 8}}, "right": None}
+    assert verdict(rows, **at_8, ratio=451, op="<").verdict == "reproduced"
+
+
+def test_rows_that_are_wrong_or_missing_judge_nothing():
+    assert verdict([row(), row(run="lizard", status="wrong")]).verdict == UNTESTED
+    assert verdict([row(run="lizard")]) == (UNTESTED, "published p", "lizard at largest: not measured")
+
+
+def test_rows_of_another_commit_than_the_first_series_are_marked():
+    rows = [row(), row(run="lizard"), row(run="lizard", batch=4, commit="b"), row(run="supra", status="out of memory", commit="c")]
+    assert costs.elsewhere(rows, "teacher") == {"lizard": ["b"]}
+    assert costs.elsewhere(rows[:2], "teacher") == costs.elsewhere(rows[2:], "teacher") == {}
+    assert "measured at another commit than the teacher: lizard;" in verdict(rows).figures
+
+
+def test_a_curve_of_costs_is_in_gib_ends_with_memory_and_leaves_out_what_is_measured_to_integrate_over():
+    rows = [row(sweep="length", generated=n) for n in (1, 512, 1024)] + [row(sweep="length", generated=2048, status="out of memory")]
+    curve = curve_of_costs(rows, "teacher", Panel(x="length", y="peak_gib"))
+    assert curve.x == [512, 1024] and curve.y == [2.0, 2.0] and curve.ends
+    assert not curve_of_costs(rows, "lizard", Panel(x="length", y="peak_gib")).x
+
+
+@pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])
+def test_a_figure_of_costs_names_the_file_that_is_missing_broken_or_empty(tmp_path, spec):
+    artefact, path = read(ROOT / f"workflow/papers/{spec}.yaml"), tmp_path / "efficiency.csv"
+    about = MINI._replace(files={artefact.files()[0]: path})
+    text = (Path(__file__).parent / "frozen/efficiency/efficiency.csv").read_text()
+    with pytest.raises(FileNotFoundError, match="efficiency.csv is missing: `snakemake benchmark`"):
+        make(artefact, {}, about, tmp_path)
+    path.write_text(text.replace(",ok,", ",fine,"))
+    with pytest.raises(ValueError, match="efficiency.csv, line 2: status='fine'"):
+        make(artefact, {}, about, tmp_path)
+    path.write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match="no row of"):
+        make(artefact, {}, about, tmp_path)
+    path.write_text(text)
+    with pytest.raises(FileNotFoundError, match="efficiency.provenance.json is missing"):
+        make(artefact, {}, about, tmp_path)
+
+
+# --- drawn by a file beside the spec ---
+
+OWN = """
+from relinear.draw.render import write_figure
+from matplotlib.figure import Figure
+
+def draw(spec, measured, about, out):
+    figure = Figure()
+    figure.subplots().plot([r.value for m in measured.values() for r in m.readings])
+    paths = [out / f"figure2.{suffix}" for suffix in spec.makes]
+    for path in paths:
+        write_figure(path, figure)
+    return paths
+"""
+
+
+def test_a_file_beside_its_spec_draws_what_no_shape_does(tmp_path):
+    claims = [{"claim": "c", "source": "s", "left": {"row": "lizard", "column": "gamma", "at": {"head": 1}}, "op": ">", "ratio": 0.5}]
+    path = paper(tmp_path, stem="figure2", needs=[{"run": "lizard", "measure": "gates"}], claims=claims)
+    path.with_suffix(".py").write_text(OWN)
+    artefact = read(path)
+    assert artefact.shape == "own" and artefact.script == path.with_suffix(".py") and artefact.reads() == [("lizard", "gates")]
+    measured = {("lizard", "gates"): measurement("lizard", "gates", reading("gamma", 0.9, head=1), reading("gamma", 0.1, head=2))}
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert verdict["verdict"] == "reproduced" and "lizard at 1 gamma: 0.90 ± 0.01" in verdict["figures"]
+    path.with_suffix(".py").write_text(OWN.replace("return paths", "return paths[1:]"))
+    with pytest.raises(ValueError, match="figure2.py drew figure2.pdf; workflow/papers/lizard/figure2.yaml makes"):
+        make(artefact, measured, MINI, tmp_path / "out")
+    path.with_suffix(".py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="has no `draw"):
+        make(artefact, measured, MINI, tmp_path / "out")
+
+
+def test_pictures_have_no_date_in_them(tmp_path):
+    from relinear.draw.render import write_figure
+
+    for suffix in ("png", "pdf"):
+        for folder in ("a", "b"):
+            write_figure(tmp_path / folder / f"x.{suffix}", Figure())
+        assert (tmp_path / f"a/x.{suffix}").read_bytes() == (tmp_path / f"b/x.{suffix}").read_bytes()

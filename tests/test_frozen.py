@@ -1,0 +1,51 @@
+"""The safety net: tables and claims come out of the specs as they were committed before there were specs, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+
+from relinear.draw import About, make
+from relinear.draw.schema1 import load_schema1
+from relinear.plan.specs import read
+
+ROOT = Path(__file__).parents[1]
+FROZEN = Path(__file__).parent / "frozen"
+DEMONSTRATION = {"mini": "Scale `mini` is a demonstration on a laptop's budget, not a reference: read the errors first.", "smollm2": None}
+
+
+def measured(scale, reads):
+    """Every measurement that was committed, of the runs and of their trainings with further seeds."""
+    found = {}
+    for run, measure in reads:
+        for folder in sorted((FROZEN / scale / "runs").glob(f"{run}*")):
+            if folder.name == run or folder.name.startswith(f"{run}-seed"):
+                try:
+                    found[folder.name, measure] = load_schema1(folder, measure)
+                except FileNotFoundError:
+                    found[folder.name, measure] = None
+    return found
+
+
+@pytest.mark.parametrize("scale", ["mini", "smollm2"])
+@pytest.mark.parametrize("spec", ["comparison/table2", "lolcats/table1"])
+def test_what_was_committed_comes_out_byte_for_byte(tmp_path, scale, spec):
+    artefact = read(ROOT / f"workflow/papers/{spec}.yaml")
+    found = measured(scale, artefact.reads())
+    repeats = {run: sorted({other for other, _ in found if other.startswith(f"{run}-seed")}) for run, _ in artefact.reads()}
+    make(artefact, found, About(scale, "smollm2-135m-instruct", DEMONSTRATION[scale], None, repeats), tmp_path)
+    paper, stem = spec.split("/")
+    folder = FROZEN / scale / (paper if paper == "lolcats" else "")
+    claims = "claims.csv" if stem == "table2" else f"{stem}.claims.csv"
+    assert (tmp_path / f"{stem}.csv").read_text() == (folder / f"{stem}.csv").read_text()
+    assert (tmp_path / f"{stem}.claims.csv").read_text() == (folder / claims).read_text()
+    assert (tmp_path / f"{stem}.md").read_text().replace(f"`{stem}.claims.csv`", f"`{claims}`") == (folder / f"{stem}.md").read_text()
+
+
+@pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])
+def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
+    artefact = read(ROOT / f"workflow/papers/{spec}.yaml")
+    [name] = artefact.files()
+    files = {name: FROZEN / "efficiency/efficiency.csv"}
+    written = make(artefact, {}, About("mini", files=files), tmp_path)
+    assert sorted(written) == sorted(Path(path) for path in artefact.outputs(str(tmp_path))) and all(path.stat().st_size for path in written)
+    assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (FROZEN / f"efficiency/{artefact.name}.claims.csv").read_text()

@@ -1,0 +1,52 @@
+"""The index of all tables and figures is what the specs and the committed results say."""
+
+from pathlib import Path
+
+from synthetic import paper
+
+from relinear.draw.index import page
+from relinear.plan.specs import papers
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_is_what_the_specs_and_the_committed_results_say():
+    found = (ROOT / "workflow/papers/README.md").read_text()
+    assert page(ROOT / "workflow", ROOT / "results/reference") == found, "run `python -m relinear.draw.index`"
+
+
+def test_every_label_of_every_paper_stands_on_the_page_once():
+    found = page(ROOT / "workflow", ROOT / "results/reference")
+    for listed in papers(ROOT / "workflow/papers").values():
+        for label in listed.labels:
+            assert sum(found.count(f"{label}{end}") for end in (" ", ",", ".\n")) == 1, label
+
+
+def test_what_is_not_committed_is_not_measured_and_not_drawn(tmp_path):
+    path = paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}])
+    (path.parent / "paper.yaml").write_text("{title: A paper, labels: [Table 1, Table 2]}")
+    found = page(tmp_path, tmp_path / "reference")
+    [row] = [line for line in found.splitlines() if line.startswith("| Table 1")]
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "Table 1", "a table", "`snakemake lizard_table1`", "`results/<scale>/lizard/table1.csv`", "`lizard`", "not measured", "not drawn yet", "no",
+    ]  # fmt: skip
+    assert "Missing, 1 of 2: Table 2." in found
+
+
+def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims_file(tmp_path):
+    claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}]
+    paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}, {"run": "t2r"}], claims=claims)
+    reference = tmp_path / "reference"
+    for folder, minutes, parents in (
+        ("teacher", 1, []), ("runs/lizard/distill", 10, ["teacher"]), ("runs/lizard/finetune", 100, ["runs/lizard/distill", "teacher"]),
+        ("runs/lizard/mmlu", 1000, ["runs/lizard/finetune"]), ("runs/t2r/mmlu", 2000, ["teacher"]), ("runs/lizard/gate", 0, []),
+        ("runs/t2r/gate", 0, []), ("runs/t2r/needle", 50000, ["teacher"]),
+    ):  # fmt: skip
+        path = reference / "mini" / folder
+        path.mkdir(parents=True)
+        found = ", ".join(f'"p{i}": {{"path": "results/mini/{parent}"}}' for i, parent in enumerate(parents))
+        (path / "run.json").write_text(f'{{"wall_seconds": {60 * minutes}, "parents": {{{found}}}, "hardware": {{"device": "cuda"}}}}')
+    (reference / "mini/lizard").mkdir()
+    (reference / "mini/lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\nb,not tested at this scale\nc,reproduced\n")
+    [row] = [line for line in page(tmp_path, reference).splitlines() if line.startswith("| Table 1")]
+    assert "3111 (mini)" in row and "`lizard`, `t2r`; a GPU" in row and "2 reproduced, 1 not tested (mini)" in row

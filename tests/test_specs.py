@@ -1,0 +1,276 @@
+"""Specs of tables and figures: what they mean, and what a wrong one is told before any work."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic import paper
+
+from relinear.plan.specs import available, papers, read
+from relinear.plan.strict import ConfigError
+from relinear.plan.tables import Address, Table
+
+ROOT = Path(__file__).parents[1]
+PAPERS = ROOT / "workflow/papers"
+
+ACC = {"name": "acc", "measure": "mmlu", "metric": "acc", "unit": "percent"}
+TABLE = {"columns": [ACC], "rows": [{"run": "lizard"}, {"run": "t2r"}]}
+MATRIX = {
+    "rows": {"meta": [2, 4]},
+    "columns": {"window": [32, 64, 128]},
+    "cell": {"run": "lizard_w{window}_m{meta}", "measure": "mmlu", "metric": "acc", "unit": "percent"},
+}
+ENTRY = {"model": "m", "source": "Lizard Table 1", "origin": {"measured": True}, "values": {"acc": 1.0}}
+OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
+CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
+GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
+COSTS = {
+    "draw": "curves",
+    "file": "costs.csv",
+    "model": "m",
+    "series": [{"run": "teacher", "title": "softmax"}],
+    "panels": [{"x": "batch", "y": "peak_gib"}],
+}
+RATIO = {"claim": "c", "source": "s", "left": {"row": "teacher", "at": {"batch": 1}}, "column": "peak_gib", "op": ">", "ratio": 2}
+
+
+# --- the papers' specs ---
+
+
+def test_every_spec_of_the_repository_is_right_and_called_as_its_label_is():
+    found = available(PAPERS)
+    assert {"comparison_table2", "lolcats_table1", "lizard_figure5", "supra_figure1", *(f"lolcats_figure{n}" for n in range(2, 7))} <= set(found)
+    for name, artefact in found.items():
+        assert name == f"{artefact.paper}_{artefact.stem}" and ROOT / artefact.path == artefact.file
+        assert artefact.says and "\n" not in artefact.says
+        assert artefact.reads() or artefact.files()
+        assert len(artefact.outputs("r")) == len(set(artefact.outputs("r"))) and "provenance.json" in artefact.suffixes
+
+
+def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
+    found, listed = available(PAPERS), papers(PAPERS)
+    labels = [artefact.label for artefact in found.values()]
+    assert len(labels) == len(set(labels))
+    every = [label for paper in listed.values() for label in paper.labels]
+    assert len(every) == len(set(every)) == 59
+    assert set(every) >= {artefact.label for artefact in found.values() if artefact.paper != "comparison"}
+
+
+def test_published_averages_are_the_means_of_their_cells():
+    spec = read(PAPERS / "comparison/table2.yaml").spec
+    means = {column.name: column.mean for column in spec.all_columns if column.mean}
+    checked = 0
+    for row in spec.rows.list:
+        for entry in row.published.entries:
+            cells = dict(entry.values)
+            cells.setdefault("piqa_acc", cells.get("piqa_acc_norm"))
+            for average in means.keys() & cells.keys():
+                parts = [cells[c] for c in means[average]]
+                assert sum(parts) / len(parts) == pytest.approx(cells[average], abs=0.08), entry
+                checked += 1
+    assert checked > 20
+
+
+def test_supra_never_publishes_piqa_acc():
+    rows = read(PAPERS / "comparison/table2.yaml").spec.rows.list
+    own = [entry for row in rows for entry in row.published.entries if entry.source == "SUPRA Table 1"]
+    assert len(own) == 5
+    assert all("piqa_acc" not in entry.values and "piqa_acc_norm" in entry.values for entry in own)
+
+
+def test_the_softmax_row_is_the_teacher_before_and_after_lora():
+    [row] = [line for line in read(PAPERS / "lolcats/table1.yaml").spec.lines if line.name == "teacher"]
+    assert row.cells["ppl_at_0"] == Address("teacher", "perplexity", "perplexity", None, {})
+    assert row.cells["ppl_at_2"] == Address("teacher_lora", "perplexity", "perplexity", None, {})
+    assert row.cells["kl"] == row.cells["mse"] == 0.0
+
+
+def test_reading_the_specs_imports_nothing_heavy():
+    code = "import sys; from relinear.plan.specs import available; available(__import__('pathlib').Path(sys.argv[1])); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(PAPERS)], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "transformers", "matplotlib", "pandas", "numpy", "tabulate"} & set(done.stdout.split())
+
+
+# --- what a spec means ---
+
+
+def test_a_row_with_measured_columns_reads_its_gate_and_each_measurement_once(tmp_path):
+    again = {"name": "stem", "measure": "mmlu", "metric": "acc", "of": "stem"}
+    artefact = read(paper(tmp_path, columns=[ACC, again], rows=[{"run": "lizard"}, {"run": "t2r", "cells": {"stem": {"run": "teacher"}}}]))
+    assert artefact.reads() == [
+        ("lizard", "mmlu"), ("lizard", "gate"), ("t2r", "mmlu"), ("teacher", "mmlu"), ("t2r", "gate"), ("teacher", "gate"),
+    ]  # fmt: skip
+
+
+def test_a_matrix_is_a_row_for_each_combination_of_its_row_axes_and_a_column_for_each_of_its_columns(tmp_path):
+    spec = read(paper(tmp_path, **MATRIX)).spec
+    assert isinstance(spec, Table)
+    assert [line.name for line in spec.lines] == ["meta_2", "meta_4"] and [c.name for c in spec.all_columns] == [
+        "window_32",
+        "window_64",
+        "window_128",
+    ]
+    for line in spec.lines:
+        for column, cell in line.cells.items():
+            assert cell.run == f"lizard_w{column.removeprefix('window_')}_m{line.name.removeprefix('meta_')}"
+    assert len({run for run, _ in spec.reads()}) == 6
+
+
+def test_a_field_that_is_the_whole_of_a_value_keeps_its_type(tmp_path):
+    sweep = {
+        "rows": [{"run": "lizard"}],
+        "columns": {"length": [2048, 4096]},
+        "cell": {"measure": "ppl_{length}", "metric": "perplexity", "at": {"length": "{length}"}},
+    }
+    [line] = read(paper(tmp_path, **sweep)).spec.lines
+    assert line.cells["length_2048"] == Address("lizard", "ppl_2048", "perplexity", None, {"length": 2048})
+
+
+def test_a_row_whose_run_depends_on_row_axes_alone_has_that_run(tmp_path):
+    sweep = {"rows": {"rank": [4, 8]}, "columns": [ACC], "cell": {"run": "lizard_r{rank}"}}
+    assert [line.run for line in read(paper(tmp_path, **sweep)).spec.lines] == ["lizard_r4", "lizard_r8"]
+    assert [line.run for line in read(paper(tmp_path, **MATRIX)).spec.lines] == [None, None]
+
+
+def test_derived_names_of_runs_are_names(tmp_path):
+    rows = [{"run": "lizard"}, {"run": "lizard@mistral-7b"}, {"run": "lizard-seed1"}]
+    assert [run for run, measure in read(paper(tmp_path, columns=[ACC], rows=rows)).reads() if measure == "mmlu"] == [row["run"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("spec", "suffixes"),
+    [
+        (TABLE, {"csv", "md", "claims.csv", "provenance.json"}),
+        (TABLE | {"draw": "bars"}, {"png", "pdf", "provenance.json"}),
+        (TABLE | {"draw": "bars", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (GRID, {"png", "pdf", "provenance.json"}),
+        (COSTS | {"claims": [RATIO]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+    ],
+)
+def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(tmp_path, spec, suffixes):
+    artefact = read(paper(tmp_path, **spec))
+    assert set(artefact.suffixes) == suffixes
+    assert set(artefact.outputs("results/mini/lizard")) == {f"results/mini/lizard/table1.{suffix}" for suffix in suffixes}
+    assert artefact.modules == [f"relinear.draw.{spec.get('draw', 'table')}"]
+
+
+# --- wrong specs ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"titel": "x"}, r"unknown key 'titel' in lizard/table1.yaml; possible: label, says"),
+        ({"draw": "pie"}, "no shape draw: 'pie'; have table, bars"),
+        ({"rows": [{"runn": "lizard"}]}, "unknown key 'runn' .*possible: run, name"),
+        ({"rows": [{"text": {}}]}, "rows.0 has neither a run nor a name"),
+        ({"rows": []}, "a table needs rows and columns"),
+        ({"rows": [{"run": "lizard"}, {"run": "lizard"}]}, "row 'lizard' stands there twice"),
+        ({"columns": [ACC, ACC]}, "column 'acc' stands there twice"),
+        ({"columns": [{"name": "acc", "metric": "acc"}]}, "row 'lizard' in column 'acc' names no measure"),
+        ({"columns": [ACC, {"name": "avg", "mean": ["acc", "aac"]}]}, "the mean 'avg': no column 'aac'; have acc"),
+        ({"columns": [ACC, {"name": "ppl", "measure": "p", "metric": "p"}, {"name": "avg", "mean": ["acc", "ppl"]}]}, "'avg' is of percent and raw"),
+        ({"rows": [{"run": "lizard", "text": {"map": "exp"}}]}, "row 'lizard': no text 'map'; have none"),
+        ({"rows": [{"run": "lizard", "cells": {"aac": 1}}]}, "no column 'aac'; have acc"),
+        ({"rows": [{"run": "lizard", "published": [ENTRY | {"values": {"aac": 1.0}}]}]}, "published of 'lizard': no column 'aac'; have acc"),
+        ({"rows": [{"run": "lizard", "published": [ENTRY | {"source": "Lizard Table 9"}]}]}, "no table 'Lizard Table 9'"),
+        ({"rows": [{"run": "lizard", "published": [ENTRY | {"origin": {}}]}]}, "measured: true"),
+        ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "need `published_for"),
+        ({"rows": [{"run": "lizard", "published": [1.0, 2.0]}]}, "has 2 values, the table 1 columns"),
+        ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
+        ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
+        ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),
+        ({"claims": [CLAIM | {"column": "aac"}]}, "claim 'c': no column 'aac'; have acc"),
+        ({"claims": [CLAIM | {"left": "t3r"}]}, "claim 'c': no row 't3r'; have lizard, t2r"),
+        ({"claims": [CLAIM | {"ceiling": "teacher"}]}, "claim 'c': no row 'teacher'"),
+        ({"claims": [CLAIM | {"paper": "lolcat"}]}, "no paper 'lolcat'; have lizard"),
+        ({"claims": [CLAIM | {"op": "~"}]}, "claims.0.op.*got '~'"),
+        ({"claims": [CLAIM | {"ratio": 2.0, "margin": 1.0}]}, "no margin, floor or ceiling"),
+        ({"claims": [{k: v for k, v in CLAIM.items() if k != "right"}]}, "without a right side needs the bound as `ratio`"),
+        ({"claims": [CLAIM | {"left": {"row": "lizard", "at": {"length": 1}}}]}, "a cell of a table has no `at`"),
+        ({"columns": MATRIX["columns"]}, "columns that are axes need a `cell`"),
+        (MATRIX | {"cell": MATRIX["cell"] | {"run": "w{windw}"}}, "no field 'windw'; have meta, window"),
+        (MATRIX | {"cell": {"measure": "mmlu", "metric": "acc"}}, "names no run"),
+        (MATRIX | {"published": [[1, 2, 3]], "published_for": {"model": "m", "origin": {"measured": True}}}, "published has 1 rows, the table 2"),
+        (MATRIX | {"published": [[1], [2]], "published_for": {"model": "m", "origin": {"measured": True}}}, "has 1 values, the table 3 columns"),
+        (MATRIX | {"rows": {"meta": [2, 2]}}, "row 'meta_2' stands there twice"),
+        ({"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]}, "'avg' over seeds is of several runs in row 'lizard'"),
+        ({"draw": "scatter", "x": "acc", "y": "kl"}, "no column 'kl'; have acc"),
+        ({"draw": "own"}, "table1.py draws it exactly where it says draw: own; got draw: own, no file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, change, message):
+    path = paper(tmp_path, **TABLE | change)
+    (path.parent / "paper.yaml").write_text("title: A paper\n")
+    with pytest.raises(ConfigError, match=f"(?s)lizard/table1.yaml.*{message}"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panel 'lizard' names no metric"),
+        (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
+        (
+            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"length": 1}}, "op": ">", "ratio": 1}]},
+            "`at` with length and depth",
+        ),
+        (COSTS | {"panels": [{"x": "batch", "y": "watts"}]}, "panels.0.y"),
+        (COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]}, "no sweep 'tokens'; have batch, length, input"),
+        (COSTS | {"panels": [{"x": "batch", "metric": "acc"}]}, "needs y"),
+        (COSTS | {"model": None}, "costs need the `model`"),
+        (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or points"),
+        (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),
+        (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal-ish"}]}, "series.0.color"),
+        (COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]}, "no series 'lizard'; have teacher"),
+        (COSTS | {"claims": [RATIO | {"column": "watts"}]}, "no column 'watts'"),
+        (COSTS | {"claims": [RATIO | {"left": "teacher"}]}, "teacher needs one place on a sweep, `at: {batch: ...}`"),
+        ({"draw": "attention_maps", "claims": [CLAIM], "run": "lizard"}, "no column 'acc'; have kl, mse"),
+    ],
+)
+def test_a_wrong_figure_is_refused_with_its_file_and_what_is_possible(tmp_path, spec, message):
+    with pytest.raises(ConfigError, match=f"(?s)lizard/table1.yaml.*{message}"):
+        read(paper(tmp_path, **spec))
+
+
+def test_a_label_that_its_paper_does_not_have_or_that_belongs_elsewhere_is_refused(tmp_path):
+    path = paper(tmp_path, **TABLE | {"label": "Lizard Table 1"})
+    (path.parent / "paper.yaml").write_text("{title: A paper, labels: [Lizard Table 1, Lizard Table 2]}")
+    assert read(path).label == "Lizard Table 1"
+    path.write_text(path.read_text().replace("Lizard Table 1", "Lizard Table 3"))
+    with pytest.raises(ConfigError, match="lizard has no 'Lizard Table 3'; have Lizard Table 1, Lizard Table 2"):
+        read(path)
+    path.write_text(path.read_text().replace("Lizard Table 3", "Lizard Table 2"))
+    with pytest.raises(ConfigError, match="Lizard Table 2 belongs into table2.yaml"):
+        read(path)
+
+
+def test_a_key_given_twice_is_refused_wherever_it_stands(tmp_path):
+    path = paper(tmp_path, **TABLE)
+    path.write_text(path.read_text() + "says: another thing\n")
+    with pytest.raises(ConfigError, match="table1.yaml is not YAML: 'says' stands there twice"):
+        read(path)
+    with pytest.raises(ConfigError, match="table1.yaml"):
+        available(tmp_path / "papers")
+
+
+def test_a_folder_needs_a_paper_and_a_paper_no_specs(tmp_path):
+    (tmp_path / "t2r").mkdir()
+    with pytest.raises(ConfigError, match="no t2r/paper.yaml"):
+        available(tmp_path)
+    (tmp_path / "t2r/paper.yaml").write_text('{title: A paper, arxiv: "2103.13076"}')
+    assert available(tmp_path) == {}
+    (tmp_path / "t2r/paper.yaml").write_text("{title: A paper, arxiv: 2103.1}")
+    with pytest.raises(ConfigError, match="t2r/paper.yaml.arxiv"):
+        available(tmp_path)
+
+
+def test_runs_beside_the_specs_are_no_spec(tmp_path):
+    path = paper(tmp_path, **TABLE)
+    (path.parent / "runs.yaml").write_text(yaml.safe_dump({"lizard": {"method": "lizard"}}))
+    assert list(available(tmp_path / "papers")) == ["lizard_table1"]
