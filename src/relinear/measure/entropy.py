@@ -58,10 +58,11 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     text = Packed(data, "heldout", options.seq_len)
     n = max(options.tokens // options.seq_len, 1)
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("entropy", "entropy_share", "monotonicity", "below_minus_one")}
+    first: list[Seen] = []
     last: list[tuple[np.ndarray, np.ndarray]] = []
     for i in tqdm(range(n), desc=job.name, unit="seq"):
         layers = list(attention_of(model, text.sequence(i)[0][None].to(model.device)))
-        first = layers if i == 0 else first
+        first = first or layers
         entropies = torch.stack([entropy(layer.weights)[0] for layer in layers])  # [L, H, T]
         uniform = torch.arange(1, entropies.shape[-1] + 1, device=entropies.device).log()
         scores, weights = (torch.stack([x[0, :, -1] for x in part]).double().cpu().numpy() for part in zip(*layers, strict=True))  # [L, H, T]
@@ -82,10 +83,11 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
 def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
     """What each layer of a linearized model attends to, reading tokens ``[B, T]`` as it does."""
     given: list[Tensor] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args, kwargs: given.append(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]), with_kwargs=True)
-        for layer in model.attention_layers()
-    ]  # fmt: skip
+
+    def keep(_, args, kwargs) -> None:
+        given.append(args[0] if args else kwargs["hidden_states"])
+
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in model.attention_layers()]
     try:
         model(tokens, use_cache=False, logits_to_keep=1)
     finally:
