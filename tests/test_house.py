@@ -137,22 +137,25 @@ def test_drawing_loads_no_torch():
     assert not {"torch", "transformers", "peft", "lm_eval", "datasets", "mlflow"} & loads(*drawing)
 
 
-WORK = {name: stages.stage(name).work for name in stages.available() if name != "measure"}
-NEEDS = {"finetune": {"peft"}}
+# Of the libraries that take seconds to import, the ones that a stage needs beside torch and transformers.
+NEEDS = {"relinear.train.finetune": {"peft"}}
+SELDOM = {"lm_eval", "datasets", "peft", "mlflow", "matplotlib", "pandas", "sklearn"}
+WORK = {stages.stage(name).work for name in stages.available()} | {f"relinear.measure.{metric}" for metric in metrics()}
 
 
-@pytest.mark.parametrize("stage", WORK)
-def test_a_stage_loads_no_library_that_it_does_not_need(stage):
-    got = loads("relinear.stage", WORK[stage])
-    assert not {"lm_eval", "datasets", "peft", "matplotlib", "pandas", "sklearn", "IPython"} & got - NEEDS.get(stage, set())
-    assert stages.stage(stage).torch or "torch" not in got
+def test_no_stage_loads_a_library_that_only_another_needs():
+    """All in one process: what none of them loads, each does not. lm-eval and MLflow are loaded when they are used."""
+    assert not SELDOM & loads("relinear.stage", *sorted(WORK - NEEDS.keys()))
 
 
-@pytest.mark.parametrize("metric", metrics())
-def test_a_measurement_loads_no_library_that_another_metric_needs(metric):
-    """lm-eval is loaded by its metric, and only when it measures."""
-    got = loads("relinear.stage", "relinear.measure.run", f"relinear.measure.{metric}")
-    assert not {"lm_eval", "datasets", "peft", "matplotlib", "pandas", "sklearn"} & got
+@pytest.mark.parametrize("work", NEEDS)
+def test_a_stage_loads_what_it_needs_and_no_more(work):
+    assert SELDOM & loads("relinear.stage", work) == NEEDS[work]
+
+
+def test_work_without_torch_loads_none():
+    without = [stages.stage(name).work for name in stages.available() if not stages.stage(name).torch]
+    assert without and not {"torch", "transformers"} & loads("relinear.stage", *without)
 
 
 # --- sizes ---
