@@ -48,6 +48,10 @@ class Family:
             raise UserError(f"{folders[0]} holds a {type(model).__name__}; family {self.name!r} covers {covered}")
         return model, tokenizer
 
+    def positions(self, model: PreTrainedModel) -> int:
+        """Its longest sequence."""
+        return model.config.max_position_embeddings
+
     def random(self, options: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Model and tokenizer made from scratch, the weights from `seed` alone. Raises UserError where the family makes none."""
         able = ", ".join(f for f in families.available() if type(families.load(f)).random is not Family.random)

@@ -49,9 +49,7 @@ class Family(_family.Family):
 
     def random(self, options, seed, dtype):
         tokenizer = byte_tokenizer()
-        config = BertConfig(
-            **Options.parse(self.name, dict(options)).model_dump(), vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id
-        )
+        config = BertConfig(**Options.parse(self.name, dict(options)).model_dump(), vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return BertModel(config).to(dtype).eval(), tokenizer

@@ -27,6 +27,9 @@ class Family(_family.Family):
     opening = "_encoders"
     layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
 
+    def positions(self, model):
+        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first of the table are no token's
+
     def open(self, folders, dtype):
         model, tokenizer = super().open(folders, dtype)
         with torch.no_grad():

@@ -39,8 +39,8 @@ def save_model(
     else:
         folders = [source] if isinstance(source, Path) else list(source)
         model, tokenizer = families.load(family).open(folders, torch_dtype) if family else opened(folders, torch_dtype)
-        families.of(type(model))
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    covered = families.of(type(model))
+    tokenizer.model_max_length = covered.positions(model)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     _check_saved(model, out, torch_dtype)
@@ -53,9 +53,9 @@ def save_model(
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "max_positions": config.max_position_embeddings,
+        "max_positions": covered.positions(model),
         "dtype": dtype,
-        "causal": families.of(type(model)).causal,
+        "causal": covered.causal,
     }
 
 

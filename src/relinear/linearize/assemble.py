@@ -122,7 +122,7 @@ def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link
 def _beside(root: Path, path: str) -> Path:
     """A recorded folder of a scale, below the scale's folder as it is called and lies now."""
     parts = Path(path).parts
-    start = next(i for i, part in enumerate(parts) if part in ("runs", "models", "text", "written", "activations", "assets"))
+    start = next(i for i, part in enumerate(parts) if part in ("runs", "models", "text", "sentences", "written", "activations", "assets"))
     return root.joinpath(*parts[start:])
 
 

@@ -8,7 +8,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-MAKERS = {"items": "_items", "text": "text"}  # kinds of data, as `make` of data.yaml says them -> the file here with their Options
+# Kinds of data, as `make` of data.yaml says them -> the file here with their Options.
+MAKERS = {"items": "_items", "sentences": "sentences", "text": "text"}
 
 
 @functools.cache
