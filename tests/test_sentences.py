@@ -11,8 +11,8 @@ import torch
 
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
-from relinear.get.padded import Padded, opened
 from relinear.get.packed import Packed, micro_batches
+from relinear.get.padded import Padded, opened
 from relinear.get.sentences import GLUE, Text, build, texts
 from relinear.plan.strict import ConfigError
 from relinear.stages.sentences import Options
@@ -57,7 +57,8 @@ def test_glue_as_the_hub_has_it(tmp_path, task):
 def test_glue_as_a_package_has_its_validation(tmp_path):
     table(tmp_path / "hf_datasets/glue/mrpc/validation/data-00000-of-00001.arrow", GLUE["mrpc"], 4)
     found = list(texts(settings("glue", "glue-validation", task="mrpc"), tmp_path))
-    assert [t.split for t in found] == ["heldout"] * 4 and found[0] == ("heldout", "sentence1 0 of data-00000-of-00001.", "sentence2 0 of data-00000-of-00001.")
+    assert [t.split for t in found] == ["heldout"] * 4
+    assert found[0] == ("heldout", *(f"{column} 0 of data-00000-of-00001." for column in GLUE["mrpc"]))
 
 
 def requests(tmp_path, task, *docs):
@@ -176,7 +177,8 @@ def test_padding_depends_on_nothing_but_the_width(tmp_path):
 def test_shares_of_a_step_add_up_over_its_processes(tmp_path, size):
     made(tmp_path)
     text = Padded(tmp_path, "train", 64)
-    parts = [text.share(*part) for rank in range(size) for part in micro_batches(3, n=len(text), batch_size=4, accumulate=2, seed=0, rank=rank, size=size)]
+    step = {"n": len(text), "batch_size": 4, "accumulate": 2, "seed": 0, "size": size}
+    parts = [text.share(*part) for rank in range(size) for part in micro_batches(3, rank=rank, **step)]
     assert sum(parts) == pytest.approx(2)  # of each of two accumulated batches
 
 

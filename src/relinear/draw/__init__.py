@@ -21,7 +21,8 @@ class About(NamedTuple):
 
     `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
-    `data`: measure -> the data that it was made on, or that stood in for them. `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
+    `data`: measure -> the data that it was made on, or that stood in for them.
+    `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
     scale: str

@@ -1,6 +1,7 @@
 """What a family is: the contract of every file here."""
 
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,10 +42,14 @@ class Family:
         if not self.classes:
             others = ", ".join(f for f in families.available() if families.load(f).classes)
             raise UserError(f"models of family {self.name!r} are made from scratch and not opened; families that are opened: {others}")
+        covered = ", ".join(c.__name__ for c in self.classes)
+        if len(folders) == 1 and (config := folders[0] / "config.json").is_file():  # or transformers would say which of its classes open it
+            kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+            if kind not in {c.config_class.model_type for c in self.classes}:
+                raise UserError(f"{folders[0]} holds a model of type {kind!r}; family {self.name!r} covers {covered}")
         # By name: an edit of how files are opened makes another teacher, but no other training (relinear.plan.code).
         model, tokenizer = importlib.import_module(f"relinear.families.{self.opening}").opened(folders, dtype)
         if type(model) not in self.classes:
-            covered = ", ".join(c.__name__ for c in self.classes)
             raise UserError(f"{folders[0]} holds a {type(model).__name__}; family {self.name!r} covers {covered}")
         return model, tokenizer
 

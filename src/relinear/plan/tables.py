@@ -39,7 +39,8 @@ DATA = "{data}"  # in a column's title: the name of the data that its measure re
 class Column(Cell):
     """A column: a place in each row's run, or the unweighted mean of other columns.
 
-    A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`. Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it.
+    A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
+    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it.
     """
 
     name: str
