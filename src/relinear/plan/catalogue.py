@@ -25,8 +25,9 @@ class Model(Strict):
     assets: tuple[str, ...] = ()  # of assets.yaml: the one that holds it, or the parts of its file in order
     init: Literal["pretrained", "random"] = "pretrained"
     options: dict[str, Any] = {}  # of a random one: its family's sizes
-    positions: Positive  # its longest sequence; the model stage compares it with the model
+    positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
     data: str | None = None  # of data.yaml, where its vocabulary is that data set's alone: it reads that in the place of every text
+    causal: bool = True  # a token sees those before it only; false: an encoder
 
 
 class Data(Strict):

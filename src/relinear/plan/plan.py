@@ -28,6 +28,7 @@ from relinear.stages._stage import Node
 
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
+TEXTS = ("text", "sentences")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 
 
@@ -156,8 +157,14 @@ class Plan:
         """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose; none is
         chosen for a run whose model has the vocabulary of one data set alone."""
         base, model, seed = self._parts(run)
-        scratch = self.models[self.stand_in("models", self.runs[base].model)].data is not None
-        return self._name(base, model or (None if scratch else self.teacher), seed)
+        return self._name(base, model or self._teacher_of(base), seed)
+
+    def _teacher_of(self, base: str) -> str | None:
+        """The teacher that `--config teacher=` chose, for runs of models of its kind: none of them for an encoder's where it is a decoder, and none
+        for a run whose model has the vocabulary of one data set alone."""
+        usual = self.models[self.stand_in("models", self.runs[base].model)]
+        chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
+        return self.teacher if chosen.causal == usual.causal and usual.data is None else None
 
     def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
@@ -254,8 +261,8 @@ class Plan:
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
         """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
         name = self.data_for(data, model)
-        if (made := self.data[name].make) == "text" or made not in stages.available():
-            return Node("text", str(Text(self._is_text(name), model, dose)))
+        if (made := self.data[name].make) in TEXTS or made not in stages.available():
+            return Node(made, str(Text(self._is_text(name), model, dose)))
         if dose != 1:
             raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
         return Node(made, name)
@@ -270,9 +277,9 @@ class Plan:
         found = self.data[data]
         return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
 
-    def _is_text(self, data: str) -> str:
-        if self.data[data].make != "text":
-            raise ConfigError(f"data {data!r} is no text; texts are {', '.join(n for n, d in self.data.items() if d.make == 'text')}")
+    def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
+        if self.data[data].make not in kinds:
+            raise ConfigError(f"data {data!r} is no {kinds[0]}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
         return data
 
     def text_of(self, node: Node) -> Text:
@@ -282,7 +289,8 @@ class Plan:
             raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
-            text = Text(self._is_text(part["data"]), part["model"], float(part["dose"] or 1))
+            kinds = ("sentences",) if node.stage == "sentences" else ("text",)
+            text = Text(self._is_text(part["data"], kinds), part["model"], float(part["dose"] or 1))
         except ValueError as error:
             raise ConfigError(f"no text {node.name!r}: {error}") from None
         if str(text) != node.name:
@@ -446,6 +454,12 @@ class Plan:
             spread = ", ".join(s for s in stages.available() if stages.stage(s).spread)
             raise ConfigError(f"{node.stage} is the work of one process; got {processes}. Several can do {spread}")
         stage.check(self, node, processes)
+
+    def require_causal(self, node: Node, why: str) -> None:
+        """Raises ConfigError where a run's model is an encoder."""
+        if not self.models[model := self.run(node.name).model].causal:
+            able = ", ".join(name for name, m in self.models.items() if m.causal)
+            raise ConfigError(f"{node}: {why}, and {model!r} is an encoder; possible: runs of {able}")
 
     def check_options(self) -> None:
         """Check the values of all methods' options by the methods themselves. They need torch, so the Snakefile does not call this.
