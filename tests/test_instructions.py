@@ -14,7 +14,8 @@ from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import written as instructions
 from relinear.get.text import documents
-from relinear.plan.plan import Plan, digest
+from relinear.plan.names import digest
+from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
 from relinear.stage import run_stage
 

@@ -6,67 +6,27 @@ Imports neither torch nor transformers.
 """
 
 import functools
-import hashlib
 import json
 import os
-import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from relinear import attention, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
+from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
 from relinear.plan.options import check_names
 from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
 from relinear.stages._stage import Node
 
-DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
-TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
 TEXTS = ("text", "sentences")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
-
-
-class Resolved(NamedTuple):
-    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to the plan's seed."""
-
-    name: str
-    run: Run
-    model: str
-    seed: int
-
-
-class Text(NamedTuple):
-    """A data set for a model's vocabulary, with a multiple of the scale's training tokens."""
-
-    data: str
-    model: str
-    dose: float = 1.0
-
-    def __str__(self) -> str:
-        return f"{self.data}@{self.model}" + (f"-x{short(self.dose)}" if self.dose != 1 else "")
-
-
-class LinkNodes(NamedTuple):
-    """A part of a run's chain: a method with its options, and the steps that trained it."""
-
-    method: str
-    options: dict[str, Any]
-    steps: tuple[Node, ...]
-
-
-def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def short(number: float) -> str:
-    """A number as folders are named by it: `2`, `0.5`; different ones never alike."""
-    return repr(float(number)).removesuffix(".0")
 
 
 @functools.cache
