@@ -454,3 +454,19 @@ def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"})
     assert done.returncode == 0, done.stderr
     assert not {"torch", "transformers", "matplotlib", "pandas"} & set(done.stdout.split())
+
+
+# --- the data that stood in ---
+
+
+def test_a_column_names_the_data_that_stood_in_for_the_paper_s(tmp_path):
+    columns = [{"name": "kl", "title": "CoLA ({data})", "measure": "kl_cola", "metric": "kl"}, {"name": "mse", "measure": "kl_cola", "metric": "mse"}]
+    given = {"rows": [{"run": "lizard", "published": {"kl": 0.17}}, {"run": "t2r"}], "columns": columns}
+    spec = read(paper(tmp_path, **given, published_for={"model": "BERT", "origin": {"measured": True}}))
+    found = {("lizard", "kl_cola"): measurement("lizard", "kl_cola", reading("kl", 0.4), reading("mse", 0.1)), ("t2r", "kl_cola"): None}
+    make(spec, found, About("mini", data={"kl_cola": "brown-sentences"}), tmp_path)
+    shown, table = (tmp_path / "table1.md").read_text(), rows(tmp_path / "table1.csv")
+    assert "CoLA (brown-sentences)" in shown and "paper's CoLA |" in re.sub(" +", " ", shown) and "{data}" not in shown
+    assert (table["lizard"]["kl_data"], table["t2r"]["kl_data"]) == ("brown-sentences", "not run") and "mse_data" not in table["lizard"]
+    origins = json.loads((tmp_path / "table1.provenance.json").read_text())["cells"]
+    assert origins["lizard"]["kl_data"] == origins["lizard"]["kl"]

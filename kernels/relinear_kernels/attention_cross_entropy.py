@@ -18,9 +18,10 @@ def attention_cross_entropy(
     scale: float,
     window: int | None = None,
     key_mask: Bool[Tensor, "B T"] | None = None,
+    causal: bool = True,
     eps: float = EPS,
 ) -> Float[Tensor, "B T H"]:
-    """How far linear attention's weights are from the causal softmax weights of q and k, in nats, of each query and head.
+    """How far linear attention's weights are from the softmax weights of q and k, in nats, of each query and head.
 
         - sum_{j<=i} p_ij log max(w_ij, 1e-12),   p = softmax(scale q k^T),   w_ij = phi_q_i . phi_k_j / max(sum_j phi_q_i . phi_k_j, eps)
 
@@ -29,12 +30,12 @@ def attention_cross_entropy(
     logarithms, of any size, and w has no eps. The kernels take memory linear in T, and no state on the host: they can be recorded in a CUDA
     graph. Their products of float32 numbers are tf32's, up to 1e-3 off each factor; with bfloat16 q and k (exact) that leaves some 1e-5 of the
     loss and 4e-4 of the gradients, with float32 ones 1e-4 and 2e-3 (tf32's truncation emulated, scores of order 1), and more the larger their
-    scores.
+    scores. Not `causal`, the sums are over all j, by the quadratic definition on any device.
     Returns float32. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """
     options = {"scale": scale, "window": window, "key_mask": key_mask, "eps": eps}
-    if use_triton(q):
+    if causal and use_triton(q):
         from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy as fused
 
         return fused(q, k, phi_q, phi_k, log, **options)
-    return reference.attention_cross_entropy(q, k, phi_q, phi_k, log, **options)
+    return reference.attention_cross_entropy(q, k, phi_q, phi_k, log, causal=causal, **options)

@@ -5,13 +5,24 @@
 Hedgehog Eq. 4; LoLCATs Eq. 7. The teacher p is a target: it has no gradient.
 """
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from relinear_kernels.linear_attention_reference import EPS, linear_attention_weights
+from relinear_kernels.linear_attention_reference import EPS, _accumulate, linear_attention_weights
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
 FLOOR = 1e-12  # a weight is never smaller: with ReLU features it can be zero where the teacher's is not
+
+
+def softmax_weights(
+    q: Float[Tensor, "B T H D"], k: Float[Tensor, "B T Hkv D"], *, scale: float, window: int | None = None, key_mask=None, causal: bool = True
+) -> Float[Tensor, "B H T T"]:
+    """The weights of softmax attention, row = query; `window` is of causal ones. A row that sees nothing is zero."""
+    if causal:
+        return sliding_window_weights(q, k, window=q.shape[1] if window is None else window, scale=scale, key_mask=key_mask)
+    scores = torch.einsum("bthd,bihd->bhti", _accumulate(q), _accumulate(k).repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
+    return (scores if key_mask is None else scores.masked_fill(~key_mask[:, None, None], -torch.inf)).softmax(-1).nan_to_num(0.0)
 
 
 def cross_entropy(target: Float[Tensor, "B H T T"], weights: Float[Tensor, "B H T T"]) -> Float[Tensor, "B T H"]:
@@ -29,9 +40,10 @@ def attention_cross_entropy(
     scale: float,
     window: int | None = None,
     key_mask: Bool[Tensor, "B T"] | None = None,
+    causal: bool = True,
     eps: float = EPS,
 ) -> Float[Tensor, "B T H"]:
     """One value per query and head, float32 (float64 of float64): `relinear_kernels.attention_cross_entropy` by its definition."""
-    window = q.shape[1] if window is None else window
-    target = sliding_window_weights(q.detach(), k.detach(), window=window, scale=scale, key_mask=key_mask)
-    return cross_entropy(target, linear_attention_weights(phi_q, phi_k, feature="exp" if log else "none", key_mask=key_mask, eps=eps))
+    target = softmax_weights(q.detach(), k.detach(), scale=scale, window=window, key_mask=key_mask, causal=causal)
+    weights = linear_attention_weights(phi_q, phi_k, feature="exp" if log else "none", key_mask=key_mask, causal=causal, eps=eps)
+    return cross_entropy(target, weights)

@@ -22,6 +22,7 @@ def linear_attention(
     log_decay: Tensor | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
+    causal: bool = True,
     initial_state: LinearState | None = None,
     return_state: bool = False,
     cu_seqlens: Int[Tensor, " S"] | None = None,
@@ -35,12 +36,19 @@ def linear_attention(
     The keys' matrices are one a query head (M = H) or one a key head (M = Hkv); there is a state for each. `log_decay` is None, one value
     per state ``[M]`` (SUPRA) or one per token and state ``[B, T, M]`` (Lizard's gate); G its running sum.
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. `cu_seqlens` marks the sequences of a packed row
-    (B = 1); the state then has one row per sequence. Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if
-    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run (but for exponential features,
-    whose reference moves with it). `chunk` is the torch form's. Raises ValueError naming what is possible where the kernels do not
-    support the arguments.
+    (B = 1); the state then has one row per sequence. Not `causal`, every query sees all keys of its sequence: no decay, no state (None in
+    its place), no packed rows, and torch's products on any device.
+    Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
+    overwrites `initial_state` where the kernels run (but for exponential features, whose reference moves with it). `chunk` is the torch
+    form's. Raises ValueError naming what is possible where the kernels do not support the arguments.
     """
     options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
+    if not causal:
+        reference.check_causal(causal, log_decay=log_decay, initial_state=initial_state, cu_seqlens=cu_seqlens)
+        if path() == "reference":
+            stateless("linear_attention", return_state=return_state)
+            return reference.linear_attention_quadratic(q, k, v, w_q, w_k, causal=False, key_mask=key_mask, **options)
+        return reference.linear_attention(q, k, v, w_q, w_k, causal=False, key_mask=key_mask, return_state=return_state, **options)
     if use_triton(q):
         if feature not in EXPONENTIAL and one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay):
             from relinear_kernels.decode_step_triton import linear_step

@@ -3,6 +3,7 @@
     out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i      (normalize=True)
 
 with G the running sum of ``log_decay``. LoLCATs Eq. 3 to 5; Katharopoulos et al. 2020; with decay SUPRA Eq. 6 and Lizard Eq. 1.
+Not causal (encoders: Hedgehog Eq. 2 over all keys), every query sees every key, and there is neither decay nor state.
 
 A state belongs to a query head, since the papers' keys meet a matrix of each query head. Where `w_k` (and what fades) has one of each key
 head, the queries of a group read the same features and share one state: heads below are written M, the state's.
@@ -133,13 +134,15 @@ def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> F
 
 
 def linear_attention_weights(
-    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, eps=EPS
+    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, causal=True, eps=EPS
 ) -> Float[Tensor, "B H T T"]:
     """The T x T matrix linear attention implies, row = query. The definition; quadratic in T, for analysis and as the tests' oracle."""
     check_feature(feature)
+    check_causal(causal, log_decay=log_decay)
     q, k = _accumulate(q), _accumulate(k)
     batch, length, heads, _ = q.shape
-    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    reach = torch.ones(length, length, dtype=torch.bool, device=q.device)
+    reach = reach.tril() if causal else reach
     if feature in ACTIVATIONS:
         phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, length, None)
         a = phi_q @ phi_k.transpose(-1, -2)
@@ -148,7 +151,7 @@ def linear_attention_weights(
     else:
         act = EXPONENTIAL[feature]
         logits = _log_products(act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads)))
-        seen = causal if key_mask is None else causal & key_mask[:, None, None, :]
+        seen = reach if key_mask is None else reach & key_mask[:, None, None, :]
         # Masked before the exponential: what a row does not see may be far above all it does, and zero times infinity has no gradient.
         logits = logits.masked_fill(~seen, -torch.inf)
         top = logits.detach().amax(-1, keepdim=True)
@@ -156,8 +159,8 @@ def linear_attention_weights(
     decay = per_query_head(every_decay(log_decay, batch, length, heads, state_heads(w_k, heads)), heads, 2)
     if decay is not None:
         g = decay.to(q.dtype).cumsum(1).transpose(1, 2)  # [B, H, T]
-        a = a * torch.where(causal, g[..., :, None] - g[..., None, :], torch.zeros_like(a)).exp()
-    a = torch.where(causal, a, torch.zeros_like(a))
+        a = a * torch.where(reach, g[..., :, None] - g[..., None, :], torch.zeros_like(a)).exp()
+    a = torch.where(reach, a, torch.zeros_like(a)) if causal else a
     return a / _normaliser(a.sum(-1, keepdim=True), feature, eps) if normalize else a
 
 
@@ -219,6 +222,21 @@ def linear_sums(
     return num, den, per_state_head(LinearState(kv, z, shift), states)
 
 
+def check_causal(causal: bool, **given) -> None:
+    """Raises ValueError where attention that is not causal is given what only an order of keys has a meaning for."""
+    if not causal and (wrong := [name for name, x in given.items() if x is not None]):
+        raise ValueError(f"attention that is not causal reads a whole sequence at once and takes no {', '.join(wrong)}; possible: causal=True")
+
+
+def sums_of_all(q, k, v, w_q, w_k, *, feature, b_q=None, b_k=None, key_mask=None) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B T H"]]:
+    """Numerator and denominator of every query over all keys: time and memory linear in T."""
+    check_feature(feature)
+    q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
+    phi_q, phi_k, _ = _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, q.shape[1], None)  # one chunk, and one reference a feature
+    kv = torch.einsum("bhtf,bthd->bhfd", phi_k, v.repeat_interleave(q.shape[2] // v.shape[2], 2))
+    return torch.einsum("bhtf,bhfd->bthd", phi_q, kv), torch.einsum("bhtf,bhf->bth", phi_q, phi_k.sum(2))
+
+
 def linear_attention(
     q: Float[Tensor, "B T H D"],
     k: Float[Tensor, "B T Hkv D"],
@@ -232,6 +250,7 @@ def linear_attention(
     log_decay: Tensor | None = None,
     normalize: bool = True,
     key_mask: Bool[Tensor, "B T"] | None = None,
+    causal: bool = True,
     initial_state: LinearState | None = None,
     return_state: bool = False,
     chunk: int = CHUNK,
@@ -241,13 +260,15 @@ def linear_attention(
 
     `log_decay` is None, one value per state ``[M]`` (SUPRA's fixed decay) or one per token and state ``[B, T, M]`` (Lizard's gate).
     Keys where `key_mask` is False (padding) leave no trace; give them log_decay 0. A decode step is a piece of length 1.
-    Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`.
+    Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`: None where it is not `causal`.
     """
     if feature in EXPONENTIAL and not normalize:
         raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
-    num, den, state = linear_sums(
-        q, k, v, w_q, w_k, feature=feature, b_q=b_q, b_k=b_k, log_decay=log_decay, key_mask=key_mask,
-        initial_state=initial_state, chunk=chunk,
-    )  # fmt: skip
+    check_causal(causal, log_decay=log_decay, initial_state=initial_state)
+    maps = {"feature": feature, "b_q": b_q, "b_k": b_k, "key_mask": key_mask}
+    if causal:
+        num, den, state = linear_sums(q, k, v, w_q, w_k, **maps, log_decay=log_decay, initial_state=initial_state, chunk=chunk)
+    else:
+        num, den, state = *sums_of_all(q, k, v, w_q, w_k, **maps), None
     out = (num / _normaliser(den, feature, eps)[..., None] if normalize else num).to(v.dtype)
     return (out, state) if return_state else out

@@ -87,6 +87,24 @@ rule text:
         "{RELINEAR} text {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
+rule sentences:
+    """Short texts and pairs of them, each a sequence of its own, as encoders read them."""
+    input:
+        parents("sentences"),
+        assets("sentences"),
+    output:
+        "<results>/sentences/{name}/run.json",
+    log:
+        "<results>/logs/sentences.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("sentences"),
+    params:
+        key=key("sentences"),
+    shell:
+        "{RELINEAR} sentences {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
 rule activations:
     """A model's pass over the transfer data, shared by all runs that distill."""
     input:

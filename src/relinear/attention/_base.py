@@ -1,16 +1,16 @@
 """What every attention method shares: its inputs, its contract, and the softmax attention it is measured against."""
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from relinear.errors import UserError
+from relinear_kernels import attention_cross_entropy_reference as reference
 from relinear_kernels.attention_cross_entropy import attention_cross_entropy
-from relinear_kernels.attention_cross_entropy_reference import cross_entropy
 from relinear_kernels.rotary import rotary
-from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
 DISTILL_LOSSES = ("cross_entropy", "mse")
 
@@ -25,6 +25,7 @@ class Heads(NamedTuple):
     scale: float  # the teacher's score scale, 1 / sqrt(D) in most
     window: int | None = None  # how many positions the teacher's own layer sees, its own included; None: all
     positions: int | None = None  # the longest sequence that the teacher was made for, where it says so
+    causal: bool = True  # a query sees the keys up to its own position; False (encoders): all of them
 
     @property
     def group(self) -> int:
@@ -90,13 +91,24 @@ class Attention(nn.Module):
 
     Laws (tests/test_laws.py): parallel == pieces == one token at a time; a prefix does not depend on what follows; padding leaves no
     trace; grouped heads, any head count; a state whose size is fixed from the first token on.
+    Where `heads.causal` is False (tests/test_encoders.py): the order of keys does not matter; padding leaves no trace; no state.
     """
 
     Options = Options
+    causal_only: ClassVar[bool] = True  # False: it looks at `heads.causal`, in its outputs and in its weights
 
     def __init__(self, heads: Heads, options: Options):
         super().__init__()
         self.heads, self.options = heads, options
+        if not heads.causal and self._causal_only():
+            raise UserError(
+                f"{type(self).__module__.rpartition('.')[2]} ({options}) reads keys in order, which an encoder's have not; possible are methods "
+                "whose files say causal_only = False, such as hedgehog and t2r, without a window"
+            )
+
+    def _causal_only(self) -> bool:
+        """`causal_only`, and where these options make it so."""
+        return self.causal_only
 
     @property
     def unbounded_rotary(self) -> bool:
@@ -109,6 +121,8 @@ class Attention(nn.Module):
 
     def step(self, inputs: Inputs, state) -> tuple[Float[Tensor, "B 1 H D"], Any]:
         """One token, recurrently: the same function on a piece of length 1, in constant time and memory."""
+        if not self.heads.causal:
+            raise UserError("attention that is not causal has no step: an encoder reads a whole text at once; possible: forward on all of it")
         if inputs.q.shape[1] != 1:
             raise ValueError(f"a step takes one token; got {inputs.q.shape[1]}")
         return self(inputs, state)
@@ -138,9 +152,9 @@ class Attention(nn.Module):
             error = (self(inputs)[0].float() - target).square().mean((-1, -2))
         elif loss == "cross_entropy":
             if (phi := self.phi(inputs)) is None:
-                error = cross_entropy(softmax_weights(inputs, self.heads), self.attention_weights(inputs))
+                error = reference.cross_entropy(softmax_weights(inputs, self.heads), self.attention_weights(inputs))
             else:
-                teacher = {"scale": self.heads.scale, "window": self.heads.window, "key_mask": real}
+                teacher = {"scale": self.heads.scale, "window": self.heads.window, "key_mask": real, "causal": self.heads.causal}
                 error = attention_cross_entropy(*inputs.rotated(), *phi, **teacher)
             error = error.mean(-1)
         else:
@@ -155,9 +169,8 @@ def causal(length: int, window: int | None = None, device=None) -> Bool[Tensor, 
 
 
 def softmax_weights(inputs: Inputs, heads: Heads) -> Float[Tensor, "B H T T"]:
-    """The teacher's causal attention weights, float32, row = query. Padding rows are zero."""
-    window = inputs.q.shape[1] if heads.window is None else heads.window
-    return sliding_window_weights(*inputs.rotated(), window=window, scale=heads.scale, key_mask=inputs.key_mask)
+    """The teacher's attention weights, float32, row = query. Keys at padding weigh nothing; a row that sees no key is zero."""
+    return reference.softmax_weights(*inputs.rotated(), scale=heads.scale, window=heads.window, key_mask=inputs.key_mask, causal=heads.causal)
 
 
 def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
@@ -165,6 +178,9 @@ def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
     q, k = inputs.rotated()
     q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, inputs.v))
     length = q.shape[2]
+    if not heads.causal:
+        seen = None if inputs.key_mask is None else inputs.key_mask[:, None, None]
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True).transpose(1, 2)
     if inputs.key_mask is None and (heads.window is None or length <= heads.window):
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=True)
         return out.transpose(1, 2)

@@ -23,6 +23,7 @@ class Options(_base.Options):
 
 class Method(Attention):
     Options = Options
+    causal_only = False
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
@@ -38,7 +39,9 @@ class Method(Attention):
 
     def forward(self, inputs: Inputs, state=None):
         q, k = inputs.rotated()
-        return linear_attention(q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, initial_state=state, return_state=True)
+        return linear_attention(
+            q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
+        )  # fmt: skip
 
     def init_state(self, batch, device=None):
         return linear_state(batch, self.heads.heads, 2 * self.heads.dim, self.heads.dim, device)
@@ -47,4 +50,4 @@ class Method(Attention):
         return linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
-        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask)
+        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)

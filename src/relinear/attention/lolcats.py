@@ -52,6 +52,10 @@ class Options(_base.StateOptions):
 
 class Method(Attention):
     Options = Options
+    causal_only = False
+
+    def _causal_only(self):
+        return bool(self.options.window)
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
@@ -79,7 +83,7 @@ class Method(Attention):
         q, k = inputs.rotated()
         common = {"key_mask": inputs.key_mask, "return_state": True}
         if not self.options.window:
-            return linear_attention(q, k, inputs.v, **self._maps(), **common, initial_state=state)
+            return linear_attention(q, k, inputs.v, **self._maps(), **common, causal=self.heads.causal, initial_state=state)
         if self.options.variant == "code":
             return hybrid_attention(q, k, inputs.v, **self._maps(), **self._hybrid(), **common, initial_state=state)
         return self._mixture(q, k, inputs, state)
@@ -126,7 +130,7 @@ class Method(Attention):
     def attention_weights(self, inputs: Inputs):
         q, k = inputs.rotated()
         if not self.options.window:
-            return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
+            return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)
         if self.options.variant == "code":
             return hybrid_attention_weights(q, k, **self._maps(), **self._hybrid(), key_mask=inputs.key_mask)
         near = sliding_window_weights(q, k, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask)

@@ -23,7 +23,11 @@ class SoftmaxState(NamedTuple):
 
 
 class Method(Attention):
+    causal_only = False
+
     def forward(self, inputs: Inputs, state: SoftmaxState | WindowState | None = None):
+        if not self.heads.causal:
+            return softmax_output(inputs, self.heads), None
         batch, length = inputs.q.shape[:2]
         q, k = inputs.rotated()
         if self.heads.window is not None:

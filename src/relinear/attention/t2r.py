@@ -23,6 +23,7 @@ class Options(_base.Options):
 
 class Method(Attention):
     Options = Options
+    causal_only = False
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
@@ -42,10 +43,12 @@ class Method(Attention):
 
     def forward(self, inputs: Inputs, state=None):
         q, k = inputs.rotated()
-        return linear_attention(q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, initial_state=state, return_state=True)
+        return linear_attention(
+            q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
+        )  # fmt: skip
 
     def init_state(self, batch, device=None):
         return linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
 
     def attention_weights(self, inputs: Inputs):
-        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask)
+        return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)

@@ -21,6 +21,7 @@ class About(NamedTuple):
 
     `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
+    `data`: measure -> the data that it was made on, or that stood in for them.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
@@ -29,6 +30,7 @@ class About(NamedTuple):
     demonstration: str | None = None
     nothing_to_judge: str | None = None
     repeats: Mapping[str, list[str]] = {}
+    data: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}
 
 

@@ -18,6 +18,7 @@ def draw_planned(plan: Plan, artefact: Artefact) -> list[Path]:
     about = About(
         scale=plan.scale, teacher=", ".join(dict.fromkeys(plan.run(plan.name(run)).model for run in runs)) or None,
         demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
+        data={measure: plan.stand_in("data", name) for _, measure in artefact.reads() if (name := plan.measures[measure].data) is not None},
         repeats={run: plan.repeats(run) for run in runs} if artefact.seeds else {},
         files=dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True)),
     )  # fmt: skip

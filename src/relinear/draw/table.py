@@ -10,7 +10,7 @@ from relinear.draw.claims import Judgement, judge, tally, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
 from relinear.plan.specs import Artefact
-from relinear.plan.tables import Column, Table
+from relinear.plan.tables import DATA, Column, Table
 
 BELOW = "**Published**, for other teachers and budgets: compare order and distance to the teacher."
 OVER_SEEDS = "A row of several seeds is their mean, its error that of the items and of the seeds."
@@ -25,7 +25,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     rows = rows_of(spec, measured, about)
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = spec.csv or spec.csv_names
-    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row) for row in rows)])
+    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
     judgements = [judge(claim, look_in(rows), about.nothing_to_judge) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
@@ -36,13 +36,13 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
     """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
     names = spec.csv or spec.csv_names
-    shown = {row.line.name: (row, _csv_row(spec, row)) for row in rows}
+    shown = {row.line.name: (row, _csv_row(spec, row, about)) for row in rows}
     cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
     sources = [source for row in rows for source in row.sources]
     return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
 
 
-def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
+def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     """All cells of a row that a CSV can have; what its measurements do not say is `not run`."""
     line, facts = row.line, row.facts
     found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
@@ -56,6 +56,7 @@ def _csv_row(spec: Table, row: Row) -> dict[str, Any]:
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
+    found |= {f"{c.name}_data": about.data.get(c.measure or "") for c in spec.all_columns if c.names_data and row.cells[c.name].was_run}
     published = line.published
     found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
     return found | {"published_model": published and published.model, "published_source": published and published.source}
@@ -68,7 +69,7 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
         by_definition = f"{entry}/cells/{column}" if not cell.files else _one(cell.files)
-        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd"))), by_definition)
+        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "data"))), by_definition)
     if line.published:
         origins |= {f"published_{column}": f"{artefact.path}#/{pointer}" for column, pointer in line.published.pointers.items()}
         origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.path}#/{line.published.entry}")
@@ -94,7 +95,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
         *[OVER_SEEDS] * any(row.seeds > 1 for row in rows),
         *([about.demonstration] if about.demonstration else []),
         "",
-        _ours(spec, rows, beside is not None),
+        _ours(spec, rows, about, beside is not None),
         "",
     ]
     if below:
@@ -115,16 +116,22 @@ def _most(rows: list[Row], column: str) -> str:
     return count(max(items)) if items else "no"
 
 
-def _ours(spec: Table, rows: list[Row], beside: bool) -> str:
+def _heading(column: Column, about: About) -> str:
+    """A column's title, with the name of the data that its numbers are of."""
+    return column.heading.replace(DATA, about.data.get(column.measure or "", NOT_RUN))
+
+
+def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     rows = [row for row in rows if row.line.run or any(row.line.cells.values())]  # the others have published numbers alone
     columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
     same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
-    header += [f"{c.heading} (n={next(iter(items[c.name]))})" if same.get(c.name) else c.heading for c in columns]
+    titles = {c.name: _heading(c, about) for c in columns}
+    header += [f"{titles[c.name]} (n={next(iter(items[c.name]))})" if same.get(c.name) else titles[c.name] for c in columns]
     printed_columns = [c for c in columns if c.name in spec.published_columns] if beside else []
-    header += [f"paper's {c.heading}" for c in printed_columns]
+    header += [f"paper's {_plain(c)}" for c in printed_columns]
     shown = []
     for row in rows:
         texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
@@ -133,6 +140,11 @@ def _ours(spec: Table, rows: list[Row], beside: bool) -> str:
         cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
         shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
     return markdown(header, shown)
+
+
+def _plain(column: Column) -> str:
+    """A column's title in the paper, whose data are its own."""
+    return column.heading.replace(f" ({DATA})", "")
 
 
 def _marks(row: Row) -> str:
@@ -158,7 +170,7 @@ def _published(spec: Table, rows: list[Row]) -> str:
         for line in (row.line for row in rows)
         if line.published
     ]
-    return markdown(["Run", "Model", *(c.heading for c in columns), "Source"], shown)
+    return markdown(["Run", "Model", *(_plain(c) for c in columns), "Source"], shown)
 
 
 def _number(column: Column, cell: Cell, with_n: bool) -> str:

@@ -15,6 +15,7 @@ PIECE = 2048  # tokens: what the chunked forms hold of that many fits a core's c
 class LinearizedAttention(nn.Module):
     """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
 
+    causal = True  # a token sees those before it only
     PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 
     def __init__(self, teacher: nn.Module, method: Attention):
@@ -22,7 +23,7 @@ class LinearizedAttention(nn.Module):
         for name in self.PARTS:
             if hasattr(teacher, name):
                 setattr(self, name, getattr(teacher, name))
-        self.layer_idx = teacher.layer_idx
+        self.layer_idx: int | None = getattr(teacher, "layer_idx", None)  # its place in the cache; None where there is none
         self.method = method
         self.recording: list[Tensor] | None = None  # while a list: keep each input, and answer as the teacher's softmax attention
 
@@ -55,7 +56,7 @@ class LinearizedAttention(nn.Module):
         inputs = self.inputs(hidden_states, position_embeddings, key_mask)
         if self.recording is not None:
             self.recording.append(hidden_states)
-            return self.output(softmax_output(inputs._replace(key_mask=None), self.method.heads).flatten(2)), None
+            return self.output(softmax_output(inputs, self.method.heads).flatten(2)), None
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         y, state = self.attend(inputs, None if layer is None else layer.state)
         if layer is not None:
@@ -63,19 +64,31 @@ class LinearizedAttention(nn.Module):
         return self.output(y.to(hidden_states.dtype).flatten(2)), None
 
 
+class EncoderAttention(LinearizedAttention):
+    """The projections of an encoder's self-attention around a method: no rotary embedding, no cache."""
+
+    causal = False
+
+    def attend(self, inputs, state):
+        return self.method(inputs, state)  # a piece would not see the keys of the others
+
+    def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
+        return super().forward(hidden_states, attention_mask=attention_mask)
+
+
 class Layout(NamedTuple):
     """Where a teacher's class keeps the attention that is swapped, and what takes its place."""
 
-    layers: str = "layers"  # of the model below the output head
+    layers: str = "layers"  # of the model below the output head; parts of parts have dots between them, here and below
     attention: str = "self_attn"  # of a layer
     swapped: type[LinearizedAttention] = LinearizedAttention
     rotary_by_type: bool = False  # local and global layers rotate at different frequencies
 
     def blocks(self, model: PreTrainedModel) -> nn.ModuleList:
-        return getattr(model.base_model, self.layers)
+        return model.base_model.get_submodule(self.layers)
 
     def attention_layers(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [getattr(block, self.attention) for block in self.blocks(model)]
+        return [block.get_submodule(self.attention) for block in self.blocks(model)]
 
     def windows(self, model: PreTrainedModel) -> list[int | None]:
         """The sliding window that the teacher itself limits each layer to; None where it sees everything."""

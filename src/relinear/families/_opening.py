@@ -24,7 +24,7 @@ POSSIBLE = (
 )
 
 
-def open_causal(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer out of folders. Raises UserError where they hold no model, parts of several, or a damaged one."""
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
         return AutoModelForCausalLM.from_pretrained(folders[0], dtype=dtype), AutoTokenizer.from_pretrained(folders[0])

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear import families
 from relinear.errors import UserError
-from relinear.families._opening import open_causal
+from relinear.families._opening import opened
+from relinear.linearize.loading import auto_class
 from relinear.plan.job import Job
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -24,8 +25,8 @@ def save_model(
 
     `source` is what the model's family opens: a folder in the hub's layout (`config.json`, safetensors), one that holds a `*.gguf`, or
     the folders of a GGUF's parts, in order. `"random"` makes one from scratch, by the family's `options` and `seed`. `family` None is any
-    that covers what the folders hold; for `"random"`, tiny. `out` loads with `AutoModelForCausalLM.from_pretrained(out)` and
-    `AutoTokenizer.from_pretrained(out)`. Choose a dtype by `dtype=` there: `model.to(dtype)` would round the rotary frequencies too.
+    that covers what the folders hold; for `"random"`, tiny. `out` loads with `AutoModelForCausalLM.from_pretrained(out)`, an encoder with
+    `AutoModel`, and `AutoTokenizer.from_pretrained(out)`. Choose a dtype by `dtype=` there: `model.to(dtype)` would round the rotary frequencies too.
 
     Raises `ValueError` for an unknown source, family, option or dtype, and `RuntimeError` if the folder, loaded back, does not give finite
     logits equal to those of the model that was saved.
@@ -37,9 +38,9 @@ def save_model(
         model, tokenizer = families.load(family or "tiny").random(options or {}, seed, torch_dtype)
     else:
         folders = [source] if isinstance(source, Path) else list(source)
-        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else open_causal(folders, torch_dtype)
-        families.of(type(model))
-    tokenizer.model_max_length = model.config.max_position_embeddings
+        model, tokenizer = families.load(family).open(folders, torch_dtype) if family else opened(folders, torch_dtype)
+    covered = families.of(type(model))
+    tokenizer.model_max_length = covered.positions(model)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     _check_saved(model, out, torch_dtype)
@@ -52,16 +53,17 @@ def save_model(
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "max_positions": config.max_position_embeddings,
+        "max_positions": covered.positions(model),
         "dtype": dtype,
+        "causal": covered.causal,
     }
 
 
 @torch.inference_mode()
 def _check_saved(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     probe = torch.arange(PROBE_TOKENS)[None] * (model.config.vocab_size // PROBE_TOKENS)  # [1, T], whole vocabulary
-    kept = model(input_ids=probe).logits
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(input_ids=probe).logits
+    kept = model(input_ids=probe)[0]  # logits, or an encoder's hidden states
+    loaded = auto_class(folder).from_pretrained(folder, dtype=dtype)(input_ids=probe)[0]
     if not torch.isfinite(kept).all():
         raise RuntimeError(f"the model's logits are not finite on {PROBE_TOKENS} tokens")
     if not torch.equal(kept, loaded):
@@ -74,6 +76,7 @@ def work(job: Job) -> dict:
     entry = job.settings["model"]
     source = "random" if entry["init"] == "random" else [job.assets[name] for name in entry["assets"]]
     shape = save_model(source, job.out, family=entry["family"], options=entry["options"], seed=job.seed)
-    if shape["max_positions"] != entry["positions"]:
-        raise UserError(f"models.yaml says positions: {entry['positions']}; this model has {shape['max_positions']}")
+    for said, found in (("positions", "max_positions"), ("causal", "causal")):
+        if shape[found] != entry[said]:
+            raise UserError(f"models.yaml says {said}: {entry[said]}; this model has {shape[found]}")
     return shape

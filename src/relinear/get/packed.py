@@ -1,7 +1,7 @@
 """A text of the `text` stage as sequences of equal length: what trainings and measurements read."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,18 @@ class Packed:
         cut = slice(i * self.seq_len, (i + 1) * self.seq_len)
         tokens, labels = (stream[cut].astype(np.int64) for stream in (self.tokens, self.labels))
         return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+    def batch(self, chosen: Sequence[int], *, width: int | None = None) -> tuple[Int64[Tensor, "B T"]]:
+        """Tokens of sequences, all of one width."""
+        return (torch.stack([self.sequence(i)[0] for i in chosen]),)
+
+    def share(self, part: Sequence[int], whole: Sequence[int]) -> float:
+        """What share of a batch's tokens one part of it has."""
+        return len(part) / len(whole)
+
+    def tokens_of(self, sequences: int) -> int:
+        """How many tokens so many sequences have."""
+        return sequences * self.seq_len
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:

@@ -36,6 +36,11 @@ def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.floa
     return built.to(device).eval()
 
 
+def to_train(model: Path, links: Sequence[Link], dtype: torch.dtype) -> PreTrainedModel:
+    """The model that a training step begins with: as `assemble` makes it, the last adapter merged too, and every weight trainable."""
+    return assemble(model, [*links, links[-1]._replace(steps=())], dtype)
+
+
 def _converted(model: PreTrainedModel, link: Link) -> PreTrainedModel:
     """The model with a link's attention: linearized now, or as it is where it has that already."""
     if not isinstance(model, Linearized):

@@ -3,12 +3,23 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from relinear import families
+
+
+def auto_class(folder: Path | str) -> type:
+    """Which of transformers' Auto classes opens the model of a folder: encoders have no head that predicts a next token."""
+    config = AutoConfig.from_pretrained(folder)
+    encoders = (c.config_class for name in families.available() if not (f := families.load(name)).causal for c in f.classes)
+    return AutoModel if isinstance(config, tuple(encoders)) else AutoModelForCausalLM
 
 
 def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """The model of a folder that transformers loads: a teacher's, or a linearized one's."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+    cls = auto_class(folder)
+    attention = {"attn_implementation": "sdpa"} if cls is AutoModelForCausalLM else {}  # MPNet has its own alone
+    return cls.from_pretrained(folder, dtype=dtype, **attention).to(device).eval()
 
 
 class StrictLoading:

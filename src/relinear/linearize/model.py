@@ -1,4 +1,4 @@
-"""Swap the attention of a pretrained transformers causal LM for a linear-time method; every other weight stays bit-identical.
+"""Swap the attention of a pretrained transformers model for a linear-time method; every other weight stays bit-identical.
 
 A linearized model is a transformers model: its class is a subclass of the teacher's class, made here, and its layers keep the teacher's
 projections under the teacher's names, so that peft targets, checkpoints and `generate()` work as before.
@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from relinear import families
 from relinear.attention import load, options
 from relinear.attention._base import Heads
+from relinear.errors import UserError
 from relinear.families._layer import Layout, LinearizedAttention
 from relinear.linearize.checks import check_padding, check_piece, check_positions, check_prompt
 from relinear.linearize.loading import StrictLoading
@@ -25,11 +26,12 @@ class Linearized(StrictLoading):
     """Mixed in front of the teacher's class: builds the swapped layers from the config, and calls the model with a recurrent cache."""
 
     layout: Layout
+    causal = True
     _is_stateful = True  # transformers then refuses assisted decoding: a recurrent state cannot take rejected tokens back
 
     def __init__(self, config):
         super().__init__(config)
-        swap(self, self.layout, config.relinear)
+        swap(self, self.layout, config.relinear, self.causal)
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 use_cache=None, **kwargs):  # fmt: skip
@@ -107,12 +109,64 @@ class Linearized(StrictLoading):
         return {n: p for n, p in self.named_parameters() if ".method." in n}
 
 
+class LinearizedEncoder(Linearized):
+    """The same for a model whose tokens see each other both ways: one pass over whole texts, no cache, nothing to decode."""
+
+    causal = False
+    _is_stateful = False
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                use_cache=None, logits_to_keep=None, **kwargs):  # fmt: skip
+        if past_key_values is not None or use_cache:
+            raise UserError(NO_DECODING.format(name=type(self).__name__))
+        x = input_ids if input_ids is not None else inputs_embeds
+        batch, length = x.shape[:2]
+        if attention_mask is not None and attention_mask.shape != (batch, length):
+            raise ValueError(f"attention_mask must be [batch, tokens] = {[batch, length]}; got {list(attention_mask.shape)}")
+        if position_ids is None and length > (limit := self.position_table[1]):
+            raise ValueError(f"this encoder has {limit} positions; got {length} tokens and no position_ids. Possible: shorter texts, or "
+                             "`restarted_positions`, which begin anew where the table ends")  # fmt: skip
+        real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
+        mask = real[:, None, None, : 0 if attention_mask is None else length]  # passes through transformers' mask building untouched
+        return super(Linearized, self).forward(
+            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )  # fmt: skip
+
+    @property
+    def position_table(self) -> tuple[int, int]:
+        """The first entry of the learned positions that a token can have, and how many there are from it on."""
+        table = self.base_model.embeddings.position_embeddings
+        first = 0 if table.padding_idx is None else table.padding_idx + 1
+        return first, table.num_embeddings - first
+
+    def restarted_positions(self, length: int) -> Tensor:
+        """Position ids ``[1, T]`` of a text of any length, from the first again wherever the table ends (Hedgehog Table 5)."""
+        first, limit = self.position_table
+        return first + torch.arange(length, device=self.device)[None] % limit
+
+    def generate(self, *args, **kwargs):
+        """Raises UserError: an encoder does not decode."""
+        raise UserError(NO_DECODING.format(name=type(self).__name__))
+
+    def make_cache(self) -> RecurrentCache:
+        """Raises UserError: an encoder does not decode."""
+        raise UserError(NO_DECODING.format(name=type(self).__name__))
+
+    def state_bytes(self, batch: int = 1) -> int:
+        """0: nothing is kept from one text to the next."""
+        return 0
+
+
+NO_DECODING = "{name} is an encoder: its tokens see each other both ways, so it reads whole texts and does not decode; possible: a causal model"
+
+
 def _classes(teacher: type[PreTrainedModel], layout: Layout) -> tuple[type, type[PreTrainedModel]]:
     """The linearized config and model class of one teacher class."""
     base = teacher.config_class
     config = type(f"Relinear{base.__name__}", (base,), {"model_type": f"relinear_{base.model_type}", "__module__": __name__})
     name = f"Relinear{teacher.__name__}"
-    model = type(name, (Linearized, teacher), {"config_class": config, "layout": layout, "__module__": __name__})
+    mixed = Linearized if layout.swapped.causal else LinearizedEncoder
+    model = type(name, (mixed, teacher), {"config_class": config, "layout": layout, "__module__": __name__})
     globals().update({config.__name__: config, name: model})  # found by pickle and by transformers under their own names
     return config, model
 
@@ -121,7 +175,7 @@ LAYOUTS = {teacher: layout for name in families.available() for teacher, layout 
 CLASSES = {teacher: _classes(teacher, layout) for teacher, layout in LAYOUTS.items()}
 for _config, _model in CLASSES.values():
     AutoConfig.register(_config.model_type, _config)
-    AutoModelForCausalLM.register(_config, _model)
+    (AutoModelForCausalLM if _model.causal else AutoModel).register(_config, _model)
 
 
 def _kept(keep: float | Sequence[int] | None, windows: list[int | None]) -> list[int]:
@@ -139,19 +193,19 @@ def _kept(keep: float | Sequence[int] | None, windows: list[int | None]) -> list
     return sorted(set(keep))
 
 
-def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any]) -> None:
+def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal: bool) -> None:
     """Replace the attention of each layer as `recipe` ({"method", "options", "keep_softmax_layers"}) says."""
     config, windows = model.config, layout.windows(model)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     for i, block in enumerate(layout.blocks(model)):
-        teacher, kept = getattr(block, layout.attention), i in recipe["keep_softmax_layers"]
+        teacher, kept = block.get_submodule(layout.attention), i in recipe["keep_softmax_layers"]
         name = "softmax" if kept else recipe["method"]
         scale, positions = getattr(teacher, "scaling", dim**-0.5), getattr(config, "max_position_embeddings", None)
-        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, scale, windows[i], positions)
+        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, scale, windows[i], positions, causal)
         method = load(name)(heads, options(name, {} if kept else recipe["options"]))
         device = next(teacher.parameters()).device
-        setattr(block, layout.attention, layout.swapped(teacher, method.to(device)))
+        block.set_submodule(layout.attention, layout.swapped(teacher, method.to(device)))
 
 
 def recipe_of(model: PreTrainedModel, method: str, *, keep_softmax_layers: float | Sequence[int] | None = None, **given) -> dict[str, Any]:
@@ -175,7 +229,7 @@ def linearize(
         have = ", ".join(t.__name__ for t in CLASSES)
         raise ValueError(f"cannot linearize {type(model).__name__}; can: {have}")
     if getattr(model.config, "use_bidirectional_attention", False):
-        raise ValueError("cannot linearize a teacher with use_bidirectional_attention=True; can: causal language models")
+        raise ValueError("cannot linearize a teacher with use_bidirectional_attention=True; can: causal language models, and encoders")
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
         # Not in transformers' Gemma 3, whatever its configuration says: what it computes is the teacher that a method mimics.
         warnings.warn("attn_logit_softcapping is set, but transformers does not apply it; the linearized model does not either", stacklevel=2)
@@ -184,9 +238,9 @@ def linearize(
         quantizer.remove_quantization_config(model)  # read from GGUF: marked as quantised and so not to be saved, its weights being plain
     recipe = recipe_of(model, method, keep_softmax_layers=keep_softmax_layers, **given)
     config, linearized = CLASSES[type(model)]
-    swap(model, LAYOUTS[type(model)], recipe)
+    swap(model, LAYOUTS[type(model)], recipe, linearized.causal)
     settings = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "transformers_version")}
     model.config = config.from_dict({**settings, "relinear": recipe, "architectures": [linearized.__name__]})
-    model.config._attn_implementation = "sdpa"
+    model.config._attn_implementation = "sdpa" if linearized.causal else "eager"
     model.__class__ = linearized
     return model

@@ -11,13 +11,16 @@ from relinear.machine.distributed import unsharded
 
 
 @torch.no_grad()
-def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
-    """Inputs ``[B, T, hidden]`` of each attention layer of a linearized model while its layers compute the teacher's softmax attention."""
+def record(model: PreTrainedModel, tokens: Tensor, **more) -> list[Tensor]:
+    """Inputs ``[B, T, hidden]`` of each attention layer of a linearized model while its layers compute the teacher's softmax attention.
+
+    `more` are further inputs of the model: attention_mask, token_type_ids, position_ids.
+    """
     layers = model.attention_layers()
     try:
         for layer in layers:
             layer.recording = []
-        model(tokens, use_cache=False, logits_to_keep=1)  # as a whole, which is how FSDP knows it
+        model(tokens, use_cache=False, logits_to_keep=1, **more)  # as a whole, which is how FSDP knows it
         return [layer.recording[0] for layer in layers]
     finally:
         for layer in layers:
@@ -25,9 +28,9 @@ def record(model: PreTrainedModel, tokens: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def layer_inputs(model: PreTrainedModel, recorded: list[Tensor]) -> Iterator[tuple[torch.nn.Module, Inputs]]:
-    """Each layer's method with its inputs, as the teacher's projections make them from what was recorded."""
+def layer_inputs(model: PreTrainedModel, recorded: list[Tensor], key_mask: Tensor | None = None) -> Iterator[tuple[torch.nn.Module, Inputs]]:
+    """Each layer's method with its inputs, as the teacher's projections make them from what was recorded; `key_mask` is False at padding."""
     for block, layer, x, rotary in zip(model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
         with unsharded(block):
-            inputs = layer.inputs(x, rotary, None)
+            inputs = layer.inputs(x, rotary, key_mask)
         yield layer.method, inputs

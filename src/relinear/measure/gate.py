@@ -1,4 +1,7 @@
-"""The gate: a model proves itself before it is scored. Decoding must equal the parallel form, and a prefix must not depend on what follows."""
+"""The gate: a model proves itself before it is scored. Decoding must equal the parallel form, and a prefix must not depend on what follows.
+
+An encoder decodes nothing: padding must leave no trace, and the order in which tokens are given, with their positions, must not matter.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +28,18 @@ class Options(Strict):
     seq_len: Positive  # the longest sequence; fewer tokens are one sequence
 
 
-def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`passed`, and the two distances, of the model. Raises GateError where it is not passed: nothing else is measured then."""
+def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
+    """`passed`, and the two distances, of the model. Raises GateError where it is not passed: nothing else is measured then.
+
+    Without `data` the model is an encoder, and its tokens are drawn.
+    """
     length = min(options.tokens, options.seq_len)
-    tokens, _ = Packed(data, "heldout", length).sequence(0)
-    for name, value in gate(model, tokens).items():
+    if data is None:
+        drawn = torch.Generator().manual_seed(job.settings["seed"])
+        found = encoder_gate(model, torch.randint(model.config.vocab_size // 2, model.config.vocab_size, (2, length), generator=drawn))
+    else:
+        found = gate(model, Packed(data, "heldout", length).sequence(0)[0])
+    for name, value in found.items():
         yield Reading(name, "model", {}, float(value), None, length)
 
 
@@ -66,11 +76,36 @@ def gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
         out = model(tokens[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
         decoded.append(out.logits[:, -1])
     recurrent = distance(torch.stack(decoded, 1), whole[:, start - 1 : -1])
-    tolerance = TOLERANCE[base.dtype]
-    figures = {
-        "passed": finite and prefix <= tolerance and recurrent <= tolerance, "parallel_vs_recurrent": recurrent,
-        "prefix_consistency": prefix, "finite": finite, "tolerance": tolerance,
-    }  # fmt: skip
+    return _passed(finite, base.dtype, {"parallel_vs_recurrent": recurrent, "prefix_consistency": prefix})
+
+
+@torch.inference_mode()
+def encoder_gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
+    """Check an encoder on tokens ``[2, T]``; returns the figures for its metrics. Raises GateError if they are beyond tolerance.
+
+    padding_consistency: half of the first row alone, and padded beside the second. order_consistency: the tokens as they stand, and shuffled
+    together with their positions.
+    """
+    model.eval()
+    tokens, half = tokens.to(model.device), tokens.shape[1] // 2
+    whole, alone = (model(x).last_hidden_state for x in (tokens, tokens[:1, :half]))
+    padded, mask = tokens.clone(), torch.ones_like(tokens)
+    padded[0, half:], mask[0, half:] = model.config.pad_token_id, 0
+    first = 0 if (padding := model.embeddings.position_embeddings.padding_idx) is None else padding + 1
+    order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(model.device)
+    shuffled = model(tokens[:, order], position_ids=first + order[None].expand_as(tokens)).last_hidden_state
+    distances = {
+        "padding_consistency": distance(model(padded, attention_mask=mask).last_hidden_state[:1, :half], alone),
+        "order_consistency": distance(shuffled, whole[:, order]),
+    }
+    return _passed(bool(whole.isfinite().all()), model.dtype, distances)
+
+
+def _passed(finite: bool, dtype: torch.dtype, distances: dict[str, float]) -> dict[str, float | bool]:
+    """The figures of a model, and whether they are within the tolerance of its dtype. Raises GateError where they are not."""
+    tolerance = TOLERANCE[dtype]
+    passed = finite and all(d <= tolerance for d in distances.values())
+    figures = {"passed": passed, **distances, "finite": finite, "tolerance": tolerance}
     if not figures["passed"]:
         raise GateError(f"the model is not fit to be scored: {figures}")
     return figures

@@ -33,9 +33,13 @@ class Cell(Place):
     digits: Annotated[int, Field(gt=0)] | None = None  # significant ones in the Markdown
 
 
+DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
+
+
 class Column(Cell):
     """A column: a place in each row's run, or the unweighted mean of other columns.
 
+    A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
     Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it. `planned`: published numbers that no measure of ours has
     yet; ours are `not run`.
     """
@@ -50,6 +54,10 @@ class Column(Cell):
     @property
     def heading(self) -> str:
         return self.title or self.name
+
+    @property
+    def names_data(self) -> bool:
+        return DATA in self.title
 
 
 class Published(Strict):
@@ -306,6 +314,7 @@ class Table(Spec):
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
         for column in self.all_columns:
             names += [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
+            names += [f"{column.name}_data"] * column.names_data
         names += ["gate", "collapsed", *(["seeds"] if self.seeds else [])]
         shown = [f"published_{column}" for column in self.published_columns]
         return (*names, *shown, *(("published_model", "published_source") if shown else ()))

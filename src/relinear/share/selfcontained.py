@@ -59,7 +59,8 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
         f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
         f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"
     )
-    model.config.auto_map = {"AutoConfig": f"{MAIN}.{config}", "AutoModelForCausalLM": f"{MAIN}.{type(model).__name__}"}
+    auto = "AutoModelForCausalLM" if model.causal else "AutoModel"
+    model.config.auto_map = {"AutoConfig": f"{MAIN}.{config}", auto: f"{MAIN}.{type(model).__name__}"}
 
 
 def generate(wanted: dict[str, set[str]]) -> dict[str, str]:

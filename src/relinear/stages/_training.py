@@ -29,12 +29,13 @@ class Recipe(Strict):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     dose: Annotated[float, Field(gt=0)] = 1.0  # unique training tokens, as a multiple of the scale's
-    epochs: Positive | None = None  # the scale's where not given; so are the next two
+    epochs: Positive | None = None  # the scale's where not given; so are the next three
     seq_len: Positive | None = None
     batch_size: Positive | None = None
+    accumulate: Positive | None = None
 
 
-OF_BUDGET = ("epochs", "seq_len", "batch_size")
+OF_BUDGET = ("epochs", "seq_len", "batch_size", "accumulate")
 ELSEWHERE = {"data", "dose", *OF_BUDGET}  # fields of a recipe that its text and its budget say
 
 

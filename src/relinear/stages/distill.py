@@ -29,6 +29,6 @@ class Stage(_training.Step):
         scale = super().budget(plan, node)
         default = scale["seq_len"] == plan.config.train["distill"]["seq_len"]
         # Recorded inputs are those of the model itself, in sequences of the scale's length.
-        if scale["activations"] and default and not plan.trained_before(node):
+        if scale["activations"] and default and parents["text"].stage == "text" and not plan.trained_before(node):
             parents["activations"] = plan.activations(parents["text"])
         return parents

@@ -21,3 +21,7 @@ class Stage(_training.Step):
     help = "Stage 2: train the linearized model on text, by LoRA, in full, or in its method's parameters."
     work = "relinear.train.finetune"
     Options, Budget = Options, _training.Budget
+
+    def check(self, plan, node, processes):
+        plan.require_causal(node, "finetune trains a model to predict the next token")
+        super().check(plan, node, processes)

@@ -9,6 +9,7 @@ from relinear.stages import _stage
 from relinear.stages._stage import Node
 
 GATE = "gate"  # the measure that a model must pass before others score it
+NEXT_TOKEN = ("perplexity", "lm_eval")  # metrics of models that predict one
 
 
 class Stage(_stage.Stage):
@@ -61,6 +62,8 @@ class Stage(_stage.Stage):
         return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
+        if (metric := plan.measures[node.part].metric) in NEXT_TOKEN:
+            plan.require_causal(node, f"{metric} scores how a model predicts the next token")
         options = self._options(plan, node)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
@@ -69,6 +72,8 @@ class Stage(_stage.Stage):
 
     def _data_name(self, plan, node: Node) -> str | None:
         data = plan.measures[node.part].data
+        if node.part == GATE and not plan.models[plan.run(node.name).model].causal:
+            return None  # nothing to decode: that padding and order leave no trace can be seen on any tokens
         return None if data is None else plan.data_for(data, plan.run(node.name).model)
 
     def _items(self, plan, node: Node) -> dict | None:

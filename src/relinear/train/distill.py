@@ -10,8 +10,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relinear.get.packed import Packed, micro_batches
-from relinear.linearize.assemble import assemble, save_method
+from relinear.get.packed import micro_batches
+from relinear.get.padded import opened
+from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
@@ -24,7 +25,7 @@ def work(job: Job) -> dict:
     """Write `method.safetensors`: the trained parameters that the method added to the model."""
     device, dtype = place(job)
     torch.manual_seed(job.seed)
-    model = assemble(job.parents["model"], job.links, dtype=dtype)
+    model = to_train(job.parents["model"], job.links, dtype)
     metrics = fit(job, model, device)
     if job.leads:
         save_method(model, job.out / "method.safetensors")
@@ -34,7 +35,7 @@ def work(job: Job) -> dict:
 def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     """Train the method's parameters of a linearized model, in place, on the device that it is moved to. Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
-    text = Packed(job.parents["text"], "train", budget["seq_len"])
+    text = opened(job.parents["text"], "train", budget["seq_len"])
     parameters = list(model.method_parameters().values())
     model.requires_grad_(False)
     for p in parameters:
@@ -45,27 +46,32 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
     trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
+    replayed = device == "cuda" and job.hardware["engine"] == "ddp"
     stored = _Stored(job.parents["activations"], device) if "activations" in job.parents else None
 
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
-        for chosen, _ in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
-            yield tuple(stored(chosen)) if stored else (torch.stack([text.sequence(i)[0] for i in chosen]).to(device),)
+        for chosen, whole in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
+            # The mean over the step's real tokens, of which this piece has a part: texts are not equally long.
+            parts = torch.tensor(sum(trained) * accumulate / text.share(chosen, whole), device=device)
+            yield parts, *(stored(chosen) if stored else (x.to(device) for x in text.batch(chosen, width=text.seq_len if replayed else None)))
 
-    def loss(*given: Tensor) -> Iterator[tuple[str, Tensor]]:
-        inputs_of_all = list(given) if stored else record(model, given[0])
-        parts = sum(trained) * (batch * accumulate // len(given[0]))
-        for i, (method, inputs) in enumerate(layer_inputs(model, inputs_of_all)):
+    def loss(parts: Tensor, *given: Tensor) -> Iterator[tuple[str, Tensor]]:
+        tokens, key_mask, types = (*given, None, None)[:3]
+        more = {} if stored or key_mask is None else {"attention_mask": key_mask}
+        more |= {} if stored or types is None or model.causal else {"token_type_ids": types}
+        inputs_of_all = list(given) if stored else record(model, tokens, **more)
+        for i, (method, inputs) in enumerate(layer_inputs(model, inputs_of_all, None if stored else key_mask)):
             if trained[i]:
                 yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
 
-    tokens_per_step = batch * accumulate * text.seq_len
+    tokens_per_step = text.tokens_of(batch * accumulate)
     train(
         loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
         recipe=recipe, loss_scale=recipe["loss_scale"], checkpoint=job.work / "checkpoint.pt", checkpoint_seconds=job.checkpoint_seconds,
         log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
-        recorded=device == "cuda" and job.hardware["engine"] == "ddp",
+        recorded=replayed,
     )  # fmt: skip
-    job.tokens = steps * tokens_per_step
+    job.tokens = text.tokens_of(steps * batch * accumulate)
     return {**job.losses(), "steps": steps, "tokens": job.tokens, "trainable_params": sum(p.numel() for p in parameters)}
 
 

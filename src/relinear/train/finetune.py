@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get.packed import Packed, chance_loss
-from relinear.linearize.assemble import assemble, save_method
+from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
@@ -29,9 +29,7 @@ def work(job: Job) -> dict:
     device, dtype = place(job)
     recipe = job.settings["recipe"]
     torch.manual_seed(job.seed)
-    base = assemble(job.parents["model"], job.links, dtype=weights_dtype(recipe, dtype))
-    if isinstance(base, PeftModel):  # trained on top of a run that ended with an adapter
-        base = base.merge_and_unload()
+    base = to_train(job.parents["model"], job.links, weights_dtype(recipe, dtype))
     if recipe["kind"] == "method" and not (isinstance(base, Linearized) and base.method_parameters()):
         raise UserError(f"{job.name}: kind: method trains what the method added, and {job.settings['method']} added no parameters; use lora or full")
     model, metrics = fit(job, base, device, dtype)

@@ -1,0 +1,37 @@
+"""MPNet: BERT under other names, but for a bias that its relative positions add to the scores of all layers.
+
+A map of q and k cannot express that bias, so it is zeroed when a model is opened: teacher and student then see q.k alone, as in BERT. It is
+another model than the one that was trained, and tables that stand on it must say so.
+"""
+
+import torch
+from transformers import MPNetModel
+
+from relinear.families import _family
+from relinear.families._layer import EncoderAttention, Layout
+
+
+class MPNetAttention(EncoderAttention):
+    """MPNet's projections around a method."""
+
+    PARTS = ("q", "k", "v", "o")
+
+    def project(self, x):
+        return tuple(p(x).unflatten(-1, (-1, self.method.heads.dim)) for p in (self.q, self.k, self.v))
+
+    def output(self, y):
+        return self.o(y)
+
+
+class Family(_family.Family):
+    opening = "_encoders"
+    layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
+
+    def positions(self, model):
+        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first of the table are no token's
+
+    def open(self, folders, dtype):
+        model, tokenizer = super().open(folders, dtype)
+        with torch.no_grad():
+            model.encoder.relative_attention_bias.weight.zero_()
+        return model, tokenizer

@@ -1,0 +1,45 @@
+"""Short texts and pairs of them for a model's vocabulary, each a sequence of its own, as encoders read them."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+MADE_HERE = ("smoke",)  # sources that are no assets
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
+
+    source: str  # an asset, or `smoke`
+    form: Literal["glue", "requests", "sentences", "documents"]  # how the source is read: get/sentences.py
+    task: str | None = None  # of glue and requests
+    words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
+    chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
+    train: Positive | None = None  # this many texts, of which there must be as many; None: all
+    heldout: Positive | None = None
+
+    @model_validator(mode="after")
+    def _task_of_its_form(self) -> Self:
+        if (self.task is None) == (self.form in ("glue", "requests")):
+            raise ValueError(f"give a `task` with the forms glue and requests, and with no other; got form {self.form!r}, task {self.task!r}")
+        return self
+
+
+class Stage(_stage.Stage):
+    help = "Tokenise the sentences of a data set for a model."
+    work = "relinear.get.sentences"
+
+    def settings(self, plan, node):
+        text = plan.text_of(node)
+        return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
+
+    def parents(self, plan, node):
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        source = plan.data[plan.text_of(node).data].options["source"]
+        return [] if source in MADE_HERE else [source]
