@@ -1,5 +1,6 @@
 """Associative recall: the sequences, what is right without recall, the training from scratch, and what is measured of attention."""
 
+import csv
 import json
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from scipy.stats import spearmanr
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_weights
 from relinear.attention.feature_map import orthogonal_rows
+from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.families.tiny import number_tokenizer
 from relinear.get import recall
@@ -150,19 +152,53 @@ def test_stopping_by_a_validation_that_there_is_not_is_refused():
         plan.check_processes(plan.node("pretrain", "recall_softmax"), 1)
     with pytest.raises(ConfigError, match="no data of kind 'recall', 'alpaca'; have recall, recall-small"):
         plan.node("recall", "alpaca")
+    with pytest.raises(ConfigError, match="data 'recall-smoke' have a size of their own, and a dose is of texts; got 2"):
+        plan.text("recall", "recall-tiny", 2)
 
 
 # --- training from scratch ---
 
 
+ARTEFACTS = [f"hedgehog_{stem}" for stem in ("table2", "table3", "table12", "figure2", "figure4", "figure5")]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The runs of softmax attention and of Hedgehog at smoke scale, trained and measured."""
+    """Every run of these tables and figures at smoke scale, trained and measured."""
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
-    for run in ("recall_softmax", "recall_hedgehog"):
-        for measure in ("recall_accuracy", "entropy"):
-            made(plan, f"measure {run} {measure}")
+    reads = {node for name in ARTEFACTS for node in plan.reads(plan.artefacts[name]).values()}
+    for node in sorted(reads):
+        made(plan, str(node))
     return plan
+
+
+def test_every_table_and_figure_is_drawn_of_ten_maps_and_what_needs_bert_is_not_run(trained):
+    runs = {run for name in ARTEFACTS for run, _ in trained.reads(trained.artefacts[name])}
+    assert len(runs) == 10
+    for name in ARTEFACTS:
+        for path in draw_planned(trained, trained.artefacts[name]):
+            assert path.stat().st_size > 0
+    out = trained.root / "hedgehog"
+    for stem, n in (("table2", 9), ("table3", 3)):
+        with (out / f"{stem}.csv").open() as file:
+            table = list(csv.DictReader(file))
+        assert len(table) == n and {row["bert_ft"] for row in table} == {"not run"}
+        published = {row["run"]: (row["published_ar"], row["published_bert_ft"]) for row in table if row["published_ar"]}
+        assert published["recall_softmax"] == ("100.0", "58.8") and published["recall_taylor"] == ("100.0", "58.4")
+        assert all(0 <= float(row["ar"]) <= 100 and 0 < float(row["floor"]) < 100 and float(row["pretrain_tokens"]) == 896 for row in table)
+        claims = list(csv.DictReader((out / f"{stem}.claims.csv").read_text().splitlines()))
+        assert {claim["verdict"] for claim in claims} == {"not tested at this scale"}
+    assert "c 9 k 8 j 3 ... f 1 c" in (out / "table12.md").read_text()
+    assert (out / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.dag
+def test_the_rules_make_a_run_from_scratch_of_what_it_needs_and_no_text(fresh):
+    target = "results/smoke/runs/recall_elu/recall_accuracy/run.json"
+    jobs = ["measure recall_elu gate", "measure recall_elu recall_accuracy", "model recall-tiny", "pretrain recall_elu", "recall recall-smoke"]
+    assert fresh.planned(target) == [*jobs, "tracking_store"]
+    fresh.snakemake(target)
+    assert fresh.planned(target) == []
 
 
 def readings(plan, run, measure):

@@ -51,11 +51,16 @@ class Options(_base.Options):
 
 
 @functools.cache
-def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool) -> Float[Tensor, "M D"]:
-    """Random rows, orthogonal in blocks of `dim`, of length dim^(1/2) where `scaled`, else of (dim / features)^(1/2)."""
+@torch.inference_mode(False)  # kept for trainings, too
+def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool, dtype=torch.float64, device="cpu") -> Float[Tensor, "M D"]:
+    """Random rows, orthogonal in blocks of `dim`, of length dim^(1/2) where `scaled`, else of (dim / features)^(1/2).
+
+    Kept where they are computed with: a step that is recorded cannot fetch them from main memory.
+    """
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(-(-features // dim), dim, dim, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(gaussian).Q.flatten(0, 1)[:features] * (dim if scaled else dim / features) ** 0.5
+    rows = torch.linalg.qr(gaussian).Q.flatten(0, 1)[:features] * (dim if scaled else dim / features) ** 0.5
+    return rows.to(device, dtype)
 
 
 class Method(Attention):
@@ -87,7 +92,8 @@ class Method(Attention):
             return q * self.options.temperature, k * self.options.temperature, kind
         q, k = wide(q), wide(k)
         if kind == "performer":
-            rows = orthogonal_rows(self.options.features, self.heads.dim, self.options.seed, self.options.variant == "paper").to(q)
+            given = (self.options.features, self.heads.dim, self.options.seed, self.options.variant == "paper")
+            rows = orthogonal_rows(*given, q.dtype, q.device)
             q, k = (x * self.heads.scale**0.5 for x in (q, k))
             return *(x @ rows.T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k)), "exp"
         angle = (math.pi / 2 / self.length * self._positions(inputs, seen).to(q.dtype))[..., None, None]
