@@ -186,6 +186,8 @@ def _number(column: Column, cell: Cell, with_n: bool) -> str:
 def _printed(column: Column, value: float | None) -> str:
     if value is None:
         return ""
+    if column.digits and 0 < abs(value) < 1:  # as many as ours, where two decimals would be fewer
+        return f"{value:.{column.digits}g}"
     return f"{value:.1f}" if column.unit == "percent" else number(value)
 
 
