@@ -82,7 +82,7 @@ label: Toy
 says: perplexity of two runs that stand in other tables
 columns: [{name: ppl, measure: perplexity, metric: perplexity}]
 rows: [{run: teacher}, {run: lizard}]
-claims: [{claim: Lizard stays near its teacher, paper: lizard, left: lizard, right: teacher, column: ppl, op: "<", margin: -1}]
+claims: [{claim: Lizard stays near its teacher, paper: lizard, source: Table 2, left: lizard, right: teacher, column: ppl, op: "<", margin: -1}]
 """
 
 
