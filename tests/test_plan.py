@@ -37,18 +37,22 @@ def edit(workflow: Path, name: str, change) -> None:
     (workflow / name).write_text(yaml.safe_dump(data, sort_keys=False))
 
 
+# Runs of every kind: untrained, of one step and of two, in full, on another's transfer; and measures of every kind that they can have.
+RUNS = ("teacher", "teacher_lora", "hedgehog", "lizard", "lizard_r4", "lolcats_window", "lolcats_exp_notransfer", "t2r", "supra")
+MEASURES = ("gate", "perplexity", "perplexity_before", "fidelity", "commonsense", "mmlu")
+
+
 def nodes(p: Plan) -> list[Node]:
-    """Every step and every measurement of every run and of its repetitions, and all that they are made from."""
-    runs = [p.name(name) for run in p.runs for name in (run, *p.repeats(p.name(run)))]
+    """Every step and every measurement of these runs and of their repetitions, and all that they are made from."""
+    runs = [p.name(name) for run in RUNS for name in (run, *p.repeats(p.name(run)))]
     steps = [Node(step, run) for run in runs for step in p.run(run).run.recipes]
-    measured = [p.measured(run, m) for run in runs for m in p.measures if p.measures[m].data and m not in p.config.without and fits(p, run, m)]
-    return p.behind([*steps, *measured])
+    return p.behind([*steps, *(p.measured(run, measure) for run in runs for measure in MEASURES)])
 
 
-def fits(p: Plan, run: str, measure: str) -> bool:
-    """Whether a measure is of a run's kind of model: sentences are an encoder's, other texts and items a decoder's, and the gate is both's."""
-    sentences = p.data[p.stand_in("data", p.measures[measure].data)].make == "sentences"
-    return measure == "gate" or sentences != p.models[p.run(run).model].causal
+def everything(p: Plan) -> list[Node]:
+    """What all tables, figures and runs need."""
+    shown = [node for artefact in p.artefacts.values() for node in p.reads(artefact).values()]
+    return p.behind([*shown, *(Node(step, p.name(run)) for run in p.runs for step in p.runs[run].recipes)])
 
 
 def keys(workflow: Path, scale: str = "smoke", **choices) -> dict[str, str]:
@@ -69,11 +73,6 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 SMOKE = Plan(scale="smoke")
 EVERYTHING = {str(node) for node in nodes(SMOKE)}
-
-
-def of(run: str) -> set[str]:
-    """A run's steps and measurements."""
-    return {x for x in EVERYTHING if x.split()[1] == run}
 
 
 def measures(*names: str) -> set[str]:
@@ -100,14 +99,18 @@ def having(stage: str) -> set[str]:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_scale_passes_its_own_check(scale):
+def test_every_scale_passes_its_own_check(constant_code, scale):
     p = Plan(scale=scale)
     p.check()
-    everything = nodes(p)
-    assert len({p.folder(node) for node in everything}) == len(everything) == len(set(everything))
-    assert all(p.folder(node).is_relative_to(p.root) for node in everything)
-    steps = [node for node in everything if node.stage != "measure"]
-    assert len({p.key(node) for node in steps}) == len(steps), "what is made twice"
+    found = everything(p)
+    assert len({p.folder(node) for node in found}) == len(found) == len(set(found))
+    assert all(p.folder(node).is_relative_to(p.root) for node in found)
+
+
+def test_where_nothing_stands_in_no_step_is_made_twice(constant_code):
+    p = Plan(scale="paper")
+    made = [node for node in everything(p) if node.stage != "measure"]
+    assert len({p.key(node) for node in made}) == len(made)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -129,9 +132,9 @@ def line(stage: str, **settings):
 @pytest.mark.parametrize(
     ("file", "change", "reruns"),
     [
-        ("papers/lizard/runs.yaml", lambda r: line("distill", lr=0.5)(r, "lizard"), of("lizard")),
+        ("papers/lizard/runs.yaml", lambda r: line("distill", lr=0.5)(r, "lizard"), behind("distill", "lizard")),
         ("papers/lizard/runs.yaml", lambda r: line("finetune", lr=0.5)(r, "lizard"), behind("finetune", "lizard")),
-        ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(options={"state_per": "key_head"}), of("lizard")),
+        ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(options={"state_per": "key_head"}), behind("distill", "lizard")),
         ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(shown=["lolcats/table1"]), set()),
         ("papers/lizard/runs.yaml", lambda r: r.update(another=r["lizard"]), set()),
         ("papers/lolcats/table1.yaml", lambda t: t.update(says="other words"), set()),
@@ -183,11 +186,11 @@ def test_an_asset_is_part_of_the_keys_of_what_reads_it_and_of_what_follows(workf
 
 
 def test_a_new_measure_leaves_all_others_alone(workflow):
-    before = keys_of()
     edit(workflow, "measures.yaml", lambda m: m.update(ppl_short={"metric": "perplexity", "data": "alpaca", "options": {"tokens": 256}}))
-    after = keys(workflow)
-    assert before.items() <= after.items()
-    assert {x.split()[-1] for x in after.keys() - before.keys()} == {"ppl_short"}
+    p = Plan(scale="smoke", workflow=workflow)
+    assert keys(workflow) == keys_of()
+    new = p.measured("lizard", "ppl_short")
+    assert p.behind([new])[:-1] == p.behind([p.measured("lizard", "perplexity")])[:-1] and p.key(new) not in keys_of().values()
 
 
 def test_seed_and_budget_change_what_they_touch(workflow):
@@ -345,7 +348,7 @@ def test_wrong_seeds_are_refused():
 @pytest.mark.parametrize("scale", SCALES)
 def test_parents_come_before_their_children(scale):
     p = Plan(scale)
-    order = {node: i for i, node in enumerate(nodes(p))}
+    order = {node: i for i, node in enumerate(everything(p))}
     for node, i in order.items():
         assert all(order[parent] < i for parent in p.parents(node).values())
         assert p.behind([node])[-1] == node
@@ -355,7 +358,7 @@ def test_parents_come_before_their_children(scale):
 def test_what_a_rule_needs_of_a_node_is_plain_data(scale):
     """Settings are written into records and hashed, on whatever machine."""
     p = Plan(scale)
-    for node in nodes(p):
+    for node in everything(p):
         text = json.dumps(p.settings(node), sort_keys=True)
         assert str(ROOT) not in text and module.digest(json.loads(text)) == module.digest(p.settings(node))
 
@@ -363,7 +366,7 @@ def test_what_a_rule_needs_of_a_node_is_plain_data(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_everything_but_the_gate_waits_for_the_gate_of_the_whole_run(scale):
     p = Plan(scale)
-    for node in nodes(p):
+    for node in everything(p):
         if node.stage == "measure":
             whole = p.measures[node.part].before is None and node.part != "gate"
             assert (p.parents(node).get("gate") == Node("measure", node.name, "gate")) == whole
