@@ -255,7 +255,7 @@ class Family(_family.Family):
 
 def test_a_family_is_at_most_three_files(add, clone):
     add.write("src/relinear/families/small.py", FAMILY)
-    add.append("workflow/models.yaml", "\nsmall: {family: small, init: random, positions: 2048}\n")
+    add.append("workflow/models.yaml", "\nsmall: {family: small, layout: decoder, init: random, positions: 2048}\n")
     assert len(add.files) <= 3
     assert clone.planned() == [], "a new family reruns nothing"
     target = "results/smoke/runs/teacher@small/gate/run.json"

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from relinear.get import assets
-from relinear.get.assets import Asset, AssetError, catalogue, manifest, obtain
+from relinear.get.assets import manifest, obtain
+from relinear.plan.assets import Asset, AssetError, catalogue
 
 GOOD = {"toy/data/one.txt": b"one" * 1000, "toy/data/two.txt": b"two", "toy/code.py": b"raise SystemExit"}
 METADATA = b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"

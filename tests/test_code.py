@@ -1,6 +1,7 @@
 """Laws of the code hash: it covers the code that a stage's result depends on, and no other."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -12,48 +13,59 @@ import pytest
 from relinear import attention
 from relinear.plan import code
 from relinear.plan.code import closure, code_hash, definition, find, kernel_hashes
-from relinear.plan.plan import SHARED, WORK, Plan
+from relinear.plan.plan import Plan, metrics
+from relinear.stages._stage import Node
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
-STAGES = [PLAN.step(stage) for stage in SHARED]
-STAGES += [PLAN.step(stage, "lizard") for stage in ("distill", "finetune", "fidelity", "evaluate")]
-# What schedules, records, mirrors and renders does not make results.
-AROUND = (
-    "relinear.stage",
-    "relinear.plan.plan",
-    "relinear.plan.config",
-    "relinear.cli",
-    "relinear.tracking.live",
-    "relinear.plan.code",
-    "relinear.draw",
-)
+NODES = PLAN.behind([PLAN.measured(run, measure) for run in PLAN.runs for measure in PLAN.measures if PLAN.measures[measure].data])
+ASSET = Node("asset", "brown")
+NODES += [ASSET]
+KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
+# What schedules, records, mirrors and draws makes no result. Work knows of the plan what it is given, and how options are checked.
+GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
+AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
 
-@pytest.mark.parametrize("step", STAGES, ids=str)
-def test_what_schedules_and_renders_belongs_to_no_result(step):
-    reached = closure(PLAN.modules(step))
-    assert not [m for m in reached if m.startswith(AROUND)]
+@pytest.mark.parametrize("node", KINDS.values(), ids=str)
+def test_what_schedules_obtains_and_draws_belongs_to_no_result(node):
+    around = tuple(f"relinear.{name}." for name in AROUND)
+    assert {m for m in closure(PLAN.modules(node)) if f"{m}.".startswith(around)} <= {*GIVEN, "relinear.plan"}
 
 
 @pytest.mark.parametrize(
-    ("stage", "needs"),
+    ("stage", "metric", "needs"),
     [
-        ("distill", {"train.distill", "train.loop", "linearize.transfer", "get.text", "machine.hardware", "attention._base"}),
-        ("finetune", {"train.finetune", "train.loop", "linearize.model", "get.text", "machine.hardware", "attention._base"}),
-        ("fidelity", {"measure.fidelity", "measure.perplexity", "linearize.model", "linearize.transfer", "attention._base"}),
-        ("evaluate", {"measure.run", "measure.gate", "measure.lm_eval", "measure.perplexity", "linearize.state", "attention._base"}),
+        ("model", "", {"get.model", "families.tiny", "families._family"}),
+        ("text", "", {"get.text", "get.packed"}),
+        ("written", "", {"get.written", "linearize.loading"}),
+        ("activations", "", {"get.activations", "linearize.transfer", "attention.softmax"}),
+        (
+            "distill",
+            "",
+            {"train.distill", "train.loop", "linearize.transfer", "get.packed", "attention._base", "families._layer"},
+        ),
+        ("finetune", "", {"train.finetune", "train.loop", "linearize.assemble", "get.packed", "machine.hardware", "attention._base"}),
+        ("measure", "fidelity", {"measure.run", "measure.fidelity", "linearize.assemble", "linearize.transfer", "attention._base"}),
+        ("measure", "gate", {"measure.run", "measure.gate", "linearize.state", "attention._base"}),
+        ("measure", "perplexity", {"measure.run", "measure.perplexity", "linearize.state", "attention._base"}),
+        ("measure", "lm_eval", {"measure.run", "measure.lm_eval", "measure._harness", "linearize.state", "attention._base"}),
     ],
 )
-def test_a_stage_reaches_what_makes_its_result(stage, needs):
-    reached = closure(PLAN.modules(PLAN.step(stage, "lizard")))
-    assert {f"relinear.{m}" for m in needs | {"attention.lizard"}} <= reached.keys()
-    assert {f"relinear_kernels.{m}" for m in ("linear_attention_reference", "features")} <= reached.keys()
+def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
+    reached = closure(PLAN.modules(KINDS[stage, metric]))
+    assert {f"relinear.{m}" for m in needs} <= reached.keys()
+    if stage in ("distill", "finetune", "measure"):
+        assert "relinear.attention.lizard" in reached
+        assert {f"relinear_kernels.{m}" for m in ("linear_attention_reference", "features")} <= reached.keys()
 
 
-def test_evaluating_does_not_depend_on_how_models_are_trained():
-    reached = closure(PLAN.modules(PLAN.step("evaluate", "lizard")))
-    assert not reached.keys() & {"relinear.train.loop", "relinear.train.distill", "relinear.train.finetune", "relinear.linearize.transfer"}
+@pytest.mark.parametrize("metric", metrics())
+def test_measuring_does_not_depend_on_how_models_are_trained_or_on_other_metrics(metric):
+    reached = closure(PLAN.modules(KINDS["measure", metric]))
+    assert not [m for m in reached if m.startswith("relinear.train")]
+    assert {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} <= {"run", metric, "_harness"}
+    assert ("relinear.measure._harness" in reached) == (metric == "lm_eval")
 
 
 @pytest.mark.parametrize("method", attention.available())
@@ -107,6 +119,17 @@ def test_what_does_not_change_the_syntax_tree_does_not_change_the_hash(package):
     assert package("a", "from toy.b import f\n\n\ndef g(x):\n    return f(x)\n") == before
 
 
+RAISES = "from toy.b import f\n\n\ndef g(x):\n    if x:\n        raise {}\n    return f(x)\n"
+
+
+def test_the_words_of_an_error_are_no_code_and_the_error_is(package):
+    before = package("a", RAISES.format('ValueError("no x")'))
+    for words in ('"got an x"', 'f"got {x}"', 'f"got {x!r}; " "have none"', '"got " + str(x)', ""):
+        assert package("a", RAISES.format(f"ValueError({words})")) == before, words
+    for other in ('KeyError("no x")', "ValueError(x)", 'ValueError("no x", x)', 'ValueError("no x") from None', 'ValueError(w="no x")', "ValueError"):
+        assert package("a", RAISES.format(other)) != before, other
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
@@ -143,6 +166,108 @@ def test_fields_that_other_pythons_have_and_leave_empty_do_not_count():
     assert code._written(here) == code._written(later)
     later.more = [ast.Name("T")]
     assert code._written(here) != code._written(later)
+
+
+# --- an edit of any file changes the keys of what it makes ---
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A function that edits files of a copy of the package, and says which nodes' keys change."""
+    folder = tmp_path_factory.mktemp("whole")
+    clone = {"relinear": Path(shutil.copytree(code.PACKAGES["relinear"], folder / "relinear")), "relinear_kernels": code.PACKAGES["relinear_kernels"]}
+    uncached = code._read.__wrapped__
+    read = functools.cache(lambda path, text: uncached(path))
+    plan = Plan(scale="smoke")
+
+    def keys():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(code, "PACKAGES", clone)
+            patch.setattr(code, "_read", lambda path: read(path, path.read_text()))  # which is cached by path
+            hashes = functools.cache(lambda modules: code_hash(list(modules)))
+            patch.setattr("relinear.plan.plan.code_hash", lambda modules: hashes(tuple(modules)))
+            plan.__dict__.pop("_keys", None)
+            return {node: plan.key(node) for node in NODES}
+
+    before = keys()
+
+    def edit(change, *names):
+        texts = {clone["relinear"] / name: (clone["relinear"] / name).read_text() for name in names}
+        for path, text in texts.items():
+            path.write_text(change(text))
+        try:
+            assert all(path.read_text() != text for path, text in texts.items())
+            after = keys()
+        finally:
+            for path, text in texts.items():
+                path.write_text(text)
+        return {node for node in NODES if before[node] != after[node]}
+
+    yield edit
+    assert keys() == before
+
+
+def coded(text: str) -> str:
+    return text + "\nEDITED = 1\n"
+
+
+def reworded(text: str) -> str:
+    """Other words in everything that says something: docstrings, comments, and the errors that are raised."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = [ast.Constant("Other words.") if isinstance(arg, ast.JoinedStr | ast.Constant) else arg for arg in node.exc.args]
+    assert ast.get_docstring(tree)
+    tree.body[0] = ast.Expr(ast.Constant("Another first line."))
+    return "# A remark.\n" + ast.unparse(tree)
+
+
+PACKAGE = code.PACKAGES["relinear"]
+OUTSIDE = {"alone": ["cli.py", "stage.py", "status.py", "get/assets.py"]} | {
+    room: [f"{room}/{p.name}" for p in sorted((PACKAGE / room).glob("*.py")) if p.stem != "__init__" and f"relinear.plan.{p.stem}" not in GIVEN]
+    for room in ("plan", "stages", "draw", "tracking", "share", "benchmarks")
+}
+
+
+@pytest.mark.parametrize("room", OUTSIDE)
+def test_editing_what_schedules_obtains_or_draws_reruns_nothing(whole, room):
+    assert whole(coded, *OUTSIDE[room]) <= {ASSET}
+
+
+SAYING = ["get/assets.py", "get/text.py", "get/model.py", "families/_opening.py", "measure/_harness.py", "plan/job.py", "plan/strict.py", "errors.py"]
+
+
+@pytest.mark.parametrize("name", SAYING)
+def test_editing_the_words_of_any_file_reruns_nothing(whole, name):
+    assert whole(reworded, name) == set()
+
+
+def following(made) -> set[Node]:
+    """The nodes for which `made` holds, and everything that is made from them."""
+    return {node for node in NODES if any(map(made, PLAN.behind([node])))}
+
+
+@pytest.mark.parametrize("metric", metrics())
+def test_editing_a_metric_measures_it_anew_and_nothing_else(whole, metric):
+    own = {node for node in NODES if node.part and PLAN.measures[node.part].metric == metric}
+    assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric == "gate" else own), "others wait for the gate"
+
+
+@pytest.mark.parametrize("method", attention.available())
+def test_editing_a_method_reruns_its_runs_and_no_others(whole, method):
+    own = {node for node in NODES if node.name in PLAN.runs and any(link.method == method for link in PLAN.chain(node.name))}
+    if method == "softmax":  # recorded inputs are those of the model's own attention
+        own |= following(lambda node: node.stage == "activations")
+    assert own and whole(coded, f"attention/{method}.py") == own
+
+
+WORK = {"get/text.py": "text", "get/written.py": "written", "get/model.py": "model", "get/activations.py": "activations",
+        "train/distill.py": "distill", "train/finetune.py": "finetune", "measure/run.py": "measure", "families/tiny.py": "model"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_editing_how_something_is_made_makes_it_anew_and_what_follows(whole, name):
+    assert whole(coded, name) == following(lambda node: node.stage == WORK[name])
 
 
 # --- operations: the definition is the key ---
@@ -253,12 +378,10 @@ def test_comments_and_docstrings_are_neither_code_nor_kernel(edited, stem):
     assert edited(stem, rewritten) == (set(), set())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stage", ["distill", "finetune", "fidelity", "evaluate"])
-def test_no_result_is_keyed_by_how_its_operations_are_computed(stage, method):
-    reached = closure([f"relinear.{WORK[stage]}", f"relinear.attention.{method}"])
+def test_no_result_is_keyed_by_how_its_operations_are_computed():
+    reached = set().union(*(closure(list(modules)) for modules in {tuple(PLAN.modules(node)) for node in NODES}))
     kernels = {m for m in reached if m.startswith("relinear_kernels")}
-    assert kernels <= {"relinear_kernels.features", *(f"relinear_kernels.{op}_reference" for op in OPS)}
+    assert kernels and kernels <= {"relinear_kernels.features", *(f"relinear_kernels.{op}_reference" for op in OPS)}
 
 
 @pytest.mark.parametrize(

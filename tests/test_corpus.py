@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from relinear.families.tiny import byte_tokenizer
-from relinear.get import text as corpus
-from relinear.get.text import (
-    IGNORED,
-    Document,
-    Packed,
-    batch_indices,
-    build_corpus,
-    document_separator,
-    documents,
-)
+from relinear.get import packed as sequences
+from relinear.get.packed import IGNORED, Packed, batch_indices
+from relinear.get.text import Document, build_text, document_separator, documents
 
 TOKENIZER = byte_tokenizer()
 
@@ -25,7 +18,7 @@ TOKENIZER = byte_tokenizer()
 def build(out, *, train=4000, heldout=1000, seed=0, sources=None, **options):
     sources = {"smoke": None} if sources is None else sources
     budgets = {"train_tokens": train, "heldout_tokens": heldout}
-    return build_corpus(out, TOKENIZER, sources, heldout_source="smoke", seed=seed, **budgets, **options)
+    return build_text(out, TOKENIZER, sources, heldout_source="smoke", seed=seed, **budgets, **options)
 
 
 def stream(folder, split, kind="tokens") -> np.ndarray:
@@ -46,7 +39,7 @@ def test_no_held_out_document_is_trained_on_whatever_the_budget(tmp_path):
             assert not texts(tmp_path / trained, "train") & texts(tmp_path / scored, "heldout")
 
 
-@pytest.mark.parametrize("split", corpus.SPLITS)
+@pytest.mark.parametrize("split", sequences.SPLITS)
 def test_a_smaller_budget_gives_a_prefix(tmp_path, split):
     build(tmp_path / "small", train=500, heldout=500)
     build(tmp_path / "large")

@@ -13,8 +13,8 @@ from conftest import ROOT
 
 from relinear import cli
 from relinear.plan import plan
-from relinear.plan.config import ConfigError
 from relinear.plan.plan import Plan, from_cli
+from relinear.plan.strict import ConfigError
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -34,8 +34,13 @@ def scale(change):
     return put("scales/smoke.yaml", change)
 
 
-def runs(change):
-    return put("runs.yaml", change)
+def runs(change, paper="lizard"):
+    return put(f"papers/{paper}/runs.yaml", change)
+
+
+def step(stage, run="lizard", paper="lizard", **settings):
+    """An edit of one of a run's steps."""
+    return runs(lambda r: next(step[stage] for step in r[run]["steps"] if stage in step).update(settings), paper)
 
 
 # what was done, the choices of the command line, and what the message names: got, then possible
@@ -49,28 +54,32 @@ CASES = {
     "budget not a number": (None, {"budget": "big"}, ["'big'", "float"]),
     "seed not a number": (None, {"seed": "x"}, ["'x'", "int"]),
     "unknown device": (None, {"device": "tpu"}, ["'tpu'", "cpu or cuda"]),
-    "unknown teacher": (None, {"scale": "mini", "teacher": "gpt"}, ["'gpt'", "smollm2-135m-instruct"]),
+    "unknown teacher": (None, {"scale": "mini", "teacher": "gpt"}, ["'gpt'", "llama-3-8b, mistral-7b, smollm2-135m-instruct"]),
     "unknown method": (runs(lambda r: r["lizard"].update(method="lizzard")), {}, ["lizard", "'lizzard'", METHODS]),
-    "unknown key of a run": (runs(lambda r: r["lizard"].update(distil={})), {}, ["lizard", "'distil'", "distill"]),
-    "unknown key of a recipe": (runs(lambda r: r["lizard"]["distill"].update(rate=1)), {}, ["'rate'", "lizard.distill", "lr"]),
-    "unknown loss": (runs(lambda r: r["lizard"]["distill"].update(loss="kl")), {}, ["lizard.distill.loss", "'kl'", "'cross_entropy' or 'mse'"]),
-    "learning rate 0": (runs(lambda r: r["lizard"]["finetune"].update(lr=0)), {}, ["lizard.finetune.lr", "greater than 0"]),
-    "transfer of softmax": (runs(lambda r: r["teacher"].update(distill={"loss": "mse", "lr": 1})), {}, ["teacher", "nothing to distill"]),
+    "unknown model": (runs(lambda r: r["lizard"].update(model="llama")), {}, ["lizard", "'llama'", "llama-3-8b, mistral-7b"]),
+    "unknown option": (runs(lambda r: r["lizard"].update(options={"windw": 3})), {}, ["lizard/runs.yaml: lizard", "'windw'", "window"]),
+    "unknown key of a run": (runs(lambda r: r["lizard"].update(distil={})), {}, ["lizard", "'distil'", "method, options, steps"]),
+    "unknown key of a recipe": (step("distill", rate=1), {}, ["'rate'", "lizard: distill", "lr"]),
+    "unknown data": (step("distill", data="alpacca"), {}, ["'alpacca'", "alpaca, wikipedia-intros"]),
+    "items to train on": (step("distill", data="tasks"), {}, ["'smoke-tasks' is no text", "stories"]),
+    "unknown loss": (step("distill", loss="kl"), {}, ["lizard: distill.loss", "'kl'", "'cross_entropy' or 'mse'"]),
+    "unknown kind": (step("finetune", kind="qlora"), {}, ["lizard: finetune.kind", "'qlora'", "'lora', 'full' or 'method'"]),
+    "learning rate 0": (step("finetune", lr=0), {}, ["lizard: finetune.lr", "greater than 0"]),
+    "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),
+    "transfer of softmax": (runs(lambda r: r["lizard"].pop("method")), {}, ["lizard", "nothing to distill"]),
     "a table's run that is not there": (runs(lambda r: r.pop("lizard")), {}, ["'lizard'", "lolcats_window"]),
-    "unknown task": (scale(lambda s: s["evaluate"]["tasks"].update(piqua=4)), {}, ["'piqua'", "piqa", "winogrande"]),
-    "one item": (scale(lambda s: s["evaluate"]["tasks"].update(piqa=1)), {}, ["piqa", "1", "2"]),
-    "unknown key of a scale": (scale(lambda s: s.update(teachers={})), {}, ["'teachers'", "teacher, corpus, distill"]),
-    "unknown key below": (scale(lambda s: s["distill"].update(epoch=1)), {}, ["'epoch'", "smoke.yaml.distill", "epochs, seq_len"]),
-    "instructions without a budget": (scale(lambda s: s["corpus"].pop("written")), {}, ["'written'", "how much"]),
-    "unknown source": (scale(lambda s: s["corpus"].update(sources=["wiki"])), {}, ["'wiki'", "wikipedia-intros", "brown"]),
-    "unknown asset": (scale(lambda s: s["teacher"].update(kind="gguf", asset="gpt")), {}, ["'gpt'", "smollm2-135m-instruct"]),
-    "transfer beyond the teacher": (scale(lambda s: s["distill"].update(seq_len=4096)), {}, ["distill.seq_len 4096", "2048"]),
-    "finetuning beyond the teacher": (scale(lambda s: s["finetune"].update(seq_len=4096)), {}, ["finetune.seq_len 4096", "2048"]),
-    "prompts beyond the teacher": (scale(lambda s: s["evaluate"].update(max_length=4096)), {}, ["evaluate.max_length 4096", "2048"]),
+    "unknown task": (put("measures.yaml", lambda m: m["mmlu"]["options"].update(tasks=["piqua"])), {}, ["'piqua'", "piqa, winogrande"]),
+    "one item": (scale(lambda s: s["measures"]["lm_eval"]["items"].update(piqa=1)), {}, ["piqa", "1", "2"]),
+    "unknown key of a scale": (scale(lambda s: s.update(teachers={})), {}, ["'teachers'", "stand_ins, text, train"]),
+    "unknown key below": (scale(lambda s: s["train"]["distill"].update(epoch=1)), {}, ["'epoch'", "smoke.yaml: train: distill", "epochs, seq_len"]),
+    "too little to measure with": (scale(lambda s: s["text"].update(heldout_tokens=256)), {}, ["heldout_tokens", "at least 512", "256"]),
+    "transfer beyond the model": (scale(lambda s: s["train"]["distill"].update(seq_len=4096)), {}, ["distill.seq_len 4096", "2048"]),
+    "finetuning beyond the model": (step("finetune", seq_len=4096), {}, ["'lizard'", "finetune.seq_len 4096", "2048"]),
+    "prompts beyond the model": (scale(lambda s: s["measures"]["lm_eval"].update(max_length=4096)), {}, ["max_length 4096", "2048"]),
     "a missing key": (scale(lambda s: s.pop("hardware")), {}, ["hardware", "required"]),
     "not a mapping": (lambda workflow: (workflow / "scales/smoke.yaml").write_text("- 1\n"), {}, ["smoke.yaml"]),
     "an empty file": (lambda workflow: (workflow / "scales/smoke.yaml").write_text(""), {}, ["smoke.yaml"]),
-    "not YAML": (lambda workflow: (workflow / "runs.yaml").write_text("a: [1\n"), {}, ["runs.yaml"]),
+    "not YAML": (lambda workflow: (workflow / "papers/lizard/runs.yaml").write_text("a: [1\n"), {}, ["lizard/runs.yaml"]),
 }  # fmt: skip
 
 
@@ -103,18 +112,26 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["evaluate", "lizzard", "--scale", "smoke"], ["'lizzard'", "lizard"]),
-        (["distill", "teacher", "--scale", "smoke"], ["'teacher' has no distill stage", "hedgehog"]),
-        (["finetune", "teacher", "--scale", "smoke"], ["'teacher' has no finetune stage", "teacher_lora"]),
+        (["measure", "lizzard", "gate", "--scale", "smoke"], ["'lizzard'", "lizard"]),
+        (["measure", "lizard", "gte", "--scale", "smoke"], ["'gte'", "gate, perplexity"]),
+        (["distill", "lizard-x", "--scale", "smoke"], ["'lizard-x'", "lizard"]),
+        (["distill", "lizard@gpt", "--scale", "smoke"], ["'gpt'", "llama-3-8b, mistral-7b"]),
+        (["distill", "teacher", "--scale", "smoke"], ["'teacher' has no step 'distill'", "hedgehog"]),
+        (["finetune", "teacher", "--scale", "smoke"], ["'teacher' has no step 'finetune'", "teacher_lora"]),
         (["finetune", "lizard", "--scale", "smoke", "--gpus", "2"], ["= 1 sequences", "2 processes", "possible: 1"]),
-        (["fidelity", "lizard", "--scale", "smoke", "--gpus", "2"], ["fidelity", "got 2", "distill, finetune, evaluate"]),
-        (["teacher", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
-        (["teacher", "--scale", "smoke", "--budget", "0"], ["0", "positive"]),
-        (["teacher", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
-        (["assets", "--scale", "paper", "--teacher", "gpt", "--device", "cpu"], ["'gpt'", "llama-3-8b, mistral-7b"]),
-        (["corpus", "--scale", "smoke"], ["`teacher` is not there", "relinear teacher"]),
-        (["render", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "headline, lizard, lolcats"]),
-        (["render", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
+        (["activations", "stories@tiny", "--scale", "smoke", "--gpus", "2"], ["activations", "got 2", "distill, finetune, measure"]),
+        (["model", "tiny", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
+        (["model", "tiny", "--scale", "smoke", "--budget", "0"], ["0", "positive"]),
+        (["model", "tiny", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
+        (["model", "huge", "--scale", "smoke"], ["'huge'", "smollm2-135m-instruct, tiny"]),
+        (["asset", "alpaca", "--scale", "smoke"], ["'alpaca'", "alpaca-cleaned"]),
+        (["asset", "brown", "--scale", "paper", "--teacher", "gpt", "--device", "cpu"], ["'gpt'", "llama-3-8b, mistral-7b"]),
+        (["text", "stories", "--scale", "smoke"], ["'stories'", "<data>@<model>"]),
+        (["text", "stories@tiny", "--scale", "smoke"], ["`model tiny` is not there", "relinear model tiny"]),
+        (["written", "alpaca@tiny", "--scale", "smoke"], ["'alpaca'", "no source `written`"]),
+        (["status", "--scale", "smoke"], ["no finished result", "--scale"]),
+        (["draw", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "comparison, lizard, lolcats"]),
+        (["draw", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
     ],
     ids=lambda x: " ".join(x[:2]),
 )
@@ -130,7 +147,7 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("args", [["--scale", "smoke", "--device", "cuda"], ["--scale", "paper"]], ids=" ".join)
 def test_a_gpu_that_is_not_there(monkeypatch, tmp_path, args):
-    code, stderr = relinear(monkeypatch, "activations", *args, "--results", str(tmp_path))
+    code, stderr = relinear(monkeypatch, "activations", "stories@tiny", *args, "--results", str(tmp_path))
     assert code != 0 and stderr == "error: device 'cuda' asked for, but torch finds no GPU; possible here: cpu (`--config device=cpu`)\n"
 
 
@@ -140,7 +157,7 @@ def test_what_the_hub_alone_has_and_no_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("relinear.stage.tracking.Tracker", Silent)
-    code, stderr = relinear(monkeypatch, "assets", "--scale", "paper", "--device", "cpu", "--results", str(tmp_path / "results"))
+    code, stderr = relinear(monkeypatch, "asset", "llama-3-8b", "--scale", "paper", "--device", "cpu", "--results", str(tmp_path / "results"))
     assert code != 0 and "Traceback" not in stderr
     for part in ("'llama-3-8b' needs the hub", "revision", "*.safetensors", "MiB", "HF_HUB_OFFLINE is set"):
         assert part in stderr
@@ -159,21 +176,24 @@ class Silent:
     def __exit__(self, *error):
         pass
 
+    def log(self, *args):
+        pass
+
 
 def test_a_full_disk(monkeypatch, tmp_path):
     full = shutil.disk_usage(tmp_path)._replace(free=5 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    code, stderr = relinear(monkeypatch, "teacher", "--scale", "smoke", "--results", str(tmp_path))
-    assert code != 0 and stderr.startswith("error: teacher: 5 MiB free on the disk of ") and stderr.count("\n") == 1
+    code, stderr = relinear(monkeypatch, "model", "tiny", "--scale", "smoke", "--results", str(tmp_path))
+    assert code != 0 and stderr.startswith("error: model tiny: 5 MiB free on the disk of ") and stderr.count("\n") == 1
 
 
 # --- the same through Snakemake, which reads the plan before its first job ---
 
-FIRST = "results/smoke/teacher/run.json"  # not all of it, lest a test that fails takes minutes
+FIRST = "results/smoke/models/tiny/run.json"  # not all of it, lest a test that fails takes minutes
 
 
-@pytest.mark.parametrize("name", ["unknown scale", "unknown --config key", "budget 0", "unknown method", "unknown task",
-                                  "unknown key below", "transfer beyond the teacher", "a table's run that is not there"])  # fmt: skip
+@pytest.mark.parametrize("name", ["unknown scale", "unknown --config key", "budget 0", "unknown option", "unknown task",
+                                  "unknown key below", "transfer beyond the model", "a table's run that is not there"])  # fmt: skip
 def test_snakemake_says_it_before_its_first_job(fresh, name):
     edit, choices, named = CASES[name]
     if edit:
@@ -184,20 +204,26 @@ def test_snakemake_says_it_before_its_first_job(fresh, name):
     assert not (fresh / "results").exists(), "work had begun"
 
 
-@pytest.mark.parametrize(
-    ("run", "options", "named"),
-    [
-        ("lolcats_window", {"windw": 3}, ["runs.yaml: lolcats_window", "windw=3", "window"]),
-        ("supra", {"variant": "best"}, ["runs.yaml: supra", "variant='best'", "'paper'", "'code'"]),
-    ],
-)
-def test_an_option_that_the_method_does_not_have_stops_the_first_stage(fresh, run, options, named):
-    """A method checks its own options; whatever run they are of, the first stage of all says it."""
-    runs(lambda r: r[run]["options"].update(options))(fresh / "workflow")
+def test_a_value_that_a_methods_option_cannot_have_stops_the_first_stage(fresh):
+    """A method checks the values of its own options; whatever run they are of, the first stage of all says it."""
+    runs(lambda r: r["supra"].update(options={"variant": "best"}), "supra")(fresh / "workflow")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output
-    assert all(part in output for part in named), output
+    assert all(part in output for part in ["runs.yaml: supra", "variant='best'", "'paper'", "'code'"]), output
     assert not list((fresh / "results").rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("runs/lizzard/finetune", ["'lizzard'", "lizard"]),
+        ("runs/lizard@mistral-7b/finetune", ["'lizard@mistral-7b'", "it is 'lizard'"]),
+        ("text/stories@gpt", ["'gpt'", "tiny"]),
+    ],
+)
+def test_a_target_of_a_name_that_there_is_not_says_which_there_are(fresh, target, named):
+    output = fresh.snakemake(f"results/smoke/{target}/run.json", fails=True, options=("--dry-run",))
+    assert all(part in output for part in named), output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

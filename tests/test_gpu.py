@@ -13,7 +13,7 @@ from relinear import linearize
 from relinear.attention._base import DISTILL_LOSSES
 from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
-from relinear.measure import lm_eval as harness
+from relinear.measure import _harness as harness
 from relinear.train.loop import train
 from relinear_kernels.attention_cross_entropy import attention_cross_entropy
 from relinear_kernels.attention_cross_entropy_reference import attention_cross_entropy as quadratic

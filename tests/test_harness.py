@@ -18,10 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize
 from relinear.families.tiny import byte_tokenizer
-from relinear.get.assets import catalogue
-from relinear.measure import lm_eval as harness
-from relinear.measure.lm_eval import LocalLM, available, check_tasks, draw, load, score
-from relinear.plan.plan import ITEMS
+from relinear.measure import _harness as harness
+from relinear.measure._harness import LocalLM, available, check_tasks, draw, load, score
+from relinear.plan.plan import Plan
 
 SIX = ["piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "mmlu"]
 TOKENIZER = byte_tokenizer()
@@ -59,8 +58,10 @@ def test_a_task_is_the_harness_task_but_for_its_data(name):
 
 @pytest.mark.parametrize("name", available())
 def test_the_asset_holds_the_files_that_a_task_names(name):
+    plan = Plan()
+    members = plan.catalogue[plan.data["tasks"].options["asset"]].members
     for path in yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())["data"].values():
-        assert any(fnmatch(path.format(subject="virology"), member) for member in catalogue()[ITEMS].members), path
+        assert any(fnmatch(path.format(subject="virology"), member) for member in members), path
 
 
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "boolq", "lambada_openai"])

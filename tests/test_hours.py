@@ -1,5 +1,6 @@
 """GPU hours come from measured rows, and the page that prints them holds nothing else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from relinear.benchmarks import hours
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
+from relinear.stages._stage import Node
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,16 +17,55 @@ def row(run: str, stage: str, gpus: int, speed: int) -> dict:
     return {"shape": "llama-3-8b", "run": run, "stage": stage, "scaling": "weak", "gpus": gpus, "tokens_per_second_per_gpu": speed}
 
 
+def table(plan: Plan, rows: list[dict]) -> dict[str, str]:
+    """The printed lines by their first cell."""
+    return {line.split("|")[1].strip(): line for line in hours.hours(plan, "llama-3-8b", rows).splitlines() if line.startswith("|")}
+
+
 def test_hours_are_tokens_over_speed_on_the_fewest_gpus_and_what_lacks_says_so():
     plan = Plan(scale="paper")
-    tokens = plan.config.distill.epochs * plan.config.corpus.train_tokens
+    tokens = plan.config.train["distill"]["epochs"] * plan.config.text.train_tokens
     rows = [row("lolcats_exp", "distill", 4, 9000), row("lolcats_exp", "distill", 1, 10000), row("lizard", "distill", 1, 5000) | {"error": "x"}]
     found = hours.costs(plan, "llama-3-8b", rows)
-    assert found["lolcats_exp", "distill"] == (10000, 1, tokens / 10000 / 3600)
-    assert found["lizard", "distill"] is None and ("t2r", "distill") not in found
-    tables = {line.split("|")[1].strip(): line for line in hours.hours(plan, "llama-3-8b", rows).splitlines() if line.startswith("|")}
-    assert f"{tokens / 10000 / 3600:.2f}" in tables["lolcats/figure3"], "a figure shows the run before finetuning"
+    assert found[Node("distill", "lolcats_exp")] == (10000, 1, tokens / 10000 / 3600)
+    assert found[Node("distill", "lizard")] is None and Node("distill", "t2r") not in found
+    assert f"{tokens / 10000 / 3600:.2f}" in table(plan, rows)["lolcats/figure3"]
     assert "not measured: 3 of 4 stages" in hours.hours(plan, "llama-3-8b", [row("lizard", "distill", 1, 5000)])
+
+
+@pytest.fixture
+def workflow(tmp_path) -> Path:
+    return Path(shutil.copytree(ROOT / "workflow", tmp_path / "workflow"))
+
+
+@pytest.mark.parametrize(
+    ("measure", "steps"), [("fidelity", ["distill"]), ("perplexity_before", ["distill"]), ("perplexity", ["distill", "finetune"])]
+)
+@pytest.mark.parametrize("stem", ["figure2", "table2"])
+def test_what_is_behind_a_table_or_figure_is_what_its_measurements_are_made_from(workflow, measure, steps, stem):
+    """Whatever it is called: its training cost was once decided by `figure` in its name."""
+    (workflow / f"papers/lolcats/{stem}.yaml").write_text(
+        f"{{label: LoLCATs {stem[:-1].capitalize()} {stem[-1]}, says: of one run, draw: attention_maps, run: lolcats_exp, measure: {measure}}}"
+    )
+    plan = Plan(scale="paper", workflow=workflow)
+    assert hours.trained(plan)[f"lolcats/{stem}"] == [Node(step, "lolcats_exp") for step in steps]
+    rows = [row("lolcats_exp", stage, 1, 10000) for stage in ("distill", "finetune")]
+    assert table(plan, rows)[f"lolcats/{stem}"].count("none") == 2 - len(steps)
+
+
+def test_a_step_that_a_run_begins_with_counts_in_the_table_of_the_run(workflow):
+    with (workflow / "papers/lolcats/runs.yaml").open("a") as file:
+        file.write(
+            "\nmore: {model: llama-3-8b, after: lolcats_exp/distill, method: lolcats, options: {variant: paper, feature: exp},\n"
+            "       steps: [{finetune: {data: alpaca, kind: method, lr: 1.0e-4, dose: 2}}]}\n"
+        )
+    plan = Plan(scale="paper", workflow=workflow)
+    spec = workflow / "papers/lolcats/figure3.yaml"
+    spec.write_text(spec.read_text().replace("run: lolcats_exp", "run: more"))
+    assert hours.trained(plan)["lolcats/figure3"] == [Node("distill", "lolcats_exp")]  # fidelity: as the run is before it is finetuned
+    rows = [row("more", "finetune", 1, 10000), row("lolcats_exp", "finetune", 1, 10000)]
+    more, exp = (hours.costs(plan, "llama-3-8b", rows)[Node("finetune", name)] for name in ("more", "lolcats_exp"))
+    assert more.hours == 2 * exp.hours, "a dose of 2 is twice the tokens"
 
 
 def test_the_page_is_what_the_measurements_say():

@@ -14,8 +14,9 @@ from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import written as instructions
 from relinear.get.text import documents
-from relinear.plan.config import WORKFLOW
-from relinear.plan.plan import Plan, digest
+from relinear.plan.names import digest
+from relinear.plan.plan import Plan
+from relinear.plan.strict import WORKFLOW
 from relinear.stage import run_stage
 
 SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}
@@ -53,7 +54,8 @@ def test_an_interrupted_stage_goes_on_and_writes_what_an_undisturbed_one_does(tm
     texts = []
     for name in ("whole", "cut"):
         plan = Plan(scale="smoke", budget=4.0, results=tmp_path / name)
-        made(plan, "assets", "teacher")
+        node = plan.node("written", "stories@tiny")
+        made(plan, "model tiny")
         if name == "cut":
             write, calls = instructions.write, []
 
@@ -65,9 +67,9 @@ def test_an_interrupted_stage_goes_on_and_writes_what_an_undisturbed_one_does(tm
 
             monkeypatch.setattr(instructions, "write", dies)
             with pytest.raises(KeyboardInterrupt):
-                run_stage(plan, plan.step("instructions"), instructions.run)
+                run_stage(plan, node, instructions.work)
             monkeypatch.setattr(instructions, "write", lambda *args, calls=calls, write=write: calls.append(1) or write(*args))
-        folder = run_stage(plan, plan.step("instructions"), instructions.run)
+        folder = run_stage(plan, node, instructions.work)
         texts.append((folder / "written.jsonl").read_text())
     metrics = json.loads((folder / "metrics.json").read_text())
     assert texts[0] == texts[1]
@@ -81,29 +83,30 @@ def test_batches_that_are_kept_are_taken_and_only_the_rest_is_written(tmp_path, 
     name = "instructions/mine/00000.json.xz"
     (plan.workflow / name).parent.mkdir()
     (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records).encode()))
-    monkeypatch.setattr(Plan, "_kept", lambda self: {name: digest((self.workflow / name).read_bytes().hex())})
-    before = plan.key(plan.step("instructions"))
-    folder = made(plan, "assets", "teacher", "instructions")
+    monkeypatch.setattr(Plan, "kept", lambda self, model, sampling: {name: digest((self.workflow / name).read_bytes().hex())})
+    node = plan.node("written", "stories@tiny")
+    before = plan.key(node)
+    folder = made(plan, "written stories@tiny")
     written = [json.loads(line) for line in (folder / "written.jsonl").read_text().splitlines()]
     metrics = json.loads((folder / "metrics.json").read_text())
     assert written[:5] == records and len(written) > 5 and metrics["kept"] == 1 < metrics["batches"]
     (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records * 99).encode()))
     enough = Plan(scale="smoke", budget=4.0, results=plan.results, workflow=plan.workflow)
-    assert enough.key(plan.step("instructions")) != before
+    assert enough.key(node) != before
     monkeypatch.setattr(instructions, "load_teacher", None)
-    metrics = json.loads((made(enough, "instructions") / "metrics.json").read_text())
+    metrics = json.loads((made(enough, "written stories@tiny") / "metrics.json").read_text())
     assert metrics["kept"] == metrics["batches"] == 1 and metrics["records"] == 5 * 99
 
 
 def test_what_is_kept_is_that_of_this_teacher_sampling_and_seed(tmp_path):
     def kept(**choices) -> dict:
         plan = Plan(scale="smollm2", **choices)
-        return plan.settings(plan.step("instructions"))["kept"]
+        return plan.settings(plan.node("written", "mix@smollm2-135m-instruct"))["kept"]
 
     assert len(kept()) == len(kept(budget=2.0)) == 3 and all((WORKFLOW / name).is_file() for name in kept())
     assert kept(seed=1) == {}
     workflow = shutil.copytree(WORKFLOW, tmp_path / "workflow")
-    for path, old, new in (("scales/smollm2.yaml", "response_tokens: 384", "response_tokens: 256"), ("assets.yaml", "sha256: bcc8", "sha256: acc8")):
+    for path, old, new in (("data.yaml", "response_tokens: 384", "response_tokens: 256"), ("assets.yaml", "sha256: bcc8", "sha256: acc8")):
         text = (workflow / path).read_text()
         (workflow / path).write_text(text.replace(old, new))
         assert kept(workflow=workflow) == {} and text.count(old) == 1

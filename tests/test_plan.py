@@ -16,7 +16,8 @@ import yaml
 from relinear import cli, stages
 from relinear.plan import plan as module
 from relinear.plan import scale as scales
-from relinear.plan.plan import Plan, from_cli, short
+from relinear.plan.names import short
+from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 

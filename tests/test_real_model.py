@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from relinear.benchmarks import parity
 from relinear.get import assets
-from relinear.get.model import save_teacher
+from relinear.get.model import save_model
 
 LENGTH = 140  # beyond the longest window
 # Float32 through 30 layers. T2R divides by sums of ReLU features that can be near zero: 5e-5 was seen, and 3e-17 in float64; the others, 4e-6.
@@ -21,7 +21,7 @@ def smollm2(tmp_path_factory):
     except assets.AssetError as error:
         pytest.skip(f"SmolLM2-135M is not to be had, so NOTHING was checked on a real model: {error}")
     folder = tmp_path_factory.mktemp("smollm2")
-    save_teacher(source, folder)
+    save_model(source, folder)
     return folder
 
 

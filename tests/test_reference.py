@@ -41,22 +41,22 @@ FILES = {
 
 @pytest.fixture
 def results(tmp_path):
-    """Results of a scale: a stage with every kind of file, a corpus, tables, work in progress and logs."""
+    """Results of a scale: a stage with every kind of file, a text, tables, work in progress and logs."""
     root = tmp_path / "results/tiny"
-    for stage, names in {"runs/lizard/finetune": [*FILES], "corpus": ["metrics.json"]}.items():
+    for stage, names in {"runs/lizard/finetune": [*FILES], "text/toy": ["metrics.json"]}.items():
         for name in names:
             (root / stage / name).parent.mkdir(parents=True, exist_ok=True)
             (root / stage / name).write_text(FILES[name])
         artefacts = {name: {"sha256": sha256(root / stage / name)} for name in names}
         (root / stage / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": "float32"}}))
     for name in (
-        "table2.csv",
-        "table2.provenance.json",
+        "comparison/table2.csv",
+        "comparison/table2.provenance.json",
         "lolcats/figure3.pdf",
         "lolcats/figure9.pdf",
         "logs/table2.csv",
         ".work/lizard/run.json",
-        "corpus/train_tokens.npy",
+        "text/toy/train_tokens.npy",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("run\nlizard\n")
@@ -76,26 +76,26 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     kept = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     of_stage = {"run.json", "metrics.json", "history.jsonl.gz", "items.json.xz", "method.safetensors", "adapter/adapter_model.safetensors",
                 "adapter/adapter_config.json"}  # fmt: skip
-    shared = {"table2.csv", "table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "corpus/run.json", "corpus/metrics.json",
-              "reference.json"}  # fmt: skip
+    shared = {"comparison/table2.csv", "comparison/table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "text/toy/run.json",
+              "text/toy/metrics.json", "reference.json"}  # fmt: skip
     assert kept == shared | {f"runs/lizard/finetune/{name}" for name in of_stage}
     assert sum(sizes.values()) == sum((tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"})
-    assert sizes.keys() == {"runs/lizard", "table2.csv", "table2.provenance.json", "lolcats", "corpus"}
+    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", "text"}
     left = json.loads((tmp_path / "out/reference.json").read_text())["left_out_bytes"]
-    assert {"runs/lizard/finetune/model.safetensors", "corpus/train_tokens.npy", "lolcats/figure3.pdf"} <= left.keys()
+    assert {"runs/lizard/finetune/model.safetensors", "text/toy/train_tokens.npy", "lolcats/figure3.pdf"} <= left.keys()
     reference.export(results, tmp_path / "out", weights=False)
     light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert light == {name for name in kept if not name.endswith(".safetensors")}
     sizes = reference.export(results, tmp_path / "out")  # its own work is replaced
-    (results / "table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
     reference.export(results, tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.safetensors"))
-    (results / "table2.csv").unlink()
+    (results / "comparison/table2.csv").unlink()
     assert sizes["runs/lizard"] == reference.export(results, tmp_path / "out")["runs/lizard"]
-    (results / "table2.csv").write_text("run\nlizard\n")
+    (results / "comparison/table2.csv").write_text("run\nlizard\n")
     reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")
-    (tmp_path / "out/table2.csv").write_text("y")
+    (tmp_path / "out/comparison/table2.csv").write_text("y")
     with pytest.raises(UserError, match="table2.csv is not what `relinear track export` wrote"):
         reference.verify(tmp_path / "out")
 
@@ -147,12 +147,12 @@ def test_items_come_back_as_the_measurement_wrote_them(results, tmp_path):
     table = pd.read_json(tmp_path / "out" / place / "items.json.xz")
     assert table["acc"].tolist() == [item["acc"] for item in ITEMS] and table["task"].tolist() == [item["task"] for item in ITEMS]
 
-    (results / "table2.csv").write_text("run\nsupra\n")  # of another run than the table's: outcomes, for differences to be paired
+    (results / "comparison/table2.csv").write_text("run\nsupra\n")  # of another run than the table's: outcomes, for differences to be paired
     reference.export(results, tmp_path / "out")
     outcomes = [{name: value for name, value in item.items() if name not in ("scores", "target")} for item in ITEMS]
     assert reference.read_items(tmp_path / "out" / place) == outcomes
-    with pytest.raises(UserError, match="corpus has no items: neither items.jsonl nor items.json.xz"):
-        reference.read_items(tmp_path / "out/corpus")
+    with pytest.raises(UserError, match="toy has no items: neither items.jsonl nor items.json.xz"):
+        reference.read_items(tmp_path / "out/text/toy")
 
 
 def test_a_stage_without_items_has_none_when_committed(results, tmp_path):
@@ -236,7 +236,7 @@ def trained(tmp_path):
         run = root / "runs/lizard"
         shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
         teacher = LlamaForCausalLM(LlamaConfig(**shape))
-        teacher.save_pretrained(root / "teacher")
+        teacher.save_pretrained(root / "models/toy")
         model = linearize(teacher, "lizard")
         lora = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj", "gate"]))
         for name, p in lora.named_parameters():
@@ -245,19 +245,26 @@ def trained(tmp_path):
         lora.save_pretrained(run / "finetune/adapter")
         (run / "distill").mkdir()
         save_method(lora.unload(), run / "distill/method.safetensors")
-        for stage, dtype in {"../../teacher": "float32", **dtypes}.items():
+        ahead: list[str] = []  # steps before a stage
+        for stage, dtype in {"../../models/toy": "float32", **dtypes}.items():
             folder = run / stage
             folder.mkdir(exist_ok=True)
             artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
-            config = {"method": "lizard", "options": {}}
-            (folder / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": dtype}, "config": config}))
+            parents = {
+                name: {"path": f"results/tiny/{path}"} for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
+            }
+            config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
+            record = {"schema": 2, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
+                      "parents": parents, "hardware": {"dtype": dtype}}  # fmt: skip
+            (folder / "run.json").write_text(json.dumps(record))
+            ahead += [stage] if stage in ("distill", "finetune") else []
         return root
 
     return make
 
 
 def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
-    results, out = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16"), tmp_path / "results/reference/tiny"
+    results, out = trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
     loaded, original = (load_run(root / "runs/lizard", torch.bfloat16).state_dict() for root in (out, results))
     assert loaded.keys() == original.keys()
@@ -284,32 +291,32 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
 def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_path):
     results, out = trained(distill="float32"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
-    assert not (out / "teacher/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
+    assert not (out / "models/toy/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
     with pytest.raises(UserError, match="lizard is of committed results"):
         export_run(out / "runs/lizard", tmp_path / "folder")
-    record = results / "teacher/run.json"
-    record.write_text(record.read_text().replace(sha256(results / "teacher/model.safetensors"), "0"))
-    with pytest.raises(UserError, match="another teacher than that of .*lizard"):
+    record = results / "models/toy/run.json"
+    record.write_text(record.read_text().replace(sha256(results / "models/toy/model.safetensors"), "0"))
+    with pytest.raises(UserError, match="another model than that of .*tiny"):
         load_run(out / "runs/lizard")
     record.unlink()
-    with pytest.raises(UserError, match="`relinear teacher --scale tiny` makes it"):
+    with pytest.raises(UserError, match="`relinear model toy --scale tiny` makes it"):
         load_run(out / "runs/lizard")
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])
 def test_an_adapter_that_float32_read_keeps_its_digits(trained, tmp_path, dtypes):
-    results, out = trained(distill="bfloat16", finetune=dtypes[0], evaluate=dtypes[1]), tmp_path / "out"
+    results, out = trained(distill="bfloat16", finetune=dtypes[0], perplexity=dtypes[1]), tmp_path / "out"
     reference.export(results, out)
     assert (out / ADAPTER).read_bytes() == (results / ADAPTER).read_bytes()
     assert changed(out) == {}
 
 
 def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
-    results = trained(distill="bfloat16", finetune="bfloat16", evaluate="bfloat16")
+    results = trained(distill="bfloat16", finetune="bfloat16", perplexity="bfloat16")
     size = sum(reference.export(results, tmp_path / "out").values())
     monkeypatch.setattr(reference, "LARGEST", size)  # which the float32 files exceed
     assert sum(reference.export(results, tmp_path / "out").values()) == size
-    (results / "runs/lizard/evaluate/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
+    (results / "runs/lizard/perplexity/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
     with pytest.raises(UserError, match="more than"):
         reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")
@@ -321,7 +328,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
     scale = ("--scale", "tiny", "--threads", "1")
-    for words in (("assets",), ("teacher",), ("instructions",), ("corpus",), ("finetune", "teacher_lora")):
+    for words in (("model", "tiny"), ("written", "stories@tiny"), ("text", "stories@tiny"), ("finetune", "teacher_lora")):
         done = clone.relinear(*words, *scale)
         assert done.returncode == 0, done.stderr[-3000:]
     done = clone.relinear("track", "export", "results/tiny", "results/reference/tiny")
@@ -331,7 +338,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
         done = clone.relinear("track", "import", "results/reference/tiny")
         assert done.returncode == 0 and expected in done.stdout, done.stderr
     added = [run for run in clone.mlflow() if run["id"] not in before]
-    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["assets", "corpus", "finetune", "instructions", "teacher"]
+    assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["finetune", "model", "text", "written"]
     done = clone.relinear("track", "rebuild")
     assert "0 runs restored" in done.stdout and {run["id"] for run in clone.mlflow()} == before | {run["id"] for run in added}
     (clone / "results/reference/tiny/runs/teacher_lora/finetune/metrics.json").write_text("{}")

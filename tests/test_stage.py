@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from conftest import ROOT
 
 from relinear import stage
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.plan import Plan
+from relinear.plan.strict import WORKFLOW
 from relinear.stage import StageError, run_stage
 from relinear.tracking import live as tracking
 
 RECORD = {
-    "schema", "scale", "run", "stage", "key", "config", "config_hash", "code_hash", "parents", "artefacts", "datasets", "git", "versions",
-    "hardware", "seed", "tokens", "started", "wall_seconds", "peak_rss_bytes", "attempt", "mlflow_run_id", "tags",
+    "schema", "scale", "run", "stage", "measure", "key", "config", "config_hash", "code_hash", "kernels", "parents", "artefacts", "datasets", "git",
+    "versions", "lock", "hardware", "seed", "tokens", "started", "wall_seconds", "peak_rss_bytes", "attempt", "mlflow_run_id", "tags",
 }  # fmt: skip
 
 
@@ -52,130 +54,152 @@ def mirror(monkeypatch):
 
 
 class Results(NamedTuple):
-    """A results folder at smoke scale, with stages whose work is to write one file."""
+    """A results folder at smoke scale, with stages whose work is to write one file. Nodes are given in words: "distill lizard"."""
 
     plan: Plan
 
-    def run(self, name, run=None, text=b"weights", plan=None):
+    def node(self, words: str, plan=None):
+        return (plan or self.plan).node(*words.split())
+
+    def run(self, words, text=b"weights", plan=None):
+        """The jobs that were worked on: one, or none."""
         plan = plan or self.plan
         done = []
 
-        def work(context):
-            done.append(context)
-            (context.out / "method.safetensors").write_bytes(text)
+        def work(job):
+            done.append(job)
+            (job.out / "method.safetensors").write_bytes(text)
             return {"loss": 1.0}
 
-        run_stage(plan, plan.step(name, run), work)
+        run_stage(plan, self.node(words, plan), work)
         return done
 
-    def folder(self, name, run=None) -> Path:
-        return self.plan.folder(self.plan.step(name, run))
+    def folder(self, words) -> Path:
+        return self.plan.folder(self.node(words))
 
-    def record(self, name, run=None) -> dict:
-        return json.loads((self.folder(name, run) / "run.json").read_text())
+    def record(self, words) -> dict:
+        return json.loads((self.folder(words) / "run.json").read_text())
 
-    def work(self, name) -> Path:
-        return self.plan.root / ".work" / name
+    def work(self, words) -> Path:
+        stage, *name = words.split()
+        return self.plan.root / ".work" / ".".join(name if stage == "measure" else [*name, stage])
+
+
+MODEL, WRITTEN, TEXT = INPUTS = ("model tiny", "written stories@tiny", "text stories@tiny")
+ACTIVATIONS = "activations stories@tiny"
 
 
 @pytest.fixture
 def results(tmp_path) -> Results:
     made = Results(Plan(scale="smoke", results=tmp_path / "results"))
-    for name in ("assets", "teacher", "instructions", "corpus"):
-        made.run(name)
+    for words in INPUTS:
+        made.run(words)
     return made
 
 
+@pytest.fixture
+def other(results) -> Plan:
+    """The plan of an edited workflow, whose texts are others and lie where those of the first plan do."""
+    workflow = Path(shutil.copytree(WORKFLOW, results.plan.results.parent / "workflow"))
+    (workflow / "data.yaml").write_text((workflow / "data.yaml").read_text().replace("{tokens: 256,", "{tokens: 300,"))
+    return Plan(scale="smoke", results=results.plan.results, workflow=workflow)
+
+
 def test_a_record_says_all_that_the_contract_names(results):
-    record = results.record("corpus")
+    record = results.record(TEXT)
     assert record.keys() == RECORD
-    assert record["key"] == results.plan.key(results.plan.step("corpus"))
-    assert record["parents"]["teacher"] == {"path": str(results.folder("teacher")), "key": results.record("teacher")["key"]}
-    wrote = results.folder("corpus") / "method.safetensors"
+    assert record["key"] == results.plan.key(results.node(TEXT))
+    assert record["parents"] == {
+        role: {"path": str(results.folder(words)), "key": results.record(words)["key"]} for role, words in (("model", MODEL), ("written", WRITTEN))
+    }
+    wrote = results.folder(TEXT) / "method.safetensors"
     assert record["artefacts"]["method.safetensors"] == {"sha256": sha256(wrote), "bytes": len(b"weights")}
     assert record["artefacts"].keys() == {"method.safetensors", "metrics.json"}
     assert {"python", "torch", "transformers"} <= record["versions"].keys()
     assert record["mlflow_run_id"] == Mirror.run_id
+    assert record["lock"] == sha256(ROOT / "requirements.lock") and record["kernels"] == {}, "a text calls no operation"
     for field in RECORD:
         json.dumps(record[field])
 
 
 def test_a_finished_stage_is_not_run_again(results):
-    assert results.run("corpus") == []
-    assert results.record("corpus")["attempt"] == 1
+    assert results.run(TEXT) == []
+    assert results.record(TEXT)["attempt"] == 1
 
 
 @pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"weigh")], ids=["missing", "cut short"])
 def test_a_damaged_result_is_made_again(results, damage):
-    damage(results.folder("corpus") / "method.safetensors")
-    assert len(results.run("corpus")) == 1
-    assert (results.folder("corpus") / "method.safetensors").read_bytes() == b"weights"
+    damage(results.folder(TEXT) / "method.safetensors")
+    assert len(results.run(TEXT)) == 1
+    assert (results.folder(TEXT) / "method.safetensors").read_bytes() == b"weights"
 
 
 def test_a_missing_parent_names_the_command_to_run(results):
-    with pytest.raises(StageError, match=r"distill lizard: its parent `activations` is not there .*; run `relinear activations .*` first"):
-        results.run("distill", "lizard")
-    assert not results.folder("distill", "lizard").exists()
+    with pytest.raises(
+        StageError, match=r"distill lizard: its parent `activations stories@tiny` is not there .*; run `relinear activations stories@tiny .*` first"
+    ):
+        results.run("distill lizard")
+    assert not results.folder("distill lizard").exists()
 
 
 def test_the_command_that_an_error_names_makes_the_very_parent_that_is_missing(tmp_path):
     plan = Plan(scale="smoke", budget=2.0, seed=3, results=tmp_path / "elsewhere")
     with pytest.raises(StageError) as error:
-        Results(plan).run("corpus")
-    assert plan.as_options() in str(error.value)
+        Results(plan).run(TEXT)
+    assert plan.as_options() in str(error.value) and "`relinear model tiny --scale smoke" in str(error.value)
 
 
-def test_a_parent_of_another_key_is_refused(results):
-    other = Plan(scale="smoke", seed=1, results=results.plan.results)
+def test_a_parent_of_another_key_is_refused(results, other):
+    results.run(WRITTEN, plan=other)
     with pytest.raises(StageError) as error:
-        results.run("activations", plan=other)
-    got, expected = results.record("corpus")["key"][:12], other.key(other.step("corpus"))[:12]
-    assert f"key {got} got, {expected} expected" in str(error.value) and "`relinear corpus" in str(error.value)
+        results.run(ACTIVATIONS, plan=other)
+    got, expected = results.record(TEXT)["key"][:12], other.key(results.node(TEXT, other))[:12]
+    assert f"key {got} got, {expected} expected" in str(error.value) and "`relinear text stories@tiny" in str(error.value)
 
 
 def test_a_parent_of_one_altered_byte_is_refused_naming_both_hashes(results):
-    results.run("activations")
-    results.run("distill", "lizard")
-    path = results.folder("distill", "lizard") / "method.safetensors"
+    results.run(ACTIVATIONS)
+    results.run("distill lizard")
+    path = results.folder("distill lizard") / "method.safetensors"
     expected = sha256(path)
     path.write_bytes(b"weightt")
     with pytest.raises(StageError) as error:
-        results.run("finetune", "lizard")
+        results.run("finetune lizard")
     message = str(error.value)
     assert str(path) in message and f"{sha256(path)} got" in message and f"{expected} expected" in message
     assert "`relinear distill lizard" in message and "\n" not in message
     path.unlink()
     with pytest.raises(StageError, match="no file got"):
-        results.run("finetune", "lizard")
-    assert not results.folder("finetune", "lizard").exists()
+        results.run("finetune lizard")
+    assert not results.folder("finetune lizard").exists()
 
 
 def test_the_command_that_an_error_names_mends_an_altered_parent(results):
-    results.run("activations")
-    results.run("distill", "lizard")
-    path = results.folder("distill", "lizard") / "method.safetensors"
+    results.run(ACTIVATIONS)
+    results.run("distill lizard")
+    path = results.folder("distill lizard") / "method.safetensors"
     path.write_bytes(b"weightt")  # of the same size
     with pytest.raises(StageError, match="run `relinear distill lizard .*` again"):
-        results.run("finetune", "lizard")
-    results.run("distill", "lizard")  # what it says
-    results.run("finetune", "lizard")
+        results.run("finetune lizard")
+    results.run("distill lizard")  # what it says
+    results.run("finetune lizard")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
 def test_work_that_fails_half_way_leaves_nothing_that_looks_finished(results, error):
-    def work(context):
-        (context.out / "method.safetensors").write_bytes(b"half")
+    def work(job):
+        (job.out / "method.safetensors").write_bytes(b"half")
         raise error
 
-    step = results.plan.step("activations")
+    step = results.node(ACTIVATIONS)
     with pytest.raises(error):
         run_stage(results.plan, step, work)
     assert not results.plan.folder(step).exists()
-    with pytest.raises(StageError, match="`activations` is not there"):
-        results.run("distill", "lizard")
-    [context] = results.run("activations")
-    assert results.record("activations")["attempt"] == 2
-    assert (results.folder("activations") / "method.safetensors").read_bytes() == b"weights"
+    with pytest.raises(StageError, match="`activations stories@tiny` is not there"):
+        results.run("distill lizard")
+    [job] = results.run(ACTIVATIONS)
+    assert results.record(ACTIVATIONS)["attempt"] == 2
+    assert (results.folder(ACTIVATIONS) / "method.safetensors").read_bytes() == b"weights"
 
 
 def test_a_result_that_was_written_but_not_moved_is_not_finished(results, monkeypatch):
@@ -189,108 +213,106 @@ def test_a_result_that_was_written_but_not_moved_is_not_finished(results, monkey
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(stage.os, "replace", dies)
-        results.run("activations")
-    assert (results.work("activations") / "out/run.json").is_file()
-    with pytest.raises(StageError, match="`activations` is not there"):
-        results.run("distill", "lizard")
-    assert len(results.run("activations")) == 1
-    assert not (results.work("activations") / "out").exists()
+        results.run(ACTIVATIONS)
+    assert (results.work(ACTIVATIONS) / "out/run.json").is_file()
+    with pytest.raises(StageError, match="`activations stories@tiny` is not there"):
+        results.run("distill lizard")
+    assert len(results.run(ACTIVATIONS)) == 1
+    assert not (results.work(ACTIVATIONS) / "out").exists()
 
 
-def test_a_death_while_the_old_result_is_removed_leaves_nothing_finished(results, monkeypatch):
-    other = Plan(scale="smoke", seed=1, results=results.plan.results)
-    results.run("instructions", plan=other)
+def test_a_death_while_the_old_result_is_removed_leaves_nothing_finished(results, other, monkeypatch):
+    results.run(WRITTEN, plan=other)
     rmtree = shutil.rmtree
 
     def dies(path, **more):
-        if Path(path) == results.folder("corpus"):
+        if Path(path) == results.folder(TEXT):
             raise Stop
         rmtree(path, **more)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(stage.shutil, "rmtree", dies)
-        results.run("corpus", plan=other)
+        results.run(TEXT, plan=other)
     for plan in (results.plan, other):
-        with pytest.raises(StageError, match="`corpus` is not there"):
-            results.run("activations", plan=plan)
+        with pytest.raises(StageError, match="`text stories@tiny` is not there"):
+            results.run(ACTIVATIONS, plan=plan)
 
 
-def test_an_old_result_stays_until_the_new_one_is_whole(results):
-    other = Plan(scale="smoke", seed=1, results=results.plan.results)
-    results.run("instructions", plan=other)
+def test_an_old_result_stays_until_the_new_one_is_whole(results, other):
+    results.run(WRITTEN, plan=other)
 
-    def work(context):
-        assert results.record("corpus")["seed"] == 0
+    def work(job):
+        assert results.record(TEXT)["key"] == results.plan.key(results.node(TEXT))
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        run_stage(other, other.step("corpus"), work)
-    assert results.run("corpus") == [], "the old one is still that of the old plan"
+        run_stage(other, results.node(TEXT, other), work)
+    assert results.run(TEXT) == [], "the old one is still that of the old plan"
 
 
-def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(results):
-    def dies(context):
-        (context.work / "checkpoint.pt").write_text("step 5")
+def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(results, other):
+    def dies(job):
+        (job.work / "checkpoint.pt").write_text("step 5")
         raise Stop
 
     seen = []
 
-    def goes_on(context):
-        seen.append((context.work / "checkpoint.pt").exists())
+    def goes_on(job):
+        seen.append((job.work / "checkpoint.pt").exists())
         return {}
 
-    step, other = results.plan.step("activations"), Plan(scale="smoke", seed=1, results=results.plan.results)
+    step = results.node(ACTIVATIONS)
     with pytest.raises(Stop):
         run_stage(results.plan, step, dies)
     run_stage(results.plan, step, goes_on)
-    assert sorted(p.name for p in results.work("activations").iterdir()) == ["attempt.json", "lock"], "no leftovers"
+    assert sorted(p.name for p in results.work(ACTIVATIONS).iterdir()) == ["attempt.json", "lock"], "no leftovers"
     shutil.rmtree(results.plan.folder(step))
     with pytest.raises(Stop):
         run_stage(results.plan, step, dies)
-    results.run("instructions", plan=other)
-    results.run("corpus", plan=other)
+    results.run(WRITTEN, plan=other)
+    results.run(TEXT, plan=other)
     run_stage(other, step, goes_on)
     assert seen == [True, False]
-    assert results.record("activations")["attempt"] == 4
+    assert results.record(ACTIVATIONS)["attempt"] == 4
 
 
 def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
-    def work(context, last=None):
-        context.resume_history(3)
+    def work(job, last=None):
+        job.resume(3)
         for i in range(3, last or 5):
-            context.log({"loss": float(10 - i)}, i)
+            job.log({"loss": float(10 - i)}, i)
         if last:
             raise Stop
-        return context.losses()
+        return job.losses()
 
-    step = results.plan.step("activations")
-    (results.work("activations")).mkdir(parents=True)
-    (results.work("activations") / "history.jsonl").write_text("".join(f'{{"step": {i}, "time": 1.0, "loss": {10 - i}}}\n' for i in range(3)))
+    step = results.node(ACTIVATIONS)
+    (results.work(ACTIVATIONS)).mkdir(parents=True)
+    (results.work(ACTIVATIONS) / "history.jsonl").write_text("".join(f'{{"step": {i}, "time": 1.0, "loss": {10 - i}}}\n' for i in range(3)))
     with pytest.raises(Stop):
-        run_stage(results.plan, step, lambda context: work(context, last=8))  # three steps beyond the last checkpoint
+        run_stage(results.plan, step, lambda job: work(job, last=8))  # three steps beyond the last checkpoint
     run_stage(results.plan, step, work)
-    lines = [json.loads(line) for line in (results.folder("activations") / "history.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (results.folder(ACTIVATIONS) / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-    assert json.loads((results.folder("activations") / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
+    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
 
 
 def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
     """The machine went down, or the disk was full, in the middle of a line."""
-    results.work("activations").mkdir(parents=True)
-    (results.work("activations") / "history.jsonl").write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "ti')
+    results.work(ACTIVATIONS).mkdir(parents=True)
+    (results.work(ACTIVATIONS) / "history.jsonl").write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "ti')
 
-    def work(context):
-        context.resume_history(1)
-        context.log({"loss": 1.0}, 1)
-        return context.losses()
+    def work(job):
+        job.resume(1)
+        job.log({"loss": 1.0}, 1)
+        return job.losses()
 
-    run_stage(results.plan, results.plan.step("activations"), work)
-    assert json.loads((results.folder("activations") / "metrics.json").read_text()) == {"first_loss": 2.0, "last_loss": 1.0}
+    run_stage(results.plan, results.node(ACTIVATIONS), work)
+    assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {"first_loss": 2.0, "last_loss": 1.0}
 
 
 def test_a_death_while_history_is_trimmed_loses_none_of_it(results, monkeypatch):
-    results.work("activations").mkdir(parents=True)
-    history = results.work("activations") / "history.jsonl"
+    results.work(ACTIVATIONS).mkdir(parents=True)
+    history = results.work(ACTIVATIONS) / "history.jsonl"
     history.write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "time": 1.0, "loss": 1.0}\n')
     write = Path.write_text
 
@@ -302,15 +324,15 @@ def test_a_death_while_history_is_trimmed_loses_none_of_it(results, monkeypatch)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Path, "write_text", dies)
-        run_stage(results.plan, results.plan.step("activations"), lambda context: context.resume_history(2))
+        run_stage(results.plan, results.node(ACTIVATIONS), lambda job: job.resume(2))
     assert len(history.read_text().splitlines()) == 2
 
 
 def test_a_second_process_waits_for_the_first_and_takes_its_result(results, capsys):
-    step, began, go_on, calls = results.plan.step("activations"), threading.Event(), threading.Event(), []
+    step, began, go_on, calls = results.node(ACTIVATIONS), threading.Event(), threading.Event(), []
 
-    def work(context):
-        calls.append(context)
+    def work(job):
+        calls.append(job)
         began.set()
         assert go_on.wait(30)
         return {}
@@ -332,9 +354,53 @@ def test_a_second_process_waits_for_the_first_and_takes_its_result(results, caps
 def test_a_full_disk_is_refused_before_work_starts(results, monkeypatch):
     free = shutil.disk_usage(results.plan.results)._replace(free=300 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(StageError, match="activations: 300 MiB free on the disk of .*; at least 1024 MiB are needed"):
-        results.run("activations")
-    assert not results.folder("activations").exists()
+    with pytest.raises(StageError, match="activations stories@tiny: 300 MiB free on the disk of .*; at least 1024 MiB are needed"):
+        results.run(ACTIVATIONS)
+    assert not results.folder(ACTIVATIONS).exists()
+
+
+def test_a_job_is_given_values_and_no_plan(results):
+    """What the work reads, in folders; what it does, in settings; where it leaves things."""
+    results.run(ACTIVATIONS)
+    [distill] = results.run("distill lizard")
+    assert distill.parents == {
+        "model": results.folder(MODEL), "text": results.folder(TEXT), "activations": results.folder(ACTIVATIONS),
+    }  # fmt: skip
+    assert [(link.method, link.steps) for link in distill.links] == [("lizard", ())], "it begins untrained"
+    [finetune] = results.run("finetune lizard")
+    assert [(link.method, link.steps) for link in finetune.links] == [("lizard", (results.folder("distill lizard"),))]
+    [gate] = results.run("measure lizard gate")
+    assert [link.steps for link in gate.links] == [(results.folder("distill lizard"), results.folder("finetune lizard"))]
+    [before] = results.run("measure lizard fidelity")
+    assert [link.steps for link in before.links] == [(results.folder("distill lizard"),)]
+    for job in (distill, finetune, gate, before):
+        assert not any(isinstance(value, Plan) for value in vars(job).values())
+        assert (job.device, job.dtype, job.seed, job.leads, job.assets) == ("cpu", "float32", 0, True, {})
+
+
+def test_a_record_names_the_kernels_that_could_compute_it(results):
+    results.run(ACTIVATIONS)
+    results.run("distill lizard")
+    kernels = results.record("distill lizard")["kernels"]
+    assert "gated_linear_attention" in kernels and all(len(key) == 64 for key in kernels.values())
+
+
+def test_two_nodes_at_work_have_folders_of_their_own(results):
+    """A scratch folder is named by a node's name and its stage or measure, which no other node's are."""
+    results.run(ACTIVATIONS)
+    for words in ("distill lizard", "finetune lizard", "measure lizard gate", "measure lizard perplexity"):
+        results.run(words)
+        assert results.work(words).is_dir()
+    assert len(list((results.plan.root / ".work").iterdir())) == len(INPUTS) + 5
+
+
+def test_assets_are_obtained_for_the_work_and_checked(results, monkeypatch, tmp_path):
+    mini, asked = Plan(scale="mini", results=tmp_path / "results"), []
+    monkeypatch.setattr(stage.assets, "obtain", lambda name, assets: asked.append((name, assets is mini.catalogue)) or tmp_path / name)
+    [job] = results.run("model smollm2-135m-instruct", plan=mini)
+    assert job.assets == {"smollm2-135m-instruct": tmp_path / "smollm2-135m-instruct"} and asked == [("smollm2-135m-instruct", True)]
+    [job] = results.run("asset brown", plan=mini)
+    assert job.assets == {} and len(asked) == 1, "whose work it is to obtain it"
 
 
 def test_a_stage_error_is_one_a_user_can_mend():

@@ -14,7 +14,7 @@ from relinear.errors import UserError
 from relinear.families import _opening
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import model as teacher
-from relinear.get.model import save_teacher
+from relinear.get.model import save_model
 
 
 def tiny_gguf(path, *, seed: int, shard_tensors: int = 0) -> LlamaForCausalLM:
@@ -68,10 +68,10 @@ def tiny_gguf(path, *, seed: int, shard_tensors: int = 0) -> LlamaForCausalLM:
 
 
 def test_the_random_teacher_comes_back_and_depends_on_its_seed_alone(tmp_path):
-    facts = save_teacher("random", tmp_path / "a", "float32", seed=3)
+    facts = save_model("random", tmp_path / "a", "float32", seed=3)
     torch.manual_seed(1)
-    save_teacher("random", tmp_path / "b", "float32", seed=3)
-    save_teacher("random", tmp_path / "c", "float32", seed=4)
+    save_model("random", tmp_path / "b", "float32", seed=3)
+    save_model("random", tmp_path / "c", "float32", seed=4)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
     assert (facts["heads"], facts["kv_heads"], facts["head_dim"], facts["layers"]) == (6, 2, 16, 2)
@@ -84,8 +84,8 @@ def test_the_random_teacher_comes_back_and_depends_on_its_seed_alone(tmp_path):
 
 @pytest.mark.parametrize("dtype", teacher.DTYPES)
 def test_a_folder_in_the_hubs_layout_is_saved_in_the_dtype_asked_for(tmp_path, dtype):
-    save_teacher("random", tmp_path / "source", "float32")
-    save_teacher(tmp_path / "source", tmp_path / "out", dtype)
+    save_model("random", tmp_path / "source", "float32")
+    save_model(tmp_path / "source", tmp_path / "out", dtype)
     source = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=getattr(torch, dtype))
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert saved.dtype == getattr(torch, dtype)
@@ -96,7 +96,7 @@ def test_a_folder_in_the_hubs_layout_is_saved_in_the_dtype_asked_for(tmp_path, d
 def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
     (tmp_path / "package").mkdir()
     model = tiny_gguf(tmp_path / "package/tiny.gguf", seed=0)
-    facts = save_teacher(tmp_path, tmp_path / "out", "float32")
+    facts = save_model(tmp_path, tmp_path / "out", "float32")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert not hasattr(saved.config, "quantization_config")
     assert (facts["heads"], facts["kv_heads"], facts["max_positions"]) == (6, 2, 256)
@@ -142,8 +142,8 @@ def test_a_gguf_in_parts_is_the_whole_one_to_the_byte(tmp_path, parts):
     tiny_gguf(tmp_path / "package/tiny.gguf", seed=0)
     folders = PARTS[parts](tmp_path / "parts")
     (folders[0] / "LICENSE").write_text("not of the model")
-    save_teacher(folders, tmp_path / "joined", "float32", family="decoder")
-    save_teacher(tmp_path / "package", tmp_path / "whole", "float32")
+    save_model(folders, tmp_path / "joined", "float32", family="decoder")
+    save_model(tmp_path / "package", tmp_path / "whole", "float32")
     joined, whole = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("joined", "whole"))
     assert joined == whole
 
@@ -180,7 +180,7 @@ def test_what_is_no_whole_gguf_is_refused_before_it_is_read_into_a_model(tmp_pat
     make, named = BROKEN[case]
     monkeypatch.setattr(_opening.AutoModelForCausalLM, "from_pretrained", lambda *args, **options: 1 / 0)
     with pytest.raises(UserError) as error:
-        save_teacher(make(tmp_path), tmp_path / "out")
+        save_model(make(tmp_path), tmp_path / "out")
     assert all(part in str(error.value) for part in named), error.value
 
 
@@ -196,7 +196,7 @@ def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
         return tokenizer
 
     monkeypatch.setattr(_opening.AutoTokenizer, "from_pretrained", mistaken)
-    save_teacher(tmp_path, tmp_path / "out", "float32")
+    save_model(tmp_path, tmp_path / "out", "float32")
     saved = read(tmp_path / "out")
     assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == ("<|im_start|>", 1, "<|im_end|>", 2)
     assert "eos_token_id" not in json.loads((tmp_path / "out/tokenizer_config.json").read_text())
@@ -208,7 +208,7 @@ def test_every_family_of_teachers_is_saved_and_linearized(tmp_path, family):
     model = test_laws.teacher(family, torch.float32, vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path / "source")
     tokenizer.save_pretrained(tmp_path / "source")
-    facts = save_teacher(tmp_path / "source", tmp_path / "out", "float32")
+    facts = save_model(tmp_path / "source", tmp_path / "out", "float32")
     groups = 6 if family == "gpt2" else 2
     assert (facts["heads"], facts["kv_heads"], facts["head_dim"], facts["layers"]) == (6, groups, 8, 2)
     linearized = linearize(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), "lolcats", window=16)
@@ -227,13 +227,13 @@ def test_a_model_that_transformers_reads_from_gguf_is_linearized(tmp_path):
 
 def test_a_smollm_tokenizer_splits_digits_before_it_merges_spaces(tmp_path):
     tiny_gguf(tmp_path / "tiny.gguf", seed=0)
-    save_teacher(tmp_path, tmp_path / "out", "float32")
+    save_model(tmp_path, tmp_path / "out", "float32")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]
 
 
 def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
-    save_teacher("random", tmp_path, "float32")
+    save_model("random", tmp_path, "float32")
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     model.model.norm.weight.data[0] += 1e-3
     with pytest.raises(RuntimeError, match="other logits than were saved: off by"):
@@ -245,6 +245,6 @@ def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
 
 def test_unknown_sources_and_dtypes_are_answered_with_the_possible_ones(tmp_path):
     with pytest.raises(UserError, match="no family 'bert'; have decoder, gpt2, tiny"):
-        save_teacher(tmp_path, tmp_path / "out", family="bert")
-    with pytest.raises(ValueError, match="no dtype 'int8' for the teacher; have bfloat16"):
-        save_teacher("random", tmp_path / "out", "int8")
+        save_model(tmp_path, tmp_path / "out", family="bert")
+    with pytest.raises(ValueError, match="no dtype 'int8' for a model; have bfloat16"):
+        save_model("random", tmp_path / "out", "int8")

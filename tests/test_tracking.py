@@ -512,6 +512,15 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
 
+def test_without_mlflow_a_run_costs_one_warning(uri, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # an import of it fails
+    with opened(uri) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+        tracker.finish(write_folder(tmp_path, record(), {}))
+    assert tracker.run_id == ""
+    assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+
+
 def test_the_warning_hides_a_password(capsys):
     opened("postgresql://user:secret@host/db")._give_up(OSError("no postgresql://user:secret@host/db"))
     assert "secret" not in capsys.readouterr().err

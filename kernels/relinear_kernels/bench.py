@@ -3,7 +3,7 @@
 One run, medians of CUDA-graph replays, bfloat16, features fused on our side and given ready-made to the peers (fla), which favours
 them. Every row's output is also held against the chunked torch form in float32 on a slice of the same inputs: a wrong row is
 marked invalid. Writes bench.csv (row by row: --missing resumes a run cut short, --only measures a part again),
-bench.provenance.json, and from them ratios.md (each op over its floor and beside its fastest peer), `Lizard Figure 6` and `Hedgehog Figure 6`.
+bench.provenance.json, and from them ratios.md: each op over its floor and beside its fastest peer.
 """
 
 import argparse
@@ -498,49 +498,6 @@ def ratios(rows) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def figures(folder: Path) -> None:
-    """ratios.md, Lizard Figure 6 and Hedgehog Figure 6 from bench.csv."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = measured_rows(folder)
-    (folder / "ratios.md").write_text(ratios(rows))
-    at = [r for r in rows if r["mode"] == "forward" and (r["B"], r["T"], r["H"], r["D"]) == ("16", "2048", "32", "128")]
-    at.sort(key=lambda r: float(r["ms"]))
-    fig, ax = plt.subplots(figsize=(10, 0.32 * len(at) + 1.6))
-    colours = ["tab:blue" if r["provider"] == "relinear" else "tab:gray" for r in at]
-    ax.barh([f"{r['op']}: {r['provider']}{_earlier(r)}" for r in at], [float(r["ms"]) for r in at], color=colours)
-    ax.bar_label(ax.containers[0], [f"{float(r['ms']):.2f}" for r in at], padding=3, fontsize=8)
-    ax.set_xscale("log")
-    ax.set_xlim(0.2, 3 * max(float(r["ms"]) for r in at))
-    ax.set_xlabel("forward, ms (log scale)" + "; * measured at an earlier commit" * any(map(_earlier, at)))
-    ax.spines[["top", "right"]].set_visible(False)
-    fig.suptitle("Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
-                 "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)", fontsize=9)  # fmt: skip
-    fig.tight_layout()
-    fig.savefig(folder / "lizard_figure6.png", dpi=150)
-    fig, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    layer = [r for r in rows if (r["B"], r["H"], r["D"]) == ("1", "12", "64") and r["mode"] == "forward"]
-    names = {"linear_attention": "Hedgehog (fused)", "softmax attention": "FlashAttention (SDPA)", "taylor map": "Taylor map (torch)"}
-    for op, label in names.items():
-        line = sorted((int(r["T"]), float(r["ms"]), float(r["gib"])) for r in layer if r["op"] == op and r["provider"] != "torch chunked"
-                      or r["op"] == op == "taylor map")  # fmt: skip
-        if not line:
-            continue
-        label += max(_earlier(r) for r in layer if r["op"] == op)
-        for ax, column in zip(axes, (1, 2), strict=True):
-            ax.plot([x[0] for x in line], [x[column] for x in line], marker="o", label=label)
-    for ax, what in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
-        ax.set(xscale="log", yscale="log", xlabel="sequence length", ylabel=what)
-        ax.set_xscale("log", base=2)
-        ax.grid(alpha=0.3)
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    fig.suptitle("Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200")
-    fig.savefig(folder / "hedgehog_figure6.png", dpi=150)
-
-
 def provenance(path: Path, options: argparse.Namespace) -> None:
     """Add this run to those whose rows the file holds."""
     versions = {}
@@ -573,7 +530,7 @@ def pattern(text: str) -> str:
 
 
 def main() -> None:
-    """Measure, write, draw."""
+    """Measure and write. `snakemake lizard_figure6 hedgehog_figure6` draws."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/reference/kernels"))
     parser.add_argument("--seconds", type=float, default=330, help="rows that would start later are marked not run")
@@ -581,11 +538,12 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="measure the rows that bench.csv does not have yet")
     parser.add_argument("--commit", default="", help="commit of the code measured, for the provenance")
     parser.add_argument("--note", default="", help="what a reader of the provenance should know of this run")
-    parser.add_argument("--figures-only", action="store_true")
+    parser.add_argument("--ratios-only", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.figures_only:
-        return figures(options.out)
+    if options.ratios_only:
+        (options.out / "ratios.md").write_text(ratios(measured_rows(options.out)))
+        return
     if not torch.cuda.is_available():
         sys.exit("the bench needs a CUDA GPU; have none")
     provenance(options.out / "bench.provenance.json", options)
@@ -621,7 +579,7 @@ def main() -> None:
         softmax(bench, shape, every[:1])
         torch.cuda.empty_cache()
     gated(bench, record, every)  # last: its peer's backward tunes for minutes
-    figures(options.out)
+    (options.out / "ratios.md").write_text(ratios(measured_rows(options.out)))
 
 
 if __name__ == "__main__":

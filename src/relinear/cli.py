@@ -109,12 +109,12 @@ def draw(
     artefact: Annotated[str, typer.Argument(help="Its table or figure, such as table1.")],
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
-    from relinear.draw.planned import draw_planned
-
     if paper not in {a.paper for a in plan.artefacts.values()}:
         raise ConfigError(f"no paper {paper!r} with tables or figures; have {', '.join(sorted({a.paper for a in plan.artefacts.values()}))}")
     if f"{paper}_{artefact}" not in plan.artefacts:
         raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(a.stem for a in plan.artefacts.values() if a.paper == paper)}")
+    from relinear.draw.planned import draw_planned
+
     for path in draw_planned(plan, plan.artefacts[f"{paper}_{artefact}"]):
         print(path)
 

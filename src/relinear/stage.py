@@ -28,7 +28,8 @@ from relinear.files import read_record, sha256, write_json
 from relinear.get import assets
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
-from relinear.plan.plan import Plan, digest
+from relinear.plan.names import digest
+from relinear.plan.plan import Plan
 from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 

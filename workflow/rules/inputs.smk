@@ -123,3 +123,20 @@ rule activations:
         key=key("activations"),
     shell:
         "{RELINEAR} activations {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
+rule recall:
+    """Sequences of associative recall."""
+    input:
+        ancient("results/.tracking"),
+    output:
+        "<results>/recall/{name}/run.json",
+    log:
+        "<results>/logs/recall.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("recall"),
+    params:
+        key=key("recall"),
+    shell:
+        "{RELINEAR} recall {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"

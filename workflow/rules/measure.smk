@@ -45,3 +45,19 @@ rule benchmark:
         ),
     shell:
         "{RELINEAR} benchmark 2>&1 | ({TEE} {log})"
+
+
+rule kernels:
+    """The kernels beside their peers at the papers' shapes, on one GPU."""
+    output:
+        "results/kernels/bench.csv",
+        "results/kernels/bench.provenance.json",
+        "results/kernels/ratios.md",
+    log:
+        "results/logs/kernels.log",
+    resources:
+        gpu=1,
+        mem_mb=32000,
+        runtime=60,
+    shell:
+        "PYTHONPATH={REPOSITORY}/kernels {sys.executable} -m relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log})"

@@ -38,3 +38,22 @@ rule finetune:
         key=key("finetune"),
     shell:
         "{RELINEAR} finetune {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+
+
+rule pretrain:
+    """All weights of a model trained from scratch."""
+    input:
+        parents("pretrain"),
+    output:
+        "<results>/runs/{name}/pretrain/run.json",
+    log:
+        "<results>/logs/{name}.pretrain.log",
+    threads: cores("pretrain")
+    resources:
+        gpu=gpus("pretrain"),
+        mem_mb=MEMORY,
+        runtime=minutes("pretrain"),
+    params:
+        key=key("pretrain"),
+    shell:
+        "{RELINEAR} pretrain {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"

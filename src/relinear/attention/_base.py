@@ -24,6 +24,7 @@ class Heads(NamedTuple):
     dim: int  # head dimension D
     scale: float  # the teacher's score scale, 1 / sqrt(D) in most
     window: int | None = None  # how many positions the teacher's own layer sees, its own included; None: all
+    positions: int | None = None  # the longest sequence that the teacher was made for, where it says so
     causal: bool = True  # a query sees the keys up to its own position; False (encoders): all of them
 
     @property

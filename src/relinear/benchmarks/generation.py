@@ -43,7 +43,7 @@ from relinear.linearize.graph import Decoder, capture
 from relinear.linearize.model import linearize
 from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
-from relinear.plan.config import read_runs
+from relinear.plan.plan import Plan
 from relinear.stage import git_state, versions
 
 # max_position_embeddings only bounds what a warning is given for; the sequences here are longer than what the models were trained on.
@@ -64,7 +64,7 @@ SMALL = MistralConfig(
 
 TEACHERS = ("teacher", "teacher_dynamic")
 SHARED = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
-# of workflow/runs.yaml but the last
+# of workflow/papers/*/runs.yaml but the last
 RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *SHARED, "teacher_dynamic")
 GENERATED = (1, *(2**i for i in range(9, 18)))  # where the sweep over lengths is sampled; from the first token on, to integrate
 INPUTS = tuple(2**i for i in range(10, 16))
@@ -246,7 +246,7 @@ Subject = Teacher | Linearized
 
 
 def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch.dtype) -> Subject:
-    """A run of workflow/runs.yaml at a shape, its weights random and made where they are used."""
+    """A run of the catalogue at a shape, its weights random and made where they are used."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
@@ -255,8 +255,8 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
         fuse_norms(model)  # of both sides
         if run == "teacher":
             return Teacher(model)
-        runs = read_runs()
-        return Linearized(linearize(model, runs[run].method, **runs[run].options).requires_grad_(False))
+        of = Plan().run(run).run
+        return Linearized(linearize(model, of.method, **of.options).requires_grad_(False))
 
 
 def plain(model: PreTrainedModel, ids: Tensor, tokens: int) -> Tensor:

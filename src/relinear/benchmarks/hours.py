@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relinear.benchmarks.training import STAGES, random_model, report, shape_of
+from relinear import stages
+from relinear.benchmarks.training import random_model, report, shape_of
 from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
-from relinear.plan.config import read_runs
 from relinear.plan.plan import Plan
+from relinear.stages._stage import Node
 
 MEASURED = Path("results/reference/scaling")
 NONE = "not measured"
@@ -55,49 +56,47 @@ def measured(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> di
     return min(mine, key=lambda r: (r["gpus"], -r["tokens_per_second_per_gpu"]), default=None)
 
 
-def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[tuple[str, str], Cost | None]:
-    """(run, stage) of every training stage of the catalogue at a scale's budget; None where the shape was not measured, weak, on it."""
-    found: dict[tuple[str, str], Cost | None] = {}
-    for name, run in plan.runs.items():
-        for stage in STAGES:
-            if getattr(run, stage) is None:
-                continue
-            best = measured(rows, shape, name, stage)
-            tokens = getattr(plan.config, stage).epochs * plan.config.corpus.train_tokens
-            speed = best and best["tokens_per_second_per_gpu"]
-            found[name, stage] = best and Cost(speed, best["gpus"], tokens / speed / 3600)
+def trained(plan: Plan) -> dict[str, list[Node]]:
+    """The training steps behind each table and figure that shows runs, as `<paper>/<stem>`: whatever its measurements are made from."""
+    found = {}
+    for artefact in plan.artefacts.values():
+        if reads := plan.reads(artefact):
+            found[f"{artefact.paper}/{artefact.stem}"] = [n for n in plan.behind(list(reads.values())) if stages.stage(n.stage).trains]
+    return dict(sorted(found.items()))
+
+
+def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost | None]:
+    """Every training step of the catalogue, and of its tables, at a scale's budget; None where the shape was not measured, weak, on it."""
+    steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes]
+    found: dict[Node, Cost | None] = {}
+    for node in dict.fromkeys([*steps, *(n for nodes in trained(plan).values() for n in nodes)]):
+        best = measured(rows, shape, node.name, node.stage)
+        tokens = plan.settings(node)["budget"]["epochs"] * plan.settings(plan.parents(node)["text"])["train_tokens"]
+        speed = best and best["tokens_per_second_per_gpu"]
+        found[node] = best and Cost(speed, best["gpus"], tokens / speed / 3600)
     return found
 
 
 def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
     """Two Markdown tables: each run's stages, and each paper's tables and figures; a run counts in every table that shows it."""
-    found = costs(plan, shape, rows)
-    runs = [name for name in plan.runs if any((name, stage) in found for stage in STAGES)]
+    found, steps = costs(plan, shape, rows), stages.training()
     cells = []
-    for name in runs:
+    for name in dict.fromkeys(node.name for node in found):
         row = [name]
-        for stage in STAGES:
-            cost = found.get((name, stage))
-            row += [f"{cost.speed:,}", str(cost.gpus), f"{cost.hours:.2f}"] if cost else ["", "", NONE if (name, stage) in found else ""]
+        for stage in steps:
+            node = Node(stage, name)
+            cost = found.get(node)
+            row += [f"{cost.speed:,}", str(cost.gpus), f"{cost.hours:.2f}"] if cost else ["", "", NONE if node in found else ""]
         cells.append(row)
-    tables: dict[str, list[str]] = {}
-    for name in plan.runs:
-        for table in plan.tables_of(name):
-            tables.setdefault(table, []).append(name)
     sums = []
-    shown = {table: {(name, stage) for name in names for stage in _trained(table)} & found.keys() for table, names in sorted(tables.items())}
-    shown["all, each run once"] = set().union(*shown.values())
-    for table, steps in shown.items():
-        parts = [[cost for (name, stage), cost in found.items() if (name, stage) in steps and stage in of] for of in [*([s] for s in STAGES), STAGES]]
-        sums.append([table, str(len({name for name, _ in steps})), *map(_sum, parts)])
-    titles = ["run", *(f"{stage}: {what}" for stage in STAGES for what in ("tokens/s/GPU", "on GPUs", "GPU hours"))]
-    heads = ["table or figure", "trained runs", *(f"{stage}, GPU hours" for stage in STAGES), "GPU hours"]
+    shown = trained(plan)
+    shown["all, each run once"] = list(dict.fromkeys(node for nodes in shown.values() for node in nodes))
+    for table, nodes in shown.items():
+        parts = [[found[node] for node in nodes if node.stage in of] for of in [*([s] for s in steps), steps]]
+        sums.append([table, str(len({node.name for node in nodes})), *map(_sum, parts)])
+    titles = ["run", *(f"{stage}: {what}" for stage in steps for what in ("tokens/s/GPU", "on GPUs", "GPU hours"))]
+    heads = ["table or figure", "trained runs", *(f"{stage}, GPU hours" for stage in steps), "GPU hours"]
     return f"{markdown(titles, cells)}\n\n{markdown(heads, sums)}"
-
-
-def _trained(table: str) -> tuple[str, ...]:
-    """The training stages behind a table; figures show a run before finetuning."""
-    return STAGES[:1] if "/figure" in table else STAGES
 
 
 def _sum(parts: list[Cost | None]) -> str:
@@ -107,7 +106,7 @@ def _sum(parts: list[Cost | None]) -> str:
     return f"{NONE}: {missing} of {len(parts)} stages" if missing else f"{sum(part.hours for part in parts):.2f}"
 
 
-def memory(shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
+def memory(plan: Plan, shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
     """A Markdown table of what each shape keeps in memory, in GiB unless it says otherwise; `gpus` share the shards.
 
     Activations are measured at the first shape and scaled to the others by hidden size times layers.
@@ -141,9 +140,9 @@ def memory(shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
     else:
         lines["finetuning: activations, 1024 tokens"] = [NONE for _ in shapes]
     lines["softmax: KiB of keys and values a token"] = [f"{n / 2**10:.0f}" for n in cached]
-    runs = read_runs()
     for name in STATES:
-        method = {"method": runs[name].method, "options": runs[name].options}
+        run = plan.run(name).run
+        method = {"method": run.method, "options": run.options}
         linear = [random_model(config, method, "meta", torch.bfloat16) for config, _ in models.values()]
         states = [model.state_bytes() for model in linear]
         lines[f"{name}: parameters of its own, with gradient and AdamW"] = gib(
@@ -160,13 +159,13 @@ def memory(shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
 
 def text(folder: Path) -> str:
     """All that the files in a folder say, as Markdown."""
-    records = read(folder)
+    records, plan = read(folder), Plan(scale="paper")
     rows = [row for record in records for row in record["rows"]]
     sessions = [f"{record['device']}, {record['started']}:\n\n{report(record)}" for record in records if any(r["gpus"] > 1 for r in record["rows"])]
     parts = [
-        hours(Plan(scale="paper"), "llama-3-8b", rows),
+        hours(plan, "llama-3-8b", rows),
         *(sessions or [f"Several GPUs: {NONE}."]),
-        memory(["llama-3-8b", "llama-3-70b"], 8, rows),
+        memory(plan, ["llama-3-8b", "llama-3-70b"], 8, rows),
     ]
     return "\n\n".join(parts) + "\n"
 

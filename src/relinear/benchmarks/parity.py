@@ -99,7 +99,7 @@ def greedy(model: PreTrainedModel, prompt: Tensor, new_tokens: int, *, passes: b
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("teacher", type=Path, help="a transformers folder with a tokenizer, such as results/mini/teacher")
+    parser.add_argument("teacher", type=Path, help="a transformers folder with a tokenizer, such as results/mini/models/smollm2-135m-instruct")
     parser.add_argument("--text", type=Path, required=True, help="a text file; its first tokens are the input")
     parser.add_argument("--out", type=Path, default=Path("results/reference/parity"))
     parser.add_argument("--length", type=int, default=400, help="tokens that the laws are tried on")

@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,9 +40,9 @@ from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
 from relinear.machine.hardware import DTYPES, device_of, memory_bytes, place, set_threads
-from relinear.plan.config import check_run
+from relinear.plan.job import Job
 from relinear.plan.plan import Plan
-from relinear.stage import Follower, git_state, versions
+from relinear.stage import git_state, job_of, versions
 from relinear.train import distill, finetune
 
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -108,9 +108,9 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
     for scaling, shape, names, engine, sequences in asked:
         most = PIECE.get(shape, LARGE)
         for name in names:
-            run = check_run(name, plan.runs)
+            recipes = plan.run(name).run.recipes
             for stage in STAGES:
-                if getattr(run, stage) is None or (processes == 1 and engine == "fsdp"):
+                if stage not in recipes or (processes == 1 and engine == "fsdp"):
                     continue
                 cells.append(Cell(scaling, shape, name, stage, engine, sequences or most, max(most, sequences or 0) if scaling == "curve" else most))
                 if scaling == "curve" and processes == 1:  # rounding alone
@@ -118,32 +118,40 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
     return cells
 
 
-class Measured(Follower):
-    """What a stage's `fit` is given: the run's own recipe, random tokens, and a clock for a log."""
+@dataclass
+class Timed(Job):
+    """A training job that writes nothing and has a clock for a log."""
 
-    def __init__(self, plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str):
-        super().__init__(plan, plan.step(cell.stage, cell.run), folder, folder)
-        batch, accumulate = cell.step(size())
-        self.steps = CURVE if cell.scaling == "curve" else WARM + TIMED
-        self.settings["budget"] |= {"epochs": 1, "seq_len": length, "batch_size": batch, "accumulate": accumulate}
-        hardware = plan.config.hardware.model_copy(update={"engine": cell.engine, "dtype": dtype})
-        self.plan = SimpleNamespace(device=plan.device, config=SimpleNamespace(hardware=hardware))
-        self.parents = {"corpus": folder}
-        self.global_batch, self.logged, self.stamps = batch * accumulate, [], []
-        # Some tokens are frequent, so that there is something to learn.
-        tokens = (config.vocab_size * np.random.default_rng(0).random(self.steps * self.global_batch * length) ** 8).astype(np.int32)
-        for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
-            np.save(folder / f"{name}.npy", tokens)
+    logged: list[dict[str, Any]] = field(default_factory=list)
+    stamps: list[float] = field(default_factory=list)  # seconds, when each step had ended
 
-    def resume_history(self, step: int) -> None:
-        if self.hardware["device"] == "cuda":
+    @property
+    def global_batch(self) -> int:
+        return self.settings["budget"]["batch_size"] * self.settings["budget"]["accumulate"]
+
+    def resume(self, step: int) -> None:
+        if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()  # what making the weights took does not count
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        if self.hardware["device"] == "cuda":
+        if self.device == "cuda":
             torch.cuda.synchronize()
         self.stamps.append(time.perf_counter())
         self.logged.append(metrics)
+
+
+def timed(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str) -> Timed:
+    """The job of a measurement: the run's own recipe, on as many random tokens as its steps take, written into `folder`."""
+    job = job_of(plan, plan.node(cell.stage, cell.run), out=folder, work=folder, leads=False)
+    batch, accumulate = cell.step(size())
+    budget = job.settings["budget"] | {"epochs": 1, "seq_len": length, "batch_size": batch, "accumulate": accumulate}
+    steps = CURVE if cell.scaling == "curve" else WARM + TIMED
+    # Some tokens are frequent, so that there is something to learn.
+    tokens = (config.vocab_size * np.random.default_rng(0).random(steps * batch * accumulate * length) ** 8).astype(np.int32)
+    for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
+        np.save(folder / f"{name}.npy", tokens)
+    own = {"settings": {**job.settings, "budget": budget}, "parents": {"text": folder}, "engine": cell.engine, "dtype": dtype}
+    return Timed(**vars(job) | own)
 
 
 def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -159,21 +167,21 @@ def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str
 def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
     """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
     with tempfile.TemporaryDirectory() as folder:
-        context = Measured(plan, cell, config, Path(folder), length, dtype_name)
-        device, dtype = place(context)
+        job = timed(plan, cell, config, Path(folder), length, dtype_name)
+        device, dtype = place(job)
         if cell.stage == "distill":
-            metrics = distill.fit(context, random_model(config, context.settings, device, dtype), device)
+            metrics = distill.fit(job, random_model(config, job.settings, device, dtype), device)
         else:
-            weights = finetune.weights_dtype(context.settings["finetune"], dtype)
-            _, metrics = finetune.fit(context, random_model(config, context.settings, device, weights), device, dtype)
+            weights = finetune.weights_dtype(job.settings["recipe"], dtype)
+            _, metrics = finetune.fit(job, random_model(config, job.settings, device, weights), device, dtype)
     row = {
-        **cell._asdict(), "engine": context.hardware["engine"], "asked": cell.engine, "gpus": size(), "global_batch": context.global_batch,
+        **cell._asdict(), "engine": job.hardware["engine"], "asked": cell.engine, "gpus": size(), "global_batch": job.global_batch,
         "length": length, "trainable_params": metrics["trainable_params"], "peak_gib": round(max(gathered([memory_bytes(device)])) / 2**30, 2),
     }  # fmt: skip
     if cell.scaling == "curve":
-        return row | {field: [m[field] for m in context.logged] for field in ("loss", "grad_norm")}
-    seconds = [b - a for a, b in zip(context.stamps, context.stamps[1:], strict=False)][WARM - 1 :]
-    tokens = context.global_batch * length / statistics.median(seconds)
+        return row | {name: [m[name] for m in job.logged] for name in ("loss", "grad_norm")}
+    seconds = [b - a for a, b in zip(job.stamps, job.stamps[1:], strict=False)][WARM - 1 :]
+    tokens = job.global_batch * length / statistics.median(seconds)
     return row | {
         "tokens_per_second": round(tokens), "tokens_per_second_per_gpu": round(tokens / size()),
         "step_seconds": [round(f(seconds), 5) for f in (min, statistics.median, max)],
@@ -308,7 +316,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file of the rows")
     parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs, each in a torchrun of its own; without: the processes that there are")
     parser.add_argument("--shape", nargs="+", help=f"{', '.join(SHAPES)} or a model's config.json")
-    parser.add_argument("--runs", nargs="+", help="runs of workflow/runs.yaml to measure, instead of the suite")
+    parser.add_argument("--runs", nargs="+", help="runs of workflow/papers/*/runs.yaml to measure, instead of the suite")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--seconds", type=float, default=math.inf, help="how long it may take, all numbers of GPUs together")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)

@@ -6,12 +6,8 @@ Imports neither torch nor transformers; a family does.
 import functools
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from relinear.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["available", "load", "of"]
 
@@ -22,15 +18,15 @@ def available() -> list[str]:
 
 
 def load(name: str):
-    """The `Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
+    """The `_family.Family` of a name. Raises UserError for an unknown one; a broken import inside the family's file surfaces as itself."""
     if name not in available():
         raise UserError(f"no family {name!r}; have {', '.join(available())}")
     return importlib.import_module(f"{__name__}.{name}").Family()
 
 
 @functools.cache
-def of(model_class: "type[PreTrainedModel]"):
-    """The `Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
+def of(model_class: type):
+    """The `_family.Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
     for family in map(load, available()):
         if model_class in family.classes:
             return family

@@ -1,4 +1,4 @@
-"""A Llama from scratch for the smoke scale, of awkward shapes on purpose: grouped KV heads, a head count that is no power of two."""
+"""A Llama from scratch. Its default sizes are the smoke scale's, awkward on purpose: grouped KV heads, a head count that is no power of two."""
 
 from typing import Self
 
@@ -12,8 +12,9 @@ from relinear.families import _family
 
 
 class Options(_base.Options):
-    """Its sizes, as LlamaConfig names them."""
+    """Its sizes, as LlamaConfig names them; `vocabulary`: so many tokens that are numbers, for data that are no text, instead of bytes."""
 
+    vocabulary: PositiveInt | None = None
     hidden_size: PositiveInt = 96
     intermediate_size: PositiveInt = 256
     num_hidden_layers: PositiveInt = 2
@@ -37,9 +38,10 @@ class Family(_family.Family):
     Options = Options
 
     def random(self, options, seed, dtype):
-        tokenizer = byte_tokenizer()
+        given = Options.parse(self.name, dict(options))
+        tokenizer = byte_tokenizer() if given.vocabulary is None else number_tokenizer(given.vocabulary)
         config = LlamaConfig(
-            **Options.parse(self.name, dict(options)).model_dump(),
+            **given.model_dump(exclude={"vocabulary"}),
             vocab_size=len(tokenizer),
             tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id,
@@ -68,3 +70,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=special[0], eos_token=special[1], pad_token=special[1])
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}assistant: "
     return tokenizer
+
+
+def number_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """The tokens "0" to "size - 1", each its own id, apart by spaces; none of them is special."""
+    backend = Tokenizer(models.WordLevel({str(i): i for i in range(size)}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)

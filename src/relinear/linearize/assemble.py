@@ -36,6 +36,11 @@ def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.floa
     return built.to(device).eval()
 
 
+def to_train(model: Path, links: Sequence[Link], dtype: torch.dtype) -> PreTrainedModel:
+    """The model that a training step begins with: as `assemble` makes it, the last adapter merged too, and every weight trainable."""
+    return assemble(model, [*links, links[-1]._replace(steps=())], dtype)
+
+
 def _converted(model: PreTrainedModel, link: Link) -> PreTrainedModel:
     """The model with a link's attention: linearized now, or as it is where it has that already."""
     if not isinstance(model, Linearized):
@@ -112,18 +117,13 @@ def chain_of(run: Path) -> tuple[Path, list[Link]]:
 
 def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link]]:
     """The model and the chain that one record of a run tells of: what it began with, and itself where it is a training step."""
-    folders = {role: _beside(run.parents[1], parent["path"]) for role, parent in record["parents"].items()}
+    recorded = {role: Path(parent["path"]) for role, parent in record["parents"].items()}
+    scale = recorded["model"].parents[1]  # as it was called and lay then
+    folders = {role: run.parents[1] / path.relative_to(scale) for role, path in recorded.items()}
     links = [Link(x["method"], x["options"], tuple(folders[role] for role in x["steps"])) for x in record["config"]["links"]]
     if not record["measure"]:
         links[-1] = links[-1]._replace(steps=(*links[-1].steps, run / name))
     return str(folders["model"].relative_to(run.parents[1])), links
-
-
-def _beside(root: Path, path: str) -> Path:
-    """A recorded folder of a scale, below the scale's folder as it is called and lies now."""
-    parts = Path(path).parts
-    start = next(i for i, part in enumerate(parts) if part in ("runs", "models", "text", "sentences", "written", "activations", "assets"))
-    return root.joinpath(*parts[start:])
 
 
 def model_folder(scale: Path, name: str) -> Path:

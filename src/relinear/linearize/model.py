@@ -201,7 +201,8 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal:
     for i, block in enumerate(layout.blocks(model)):
         teacher, kept = block.get_submodule(layout.attention), i in recipe["keep_softmax_layers"]
         name = "softmax" if kept else recipe["method"]
-        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, getattr(teacher, "scaling", dim**-0.5), windows[i], causal)
+        scale, positions = getattr(teacher, "scaling", dim**-0.5), getattr(config, "max_position_embeddings", None)
+        heads = Heads(config.hidden_size, config.num_attention_heads, groups, dim, scale, windows[i], positions, causal)
         method = load(name)(heads, options(name, {} if kept else recipe["options"]))
         device = next(teacher.parameters()).device
         block.set_submodule(layout.attention, layout.swapped(teacher, method.to(device)))

@@ -50,7 +50,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     text = opened(data, "heldout", options.seq_len)
     if not options.lengths:
         found = Compared(model, _batches(text, options), options.shown, job.name)
-        save_file(found.kept, job.out / "weights.safetensors")
+        if job.leads:
+            save_file(found.kept, job.out / "weights.safetensors")
         yield from found.means({})
         yield from found.of_heads()
         return

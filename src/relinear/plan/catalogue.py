@@ -20,11 +20,13 @@ KEEP = "keep_softmax_layers"  # an option of `relinear.linearize` beside every m
 class Model(Strict):
     """A pretrained model, or one that begins with random weights."""
 
-    family: str  # families/<family>.py
+    family: str  # families/<family>.py opens or makes it
+    layout: str | None = None  # the family whose classes it has, where that is another: tiny makes a Llama, which is decoder's
     assets: tuple[str, ...] = ()  # of assets.yaml: the one that holds it, or the parts of its file in order
     init: Literal["pretrained", "random"] = "pretrained"
     options: dict[str, Any] = {}  # of a random one: its family's sizes
     positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
+    data: str | None = None  # of data.yaml, where its vocabulary is that data set's alone: it reads that in the place of every text
     causal: bool = True  # a token sees those before it only; false: an encoder
 
 
@@ -80,8 +82,8 @@ def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
         _name("models.yaml", name)
         if SEED.search(name) or DOSE.search(name):
             raise ConfigError(f"models.yaml: {name!r} ends as names of runs with another seed or texts of another dose do; rename it")
-        if model.family not in families.available():
-            raise ConfigError(f"models.yaml: {name}: no family {model.family!r}; have {', '.join(families.available())}")
+        for family in (model.family, model.layout or model.family):
+            one_of(f"family of models.yaml: {name},", family, families.available())
         if model.init == "pretrained" and not model.assets:
             raise ConfigError(f"models.yaml: {name}: a pretrained model needs assets; without, say init: random")
     return models

@@ -6,67 +6,27 @@ Imports neither torch nor transformers.
 """
 
 import functools
-import hashlib
 import json
 import os
-import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from relinear import attention, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
+from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
 from relinear.plan.options import check_names
 from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
 from relinear.stages._stage import Node
 
-DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
-TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
 TEXTS = ("text", "sentences")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
-
-
-class Resolved(NamedTuple):
-    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to the plan's seed."""
-
-    name: str
-    run: Run
-    model: str
-    seed: int
-
-
-class Text(NamedTuple):
-    """A data set for a model's vocabulary, with a multiple of the scale's training tokens."""
-
-    data: str
-    model: str
-    dose: float = 1.0
-
-    def __str__(self) -> str:
-        return f"{self.data}@{self.model}" + (f"-x{short(self.dose)}" if self.dose != 1 else "")
-
-
-class LinkNodes(NamedTuple):
-    """A part of a run's chain: a method with its options, and the steps that trained it."""
-
-    method: str
-    options: dict[str, Any]
-    steps: tuple[Node, ...]
-
-
-def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def short(number: float) -> str:
-    """A number as folders are named by it: `2`, `0.5`; different ones never alike."""
-    return repr(float(number)).removesuffix(".0")
 
 
 @functools.cache
@@ -154,14 +114,17 @@ class Plan:
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
-        """A run's name in folders: with the teacher that `--config teacher=` chose, and without a model that the scale takes for it anyway."""
+        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose; none is
+        chosen for a run whose model has the vocabulary of one data set alone."""
         base, model, seed = self._parts(run)
         return self._name(base, model or self._teacher_of(base), seed)
 
     def _teacher_of(self, base: str) -> str | None:
-        """The teacher that `--config teacher=` chose, for runs of models of its kind: none of them for an encoder's where it is a decoder."""
-        kinds = {self.models[self.stand_in("models", name)].causal for name in (self.teacher or self.runs[base].model, self.runs[base].model)}
-        return self.teacher if len(kinds) == 1 else None
+        """The teacher that `--config teacher=` chose, for runs of models of its kind: none of them for an encoder's where it is a decoder, and none
+        for a run whose model has the vocabulary of one data set alone."""
+        usual = self.models[self.stand_in("models", self.runs[base].model)]
+        chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
+        return self.teacher if chosen.causal == usual.causal and usual.data is None else None
 
     def _name(self, base: str, model: str | None, seed: int) -> str:
         usual = self.stand_in("models", self.runs[base].model)
@@ -246,6 +209,8 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
+        elif stage != "text" and stage in stages.MAKERS:
+            one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
         return Node(stage, name, part)
@@ -254,9 +219,23 @@ class Plan:
         return Node("model", self.run(run).model)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
-        """The text node that stands in for a data set at this scale."""
-        name = self._is_text(self.stand_in("data", data))
-        return Node(self.data[name].make, str(Text(name, model, dose)))
+        """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
+        name = self.data_for(data, model)
+        if (made := self.data[name].make) in TEXTS or made not in stages.available():
+            return Node(made, str(Text(self._is_text(name), model, dose)))
+        if dose != 1:
+            raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
+        return Node(made, name)
+
+    def data_for(self, data: str, model: str) -> str:
+        """The data set that stands in for another at this scale; where a model has the vocabulary of one data set alone, that one for any text."""
+        name, own = self.stand_in("data", data), self.models[model].data
+        return name if own is None or self.data[name].make == "items" else one_of(f"data of model {model!r},", own, self.data)
+
+    def sequence(self, data: str) -> int | None:
+        """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
+        found = self.data[data]
+        return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
 
     def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
         if self.data[data].make not in kinds:
@@ -300,8 +279,10 @@ class Plan:
         return multiple(self.config.text.train_tokens * dose, whole_tokens(self.config))
 
     def method_modules(self, run: str) -> list[str]:
-        """The modules of the methods in a run's chain."""
-        return [f"{METHODS}{method}" for method in dict.fromkeys(link.method for link in self.chain(run))]
+        """The modules that are found by name when a run's model is built: its methods, and the family that says where attention lies."""
+        model = self.models[self.run(run).model]
+        methods = dict.fromkeys(link.method for link in self.chain(run))
+        return [f"relinear.families.{model.layout or model.family}", *(f"{METHODS}{method}" for method in methods)]
 
     def kept(self, model: str, sampling: dict[str, Any]) -> dict[str, str]:
         """Batches of instructions in `workflow` that a model wrote with this sampling and seed: path -> sha256."""

@@ -14,13 +14,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
-from relinear.linearize.assemble import load_run
+from relinear.linearize.assemble import assemble, chain_of
 from relinear.linearize.model import Linearized
 from relinear.share.selfcontained import write_code
 
 DTYPES = ("float32", "bfloat16", "float16")
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
-STAGES = ("distill", "finetune", "evaluate")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -41,13 +40,15 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
     if (run.parents[1] / MANIFEST).is_file():
         raise UserError(f"{run} is of committed results, whose files are not all that its records name; possible: a run of results/<scale>")
     _require_ours(out)
-    model = load_run(run)
+    base, links = chain_of(run)
+    model = assemble(base, links)
     record = provenance(run)
     if isinstance(model, PeftModel):
         if self_contained and not merge:
             raise UserError("a self-contained folder has no adapter, since transformers ignores one silently where peft is missing; add --merge")
         model = model.merge_and_unload() if merge else model.unload()
-    adapter = [] if merge else [path for name in ADAPTER if (path := run / "finetune" / "adapter" / name).is_file()]
+    last = [step for link in links for step in link.steps][-1:]  # the adapter of any other is in the weights
+    adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / "adapter" / name).is_file()]
     _round(model, getattr(torch, dtype))
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
         if self_contained and isinstance(model, Linearized):
             write_code(model, scratch)
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(run.parents[1] / "teacher").save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(base).save_pretrained(scratch)
         for path in adapter:
             shutil.copy(path, scratch)
         if adapter:
@@ -66,23 +67,33 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
 
 
 def provenance(run: Path) -> dict:
-    """Key, commit and artefact hashes of each stage behind the run. Raises UserError where one is not what its or a later record says."""
-    folders = {"teacher": run.parents[1] / "teacher", **{s: run / s for s in STAGES}}
-    records = {s: r for s, folder in folders.items() if (r := read_record(folder))}
-    for stage, record in records.items():
-        again = f"run `relinear {stage}{'' if stage == 'teacher' else f' {run.name}'} --scale {record['scale']}` again"
+    """Key, commit and artefact hashes of the run's model, of each step that trained it, of whichever run, and of the run's measurements.
+
+    They are named by their folders below the scale's. Raises UserError where one is not what its or a later record says.
+    """
+    root, (base, links) = run.parents[1], chain_of(run)
+    folders = [base, *(step for link in links for step in link.steps), *(path.parent for path in sorted(run.glob("*/run.json")))]
+    records = {folder.relative_to(root).as_posix(): record for folder in folders if (record := read_record(folder))}
+    for own, record in records.items():
         for role, parent in record["parents"].items():
-            if role in records and parent["key"] != records[role]["key"]:
-                raise UserError(f"{folders[stage]} was made from another {role} than {folders[role]}; {again}")
+            made = next((name for name in records if parent["path"].endswith(f"/{name}")), None)  # the scale's folder may have been moved
+            if made is not None and parent["key"] != records[made]["key"]:
+                raise UserError(f"{root / own} was made from another {role} than {root / made}; {_again(record)}")
         for name, artefact in record["artefacts"].items():
-            path = folders[stage] / name
+            path = root / own / name
             if not path.is_file() or sha256(path) != artefact["sha256"]:
-                raise UserError(f"{path} is not what its run.json says; {again}")
+                raise UserError(f"{path} is not what its run.json says; {_again(record)}")
     stages = {
-        s: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
-        for s, r in records.items()
+        name: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
+        for name, r in records.items()
     }
     return {"run": run.name, "stages": stages}
+
+
+def _again(record: dict) -> str:
+    """What to do about a folder that is not as its record says."""
+    words = f"measure {record['run']} {record['measure']}" if record.get("measure") else f"{record['stage']} {record['run']}"
+    return f"run `relinear {words} --scale {record['scale']}` again"
 
 
 def _require_ours(out: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from relinear.errors import UserError
-from relinear.linearize.assemble import load_run, teacher_of
+from relinear.linearize.assemble import assemble, chain_of
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
 
@@ -55,7 +55,8 @@ def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTra
         if (folder / "config.json").is_file():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device)
         else:
-            model, tokens = load_run(folder, precision, device), teacher_of(folder.resolve())
+            tokens, links = chain_of(folder.resolve())
+            model = assemble(tokens, links, precision, device)
     except (OSError, ValueError) as error:
         raise UserError(f"no model to load: {error}; possible: a folder with config.json and safetensors, or a run that is distilled") from error
     try:

@@ -4,8 +4,8 @@ Each task is the one that lm-eval ships (the YAML file includes it) over JSON li
 The files name each other by absolute paths: make the folder anew rather than move it.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 import yaml
@@ -21,36 +21,45 @@ METRIC = "lm_eval"  # whose items they are
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
 
 
+class Items(NamedTuple):
+    """What is scored of a task: so many items, None: all; of an asset, None: the hand-written ones."""
+
+    limit: int | None
+    asset: str | None
+
+
+def scored(plan: Plan) -> dict[str, Items]:
+    """The tasks that the measures of the plan score. Raises UserError where two of them score one on different items."""
+    found: dict[str, Items] = {}
+    for name, measure in plan.measures.items():
+        if measure.metric != METRIC or measure.data is None or name in plan.config.without:
+            continue
+        asset = plan.data[plan.stand_in("data", measure.data)].options["asset"]
+        for task, limit in stages.stage("measure").options(plan, name)["items"].items():
+            items = Items(limit, asset)
+            if found.setdefault(task, items) != items:
+                raise UserError(f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one set of items here")
+    return found
+
+
 def write(plan: Plan, out: Path) -> list[str]:
-    """Write the tasks of all measures of the plan that score any into `out`; returns the names to give `lm_eval --tasks`.
+    """Write the tasks that the plan's measures score into `out`; returns the names to give `lm_eval --tasks`.
 
     Raises UserError where `out` holds anything.
     """
-    out = out.resolve()
+    out, tasks = out.resolve(), scored(plan)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a folder that is not there")
     datasets.disable_progress_bars()
+    folders = {asset: asset and assets.obtain(asset, assets=plan.catalogue) for _, asset in tasks.values()}
     (out / "documents").mkdir(parents=True, exist_ok=True)
-    scored = {task: (limit, folder) for measure in _measures(plan) for task, limit, folder in _items(plan, measure)}
-    for name, (limit, data) in scored.items():
+    for name, (limit, asset) in tasks.items():
         settings = read_yaml(harness.TASKS / f"{name}.yaml")
-        parts = [_part(settings, task, out) for task in harness.load(name, limit, data, plan.seed)]
+        parts = [_part(settings, task, out) for task in harness.load(name, limit, folders[asset], plan.seed)]
         if parts != [f"relinear_{name}"]:  # MMLU's subjects count as one task, as in the tables: each item the same
             mean = [{"metric": "acc", "weight_by_size": True}]
             _dump(out / f"relinear_{name}.yaml", {"group": f"relinear_{name}", "task": parts, "aggregate_metric_list": mean})
-    return [f"relinear_{name}" for name in scored]
-
-
-def _measures(plan: Plan) -> list[str]:
-    return [name for name, measure in plan.measures.items() if measure.metric == METRIC and measure.data and name not in plan.config.without]
-
-
-def _items(plan: Plan, measure: str) -> Iterator[tuple[str, int | None, Path | None]]:
-    """Each task of a measure, how many of its items are scored (None: all), and the folder where they lie (None: the hand-written ones)."""
-    source = plan.data[plan.stand_in("data", plan.measures[measure].data)].options
-    folder = assets.obtain(source["asset"], assets=plan.catalogue) if source["asset"] else None
-    for task, limit in stages.stage("measure").options(plan, measure)["items"].items():
-        yield task, limit, folder
+    return [f"relinear_{name}" for name in tasks]
 
 
 def _part(settings: dict, task: harness.LocalTask, out: Path) -> str:

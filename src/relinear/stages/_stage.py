@@ -45,6 +45,10 @@ class Stage:
         """Entry points of the code that makes the result."""
         return [self.work]
 
+    def sequence(self, options: dict[str, Any]) -> int | None:
+        """Of a kind of data: the tokens of each of its sequences; None of a stream that is cut into sequences of any length."""
+        return None
+
     def seed(self, plan, node: Node) -> int:
         """Where its random numbers start from."""
         return plan.seed

@@ -16,4 +16,5 @@ class Stage(_stage.Stage):
         return {"model": Node("model", plan.text_of(node).model), "text": Node("text", node.name)}
 
     def modules(self, plan, node):
-        return [self.work, "relinear.attention.softmax"]
+        model = plan.models[plan.text_of(node).model]
+        return [self.work, "relinear.attention.softmax", f"relinear.families.{model.layout or model.family}"]

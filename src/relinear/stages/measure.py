@@ -21,7 +21,7 @@ class Stage(_stage.Stage):
         return f"runs/{node.name}/{node.part}"
 
     def settings(self, plan, node):
-        measure, run, options = plan.measures[node.part], plan.run(node.name), self.options(plan, node.part)
+        measure, run, options = plan.measures[node.part], plan.run(node.name), self._options(plan, node)
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
             "metric": measure.metric, "metric_options": options, "before": measure.before,
@@ -35,6 +35,14 @@ class Stage(_stage.Stage):
         if "tasks" in options:  # names of workflow/tasks; of the scale's `items` only theirs count
             items = options.get("items", {})
             options["items"] = {task: items.get(task) for task in options.pop("tasks")}
+        return options
+
+    def _options(self, plan, node: Node) -> dict[str, Any]:
+        """As `options`; sequences are never longer than those that the data are made of."""
+        options, data = self.options(plan, node.part), self._data_name(plan, node)
+        longest = None if data is None else plan.sequence(data)
+        if longest and "seq_len" in options:
+            options["seq_len"] = min(options["seq_len"], longest)
         return options
 
     def parents(self, plan, node):
@@ -56,7 +64,7 @@ class Stage(_stage.Stage):
     def check(self, plan, node, processes):
         if (metric := plan.measures[node.part].metric) in NEXT_TOKEN:
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
-        options = self.options(plan, node.part)
+        options = self._options(plan, node)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:
@@ -66,7 +74,7 @@ class Stage(_stage.Stage):
         data = plan.measures[node.part].data
         if node.part == GATE and not plan.models[plan.run(node.name).model].causal:
             return None  # nothing to decode: that padding and order leave no trace can be seen on any tokens
-        return None if data is None else plan.stand_in("data", data)
+        return None if data is None else plan.data_for(data, plan.run(node.name).model)
 
     def _items(self, plan, node: Node) -> dict | None:
         data = self._data_name(plan, node)

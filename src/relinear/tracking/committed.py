@@ -90,9 +90,10 @@ def _files(results: Path) -> Iterator[Path]:
 
 def _rows(results: Path) -> set[str]:
     """The runs that the headline table shows; all where there is no table."""
-    if not (results / "table2.csv").is_file():
+    table = results / "comparison" / "table2.csv"
+    if not table.is_file():
         return {path.name for path in results.glob("runs/*")}
-    with (results / "table2.csv").open() as file:
+    with table.open() as file:
         return {row["run"] for row in csv.DictReader(file)}
 
 

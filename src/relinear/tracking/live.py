@@ -11,6 +11,7 @@ How a run is found again: a parent carries the tag ``relinear.row``, a child the
 """
 
 import gzip
+import importlib.util
 import json
 import logging
 import os
@@ -102,7 +103,8 @@ class Tracker:
     (teacher, corpus) passes its own name as `run`.
 
     A store that cannot be reached or stays locked is retried for some seconds and then given up with one
-    warning on stderr. The context goes on without it; `run_id` is empty if the run was never created.
+    warning on stderr; without mlflow it is given up at once. The context goes on without it; `run_id` is empty
+    if the run was never created.
     Mistakes of the caller are raised.
     """
 
@@ -132,6 +134,9 @@ class Tracker:
         self._given_up = False
 
     def __enter__(self) -> Self:
+        if importlib.util.find_spec("mlflow") is None:
+            self._give_up(ModuleNotFoundError("mlflow is not installed"))
+            return self
         try:
             self._store(self._open)
         except BaseException as error:  # a signal: `with` calls __exit__ only once __enter__ has returned

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from relinear.get.packed import micro_batches
 from relinear.get.padded import opened
-from relinear.linearize.assemble import assemble, save_method
+from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
@@ -25,7 +25,7 @@ def work(job: Job) -> dict:
     """Write `method.safetensors`: the trained parameters that the method added to the model."""
     device, dtype = place(job)
     torch.manual_seed(job.seed)
-    model = assemble(job.parents["model"], job.links, dtype=dtype)
+    model = to_train(job.parents["model"], job.links, dtype)
     metrics = fit(job, model, device)
     if job.leads:
         save_method(model, job.out / "method.safetensors")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from relinear.errors import UserError
-from relinear.get.packed import IGNORED, Packed, chance_loss, micro_batches
-from relinear.linearize.assemble import assemble, save_method
+from relinear.get.packed import Packed, chance_loss
+from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.model import Linearized
-from relinear.machine.distributed import rank, size, spread, whole
+from relinear.machine.distributed import spread
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
 from relinear.train.loop import train
-from relinear_kernels.token_cross_entropy import token_cross_entropy
+from relinear.train.next_token import batches_of, collected, summed_loss
 
 
 def work(job: Job) -> dict:
@@ -29,14 +29,12 @@ def work(job: Job) -> dict:
     device, dtype = place(job)
     recipe = job.settings["recipe"]
     torch.manual_seed(job.seed)
-    base = assemble(job.parents["model"], job.links, dtype=weights_dtype(recipe, dtype))
-    if isinstance(base, PeftModel):  # trained on top of a run that ended with an adapter
-        base = base.merge_and_unload()
+    base = to_train(job.parents["model"], job.links, weights_dtype(recipe, dtype))
     if recipe["kind"] == "method" and not (isinstance(base, Linearized) and base.method_parameters()):
         raise UserError(f"{job.name}: kind: method trains what the method added, and {job.settings['method']} added no parameters; use lora or full")
     model, metrics = fit(job, base, device, dtype)
     full = recipe["kind"] == "full"
-    weights = _collected(base, job.leads) if full else {}
+    weights = collected(base, job.leads) if full else {}
     if job.leads:
         if full:
             save_file(weights, job.out / "model.safetensors")
@@ -91,22 +89,11 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
 
-    def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for chosen, micro in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
-            # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
-            labelled = sum(int((text.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
-            yield tokens, labels, torch.tensor(float(labelled), device=device)
-
     def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
-        with torch.autocast(device, dtype, enabled=full and dtype != torch.float32):
-            logits = model(tokens, use_cache=False).logits
-        # Labels are moved and not logits cut: a copy of the largest tensor there is.
-        following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        total = token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
-        yield "lm", total / labelled / accumulate
+        yield "lm", summed_loss(model, tokens, labels, dtype if full else None) / labelled / accumulate
 
     tokens_per_step = batch * accumulate * text.seq_len
+    batches = batches_of(text, len(text), device, batch_size=batch, accumulate=accumulate, seed=job.seed)
     train(
         loss, groups, batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
         checkpoint=job.work / "checkpoint.pt", checkpoint_seconds=job.checkpoint_seconds,
@@ -133,13 +120,3 @@ def compute_in_input_dtype(model: PeftModel) -> PeftModel:
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype))
-
-
-def _collected(model: nn.Module, leads: bool) -> dict[str, Tensor]:
-    """All parameters in main memory, for the process that writes them: whole on a GPU one at a time."""
-    weights = {}
-    for name, p in model.named_parameters():
-        value = whole(p.detach())  # a call of all processes
-        if leads:
-            weights[name] = value.cpu().contiguous()
-    return weights

@@ -1,0 +1,183 @@
+"""Linear attention with a feature map that is not learned: those that Hedgehog's paper compares with (Zhang et al. 2024, Sections 3 and 4.1).
+
+`map`, of the rotated queries and keys x in R^d, s = q.k / sqrt(d) the teacher's score:
+`elu` 1 + ELU(x) (Katharopoulos et al. 2020); `relu` max(x, 0); `exp` exp(t x), element by element, t the `temperature`.
+`performer` exp(W x' - |x'|^2 / 2), x' = x / d^(1/4), with `features` fixed random rows in W, orthogonal in blocks of d, drawn once by
+`seed` and the same in all layers and heads (Choromanski et al. 2021; the paper states no number: 256). variant `paper`: rows as long as
+Gaussian ones; `code`: rows of length (d / features)^(1/2), as the same authors' later code leaves them, whose weights hardly depend on s.
+`cosformer` [ReLU(x) cos, ReLU(x) sin] at the angle pi/2 i/M of position i (Qin et al. 2022); M is `length`, by default the longest
+sequence of the teacher: beyond it weights turn negative, so longer pieces are refused.
+`taylor` [1, x', x' (x) x' / 2^(1/2)], whose products are 1 + s + s^2 / 2. The paper prints [1, x, x (x) x], without sqrt(d) and 1/2, whose
+products fall where those of softmax rise; its authors' later code has both.
+"""
+
+import functools
+import math
+from itertools import repeat
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Inputs, causal, wide
+from relinear_kernels.linear_attention import linear_attention
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_features, linear_state
+from relinear_kernels.linear_attention_reference import linear_attention as chunked_linear_attention
+
+CHUNK = 128  # tokens whose Taylor weights are one matrix; what came before them is in the state
+LARGEST_STATE = 1 << 30  # bytes of one sequence in one layer
+OWN = {"performer": ("features", "seed", "variant"), "cosformer": ("length",), "exp": ("temperature",)}  # options that one map alone has
+
+
+class Options(_base.Options):
+    map: Literal["elu", "relu", "exp", "performer", "cosformer", "taylor"]
+    temperature: float = Field(default=1.0, gt=0)
+    variant: Literal["paper", "code"] = "paper"
+    features: int = Field(default=256, ge=1)
+    seed: int = Field(default=0, ge=0)
+    length: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _of_its_map(self) -> Self:
+        changed = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for name, own in OWN.items():
+            if name != self.map and (given := [option for option in own if option in changed]):
+                raise ValueError(f"{given[0]} is an option of map {name!r}; got map {self.map!r}")
+        return self
+
+
+@functools.cache
+def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool) -> Float[Tensor, "M D"]:
+    """Random rows, orthogonal in blocks of `dim`; `scaled`: as long as Gaussian ones are, else of length (dim / features)^(1/2)."""
+    generator = torch.Generator().manual_seed(seed)
+    gaussian = torch.randn(-(-features // dim), dim, dim, generator=generator, dtype=torch.float64)
+    rows = torch.linalg.qr(gaussian).Q.flatten(0, 1)[:features]
+    if not scaled:
+        return rows * (dim / features) ** 0.5
+    return rows * torch.randn(features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        d = heads.dim
+        self.features = {"performer": options.features, "cosformer": 2 * d, "taylor": 1 + d + d * d}.get(options.map, d)
+        self.length = options.length or heads.positions
+        if options.map == "cosformer" and self.length is None:
+            raise ValueError("map 'cosformer' needs `length`, the longest sequence: the teacher does not say how long its own are")
+        if (size := 4 * heads.heads * self.features * (d + 1)) > LARGEST_STATE:
+            raise ValueError(
+                f"map {options.map!r} has {self.features} features of a head of dimension {d}: a state of {size / 2**30:.1f} GiB a layer and "
+                f"sequence, where {LARGEST_STATE / 2**30:g} are possible. Choose a map of fewer features, such as elu with {d}"
+            )
+
+    def mapped(self, inputs: Inputs, seen: Tensor | None = None) -> tuple[Tensor, Tensor, str]:
+        """q and k up to the activation of relinear_kernels that is named beside them, of each map but `taylor`.
+
+        `seen` ``[B]``: how many real tokens came before the piece.
+        """
+        q, k = inputs.rotated()
+        kind = self.options.map
+        if kind in ("elu", "relu"):
+            return q, k, kind
+        if kind == "exp":
+            return q * self.options.temperature, k * self.options.temperature, kind
+        q, k = wide(q), wide(k)
+        if kind == "performer":
+            rows = orthogonal_rows(self.options.features, self.heads.dim, self.options.seed, self.options.variant == "paper").to(q)
+            q, k = (x * self.heads.scale**0.5 for x in (q, k))
+            return *(x @ rows.T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k)), "exp"
+        angle = (math.pi / 2 / self.length * self._positions(inputs, seen).to(q.dtype))[..., None, None]
+        return *(torch.cat([x.relu() * angle.cos(), x.relu() * angle.sin()], -1) for x in (q, k)), "none"
+
+    def _positions(self, inputs: Inputs, seen: Tensor | None) -> Int[Tensor, "B T"]:
+        """Each token's number among its sequence's real tokens, from 0. Raises ValueError for a piece that ends beyond `length`."""
+        batch, length = inputs.q.shape[:2]
+        before = int(seen.max()) if seen is not None and not seen.is_cuda else 0  # of a GPU's states it is not asked: each step would wait
+        if before + length > self.length:
+            raise ValueError(f"map 'cosformer' has angles for {self.length} positions; got {before + length} tokens")
+        positions = torch.arange(length, device=inputs.q.device).expand(batch, length)
+        if inputs.key_mask is not None:
+            positions = (inputs.key_mask.cumsum(1) - 1).clamp(min=0)
+        return positions if seen is None else positions + seen[:, None]
+
+    def forward(self, inputs: Inputs, state=None):
+        if self.options.map == "taylor":
+            return self._taylor(inputs, state)
+        counts = self.options.map == "cosformer"
+        linear, seen = state if counts and state is not None else (state, None)
+        q, k, feature = self.mapped(inputs, seen)
+        # The kernels are made for features as many as a head's dimensions, or twice that.
+        op = linear_attention if feature == self.options.map else chunked_linear_attention
+        y, linear = op(q, k, inputs.v, feature=feature, key_mask=inputs.key_mask, initial_state=linear, return_state=True)
+        if not counts:
+            return y, linear
+        batch, length = inputs.q.shape[:2]
+        new = torch.full((batch,), length, device=q.device) if inputs.key_mask is None else inputs.key_mask.sum(1)
+        return y, (linear, new if seen is None else seen + new)
+
+    def init_state(self, batch, device=None):
+        linear = linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
+        return (linear, torch.zeros(batch, dtype=torch.long, device=device)) if self.options.map == "cosformer" else linear
+
+    def phi(self, inputs: Inputs):
+        if self.options.map == "taylor":
+            return *(x.transpose(1, 2) for x in map(self._expanded, self._scaled(inputs)[:2])), False
+        q, k, feature = self.mapped(inputs)
+        return linear_features(q, k, feature=feature)
+
+    def attention_weights(self, inputs: Inputs):
+        if self.options.map != "taylor":
+            q, k, feature = self.mapped(inputs)
+            return linear_attention_weights(q, k, feature=feature, key_mask=inputs.key_mask)
+        q, k, _ = self._scaled(inputs)
+        weights = self._seen(q, k, inputs.key_mask)
+        return weights / self._filled(weights.sum(-1, keepdim=True))
+
+    # --- the second-order Taylor series of exp, whose features are too many for the kernels ---
+
+    def _scaled(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k with s = q.k, and v, of every query head, head-major ``[B, H, T, D]``."""
+        q, k = (wide(x) * self.heads.scale**0.5 for x in inputs.rotated())
+        k, v = (x.repeat_interleave(self.heads.group, 2) for x in (k, wide(inputs.v)))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    def _expanded(x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T F"]:
+        """The features of x: their products are 1 + s + s^2 / 2."""
+        return torch.cat([torch.ones_like(x[..., :1]), x, (x[..., :, None] * x[..., None, :]).flatten(-2) * 0.5**0.5], -1)
+
+    @staticmethod
+    def _seen(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H T T"]:
+        """1 + s + s^2 / 2, which is at least 1/2, where a query sees a key, else 0."""
+        s = q @ k.transpose(-1, -2)
+        seen = causal(q.shape[2], device=q.device)
+        seen = seen if key_mask is None else seen & key_mask[:, None, None]
+        return torch.where(seen, 1 + s + s.square() / 2, 0.0)
+
+    @staticmethod
+    def _filled(total: Tensor) -> Tensor:
+        """A row's sum; 1 where a query sees no key at all."""
+        return torch.where(total > 0, total, 1.0)
+
+    def _taylor(self, inputs: Inputs, state: LinearState | None):
+        outputs = []
+        scaled = self._scaled(inputs)
+        masks = repeat(None) if inputs.key_mask is None else inputs.key_mask.split(CHUNK, 1)
+        for q, k, v, mask in zip(*(x.split(CHUNK, 2) for x in scaled), masks, strict=False):
+            weights = self._seen(q, k, mask)
+            top, total = weights @ v, weights.sum(-1)
+            if state is not None:
+                phi = self._expanded(q)
+                top, total = top + phi @ state.kv.to(phi), total + (phi @ state.z.to(phi)[..., None])[..., 0]
+            outputs.append(top / self._filled(total)[..., None])
+            phi = self._expanded(k) if mask is None else self._expanded(k) * mask[:, None, :, None]
+            added, added_z = phi.transpose(-1, -2) @ v, phi.sum(-2)
+            kv, z = (added, added_z) if state is None else (state.kv.to(added) + added, state.z.to(added) + added_z)
+            state = LinearState(kv, z, torch.full_like(z, -torch.inf))
+        return torch.cat(outputs, 2).transpose(1, 2).to(inputs.v.dtype), state

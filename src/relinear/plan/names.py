@@ -1,0 +1,49 @@
+"""The names of derived runs and of texts, and the parts that a plan takes them apart into."""
+
+import hashlib
+import json
+import re
+from typing import Any, NamedTuple
+
+from relinear.plan.catalogue import Run
+from relinear.stages._stage import Node
+
+DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
+TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
+
+
+class Resolved(NamedTuple):
+    """A run as this plan trains it: its entry, the model that stands in for the entry's, and what is added to the plan's seed."""
+
+    name: str
+    run: Run
+    model: str
+    seed: int
+
+
+class Text(NamedTuple):
+    """A data set for a model's vocabulary, with a multiple of the scale's training tokens."""
+
+    data: str
+    model: str
+    dose: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.data}@{self.model}" + (f"-x{short(self.dose)}" if self.dose != 1 else "")
+
+
+class LinkNodes(NamedTuple):
+    """A part of a run's chain: a method with its options, and the steps that trained it."""
+
+    method: str
+    options: dict[str, Any]
+    steps: tuple[Node, ...]
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def short(number: float) -> str:
+    """A number as folders are named by it: `2`, `0.5`; different ones never alike."""
+    return repr(float(number)).removesuffix(".0")

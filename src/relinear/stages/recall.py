@@ -1,0 +1,37 @@
+"""Associative recall: lists of key-value pairs that end in a key, whose value was among them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+
+Several = Annotated[int, Field(ge=2)]
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: recall`: so many key and value tokens, pairs in a sequence, and sequences of each split."""
+
+    keys: Several
+    values: Several
+    pairs: Positive
+    train: Positive
+    test: Several
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence: the pairs, the key that is asked for, and its value."""
+        return 2 * self.pairs + 2
+
+
+class Stage(_stage.Stage):
+    help = "Draw sequences of associative recall."
+    work = "relinear.get.recall"
+
+    def settings(self, plan, node):
+        options = plan.data[node.name].options
+        return {**options, "train": max(round(options["train"] * plan.budget), 1), "seed": plan.seed}
+
+    def sequence(self, options):
+        return Options(**options).length

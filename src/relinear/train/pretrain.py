@@ -1,0 +1,143 @@
+"""Training from scratch: every weight of a model, what its method added included, on the loss of the next token.
+
+With `patience` the loss on sequences kept aside is taken after each epoch; the weights of its lowest value are the result, and so many
+epochs without a lower one end the training.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from relinear.errors import UserError
+from relinear.get.packed import IGNORED, Packed, chance_loss
+from relinear.linearize.assemble import assemble
+from relinear.linearize.faster import fuse_norms, maskless
+from relinear.machine.distributed import agreed, share, spread, summed
+from relinear.machine.hardware import memory_bytes, place
+from relinear.plan.job import Job
+from relinear.train.loop import train
+from relinear.train.next_token import batches_of, collected, summed_loss
+
+BEST = "best.safetensors"  # in the job's work folder: the weights of the lowest validation loss so far
+WEIGHTS = "model.safetensors"
+
+
+class Converged(Exception):  # noqa: N818, an end and no error
+    """The validation loss has not fallen for as long as the recipe waits."""
+
+
+def work(job: Job) -> dict[str, Any]:
+    """Write `model.safetensors`: all weights.
+
+    Raises UserError where the text has tokens that the model has not, or no more sequences than are kept aside.
+    """
+    device, dtype = place(job)
+    torch.manual_seed(job.seed)
+    model = assemble(job.parents["model"], job.links, dtype=torch.float32)
+    metrics = fit(job, model, device, dtype)
+    weights = collected(model, job.leads)
+    if job.leads and (job.work / BEST).is_file():
+        (job.work / BEST).replace(job.out / WEIGHTS)
+    elif job.leads:
+        save_file(weights, job.out / WEIGHTS)
+    return metrics
+
+
+def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Train a model, in place, on the device that it is moved to. Returns the stage's metrics."""
+    recipe, budget = job.settings["recipe"], job.settings["budget"]
+    text = Packed(job.parents["text"], "train", budget["seq_len"])
+    sequences = len(text) - budget["validation"]
+    if sequences < 1:
+        raise UserError(f"{job.name}: {budget['validation']} sequences are to be kept aside for validation; the text holds {len(text)}")
+    if (largest := int(text.tokens.max())) >= model.config.vocab_size:
+        raise UserError(f"{job.name}: the text has the token {largest}; the model knows 0 to {model.config.vocab_size - 1}")
+    if device == "cuda":
+        fuse_norms(model)
+    job.hardware["engine"] = spread(model, None, device, job.engine)
+    recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    model.train()
+    batch, accumulate = budget["batch_size"], budget["accumulate"]
+    steps = max(budget["epochs"] * sequences // (batch * accumulate), 1)
+    validation = Validation(job, model, text, sequences, dtype)
+
+    def loss(tokens, labels, labelled):
+        yield "lm", summed_loss(model, tokens, labels, dtype) / labelled / accumulate
+
+    tokens_per_step = batch * accumulate * text.seq_len
+    try:
+        train(
+            loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))],
+            batches=batches_of(text, sequences, device, batch_size=batch, accumulate=accumulate, seed=job.seed),
+            steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoint.pt",
+            checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume, memory=lambda: memory_bytes(device),
+            name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
+        )  # fmt: skip
+    except Converged:
+        if device == "cuda":
+            torch.cuda.synchronize()  # the loop's own stream, which it left without waiting
+    job.tokens = validation.steps * tokens_per_step
+    return {
+        **job.losses(), **validation.metrics(), "steps": validation.steps, "tokens": job.tokens,
+        "trainable_params": sum(p.numel() for p in parameters),
+    }  # fmt: skip
+
+
+class Validation:
+    """The log of a training, with the loss on the sequences kept aside (from `first` on) at the end of each epoch over the others."""
+
+    def __init__(self, job: Job, model: nn.Module, text: Packed, first: int, dtype: torch.dtype):
+        budget = job.settings["budget"]
+        self.job, self.model, self.text, self.first, self.dtype = job, model, text, first, dtype
+        self.patience, self.batch = job.settings["recipe"]["patience"], budget["batch_size"]
+        self.per_step = budget["batch_size"] * budget["accumulate"]
+        self.losses: list[float] = []
+        self.steps = 0
+
+    def resume(self, step: int) -> None:
+        """Go on from a checkpoint at this step, with the validation losses before it."""
+        self.job.resume(step)
+        lines = self.job.history.read_text().splitlines() if self.job.leads and self.job.history.is_file() else []
+        self.losses = agreed([line["validation_loss"] for line in map(json.loads, lines) if "validation_loss" in line])
+        self.steps = step
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Raises Converged where there is nothing left to wait for."""
+        self.steps = step + 1
+        ended = self.steps * self.per_step // self.first > step * self.per_step // self.first
+        if not ended or self.first == len(self.text):
+            self.job.log(dict(metrics), step)
+            return
+        self.losses.append(self.loss())
+        if self.patience and self.losses[-1] == min(self.losses):
+            weights = collected(self.model, self.job.leads)
+            if self.job.leads:
+                save_file(weights, self.job.work / BEST)
+        self.job.log({**metrics, "validation_loss": self.losses[-1]}, step)
+        if self.patience and len(self.losses) - 1 - self.losses.index(min(self.losses)) >= self.patience:
+            raise Converged
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """The mean loss of a labelled token of the sequences kept aside; each process takes its share of them."""
+        device = next(self.model.parameters()).device
+        self.model.eval()
+        total, labelled = 0.0, 0.0
+        own = list(share(range(self.first, len(self.text))))
+        for at in range(0, len(own), self.batch):
+            tokens, labels = (torch.stack(x).to(device) for x in zip(*(self.text.sequence(i) for i in own[at : at + self.batch]), strict=True))
+            total += summed_loss(self.model, tokens, labels, self.dtype).item()
+            labelled += float((labels[:, 1:] != IGNORED).sum())
+        self.model.train()
+        both = summed({"total": total, "labelled": labelled})
+        return both["total"] / both["labelled"]
+
+    def metrics(self) -> dict[str, float]:
+        """The lowest validation loss and the epoch that had it, from 1; nothing where none was taken."""
+        return {"validation_loss": min(self.losses), "epoch": self.losses.index(min(self.losses)) + 1} if self.losses else {}

@@ -1,0 +1,172 @@
+"""Laws of the house: rooms stand on floors, nothing is imported in a circle, nothing loads a library that it does not need."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from relinear import stages
+from relinear.plan.plan import metrics
+
+PACKAGE = ROOT / "src" / "relinear"
+APART = ("benchmarks", "tracking")  # rooms that are moved as they are, and not yet cut into pieces
+LINES, OF_A_FUNCTION = 500, 80
+
+# From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
+FLOORS = [
+    {"errors", "files"},
+    {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
+    {"plan.assets", "plan.options"},
+    {"attention"},
+    {"families"},
+    {"machine"},
+    {"linearize"},
+    {"get"},
+    {"train", "measure"},
+    {"stages"},
+    {"plan"},  # what is to be done, of all of these by name
+    {"draw", "tracking"},
+    {"stage"},
+    {"status", "share", "benchmarks"},
+    {"cli"},
+]
+
+
+def module(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of ours that a file imports, at its top and within functions. Not those that it fetches by name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {alias: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in whole.values()}
+    return {name for name in found if name in MODULES}
+
+
+GRAPH = {name: imports(path) - {name} for name, path in MODULES.items()}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of a graph, its beginning again at its end; empty if there is none."""
+    done: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for following in sorted(graph[path[-1]] - done):
+            if following in path:
+                return [*path[path.index(following) :], following]
+            if found := walk([*path, following]):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for name in sorted(graph) if (found := walk([name]))), [])
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert not circle(GRAPH)
+
+
+def room(name: str) -> str:
+    """The room of a module, as `FLOORS` names it."""
+    rooms = [r for floor in FLOORS for r in floor if f"{name}.".startswith(f"relinear.{r}.")]
+    assert rooms, f"{name} is on no floor"
+    return max(rooms, key=len)
+
+
+def test_every_room_stands_on_those_below_it():
+    floor_of = {r: i for i, floor in enumerate(FLOORS) for r in floor}
+    wrong = []
+    for name, imported in GRAPH.items():
+        if name == "relinear":  # which offers what users call
+            continue
+        for other in imported - {"relinear"}:
+            own, theirs = room(name), room(other)
+            if own != theirs and floor_of[theirs] >= floor_of[own]:
+                wrong.append(f"{name} (floor {floor_of[own]}) imports {other} (floor {floor_of[theirs]})")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_no_room_is_listed_that_there_is_not():
+    assert {room(name) for name in MODULES if name != "relinear"} == {r for floor in FLOORS for r in floor}
+
+
+# --- libraries ---
+
+
+def loads(*modules: str) -> set[str]:
+    """Top-level packages that importing the modules brings into a new process."""
+    command = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*{{m.partition('.')[0] for m in sys.modules}})"
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return set(done.stdout.split())
+
+
+HEAVY = {"torch", "transformers", "peft", "lm_eval", "datasets", "mlflow", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "gguf", "triton"}
+
+
+def test_planning_loads_no_library_that_computes_or_draws():
+    """Every `snakemake` call and every verb begins with it."""
+    planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages")) and name != "relinear.plan.config"]
+    assert not HEAVY & loads(*planning)
+
+
+def test_the_command_line_loads_none_before_a_verb_does():
+    assert not HEAVY & loads("relinear.cli")
+
+
+def test_drawing_loads_no_torch():
+    drawing = [name for name in MODULES if name.startswith("relinear.draw")]
+    assert not {"torch", "transformers", "peft", "lm_eval", "datasets", "mlflow"} & loads(*drawing)
+
+
+# Of the libraries that take seconds to import, the ones that a stage needs beside torch and transformers.
+NEEDS = {"relinear.train.finetune": {"peft"}}
+SELDOM = {"lm_eval", "datasets", "peft", "mlflow", "matplotlib", "pandas", "sklearn"}
+WORK = {stages.stage(name).work for name in stages.available()} | {f"relinear.measure.{metric}" for metric in metrics()}
+
+
+def test_no_stage_loads_a_library_that_only_another_needs():
+    """All in one process: what none of them loads, each does not. lm-eval and MLflow are loaded when they are used."""
+    assert not SELDOM & loads("relinear.stage", *sorted(WORK - NEEDS.keys()))
+
+
+@pytest.mark.parametrize("work", NEEDS)
+def test_a_stage_loads_what_it_needs_and_no_more(work):
+    assert SELDOM & loads("relinear.stage", work) == NEEDS[work]
+
+
+def test_work_without_torch_loads_none():
+    without = [stages.stage(name).work for name in stages.available() if not stages.stage(name).torch]
+    assert without and not {"torch", "transformers"} & loads("relinear.stage", *without)
+
+
+# --- sizes ---
+
+
+def functions(tree: ast.AST):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.relative_to(PACKAGE).parts[0] not in APART])
+def test_a_module_and_its_functions_are_of_a_size_to_read_at_once(name):
+    text = MODULES[name].read_text()
+    assert len(text.splitlines()) <= LINES
+    assert not {f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in functions(ast.parse(text)) if f.end_lineno - f.lineno >= OF_A_FUNCTION}

@@ -1,0 +1,33 @@
+"""Lizard Figure 6: milliseconds of every measured kernel at B16 T2048 H32 D128, forward, ours in blue."""
+
+import csv
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from relinear.draw.render import write_figure
+
+SHAPE = {"mode": "forward", "B": "16", "T": "2048", "H": "32", "D": "128"}
+TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
+PAPER = "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)"
+
+
+def draw(spec, measured, about, out: Path) -> list[Path]:
+    """Write figure6.png and figure6.pdf. Rows measured at an earlier commit than the last are starred."""
+    path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
+    with path.open(encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True") and all(r[k] == v for k, v in SHAPE.items())]
+    rows.sort(key=lambda r: float(r["ms"]))
+    names = [f"{r['op']}: {r['provider']}" + "*" * ("measured at " in r["note"]) for r in rows]
+    figure = Figure(figsize=(10, 0.32 * len(rows) + 1.6), layout="constrained")
+    axis = figure.subplots()
+    bars = axis.barh(names, [float(r["ms"]) for r in rows], color=["C0" if r["provider"] == "relinear" else "0.6" for r in rows])
+    axis.bar_label(bars, [f"{float(r['ms']):.2f}" for r in rows], padding=3, fontsize=8)
+    axis.set(xscale="log", xlim=(0.2, 3 * max(float(r["ms"]) for r in rows)))
+    axis.set_xlabel("forward, ms (log scale)" + "; * measured at an earlier commit" * any(name.endswith("*") for name in names))
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(TITLE + PAPER, fontsize=9)
+    made = [out / f"figure6.{suffix}" for suffix in spec.makes]
+    for path in made:
+        write_figure(path, figure)
+    return made
