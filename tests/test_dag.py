@@ -251,7 +251,7 @@ def test_comments_docstrings_and_layout_rerun_nothing(clone):
 
 def test_editing_what_runs_stages_or_a_kernel_reruns_nothing(clone):
     """Scheduling, recording, mirroring and obtaining do not make results; kernels are held to their definitions."""
-    for module in ("cli", "plan/plan", "stage", "tracking/live", "plan/tables", "plan/code", "get/assets", "machine/gpus", "share/export"):
+    for module in ("cli", "plan/plan", "stage", "tracking/live", "plan/scale", "plan/code", "get/assets", "machine/gpus", "share/export"):
         append(clone, f"src/relinear/{module}.py", "\nUNUSED = 1\n")
     for module in ("linear_attention_triton", "decode_step_triton", "decode_step", "dispatch"):
         append(clone, f"kernels/relinear_kernels/{module}.py", "\nUNUSED = 1\n")
