@@ -390,7 +390,8 @@ def test_a_claim_beyond_the_ceiling_cannot_be_tested():
 
 def test_rows_at_chance_tell_nothing():
     judgement = judge(claim(margin=-5, floor=25), two(25, 24))
-    assert judgement.verdict == UNTESTED and "off chance, 25.00" in judgement.reason
+    assert judgement.verdict == UNTESTED and "better than chance, 25.00" in judgement.reason
+    assert judge(claim(floor=25), two(20, 10)).verdict == UNTESTED, "worse than chance is no better"
     assert judge(claim(margin=-5, floor=25), two(40, 24)).verdict == "reproduced"
 
 

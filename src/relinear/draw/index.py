@@ -17,8 +17,6 @@ from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
 NOT_MEASURED = "not measured"
-JUDGED_AT = ("smollm2", "mini")  # the scales whose verdicts stand here, the papers' budgets first
-TIMED_AT = ("mini", "smollm2")  # the scales whose minutes stand here, the default first
 HEAD = """# Every table and figure
 
 Written by `python -m relinear.draw.index` from the specs in these folders and the results in `results/reference`; a test holds it to them.
@@ -74,14 +72,19 @@ def _needs(artefact: Artefact, device: str) -> str:
 
 
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
-    """What all stages behind an artefact took at the first scale at which all its measurements are committed, and on which device."""
-    for scale in TIMED_AT if artefact.reads() else ():
+    """What all stages behind an artefact took in the first folder in which all its measurements are committed, and on which device."""
+    for scale in _folders(reference) if artefact.reads() else ():
         folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads()]
         if all(folders):
             records = _records([folder for folder in folders if folder], reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in records}
             return f"{sum(record['wall_seconds'] for record in records) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
     return NOT_MEASURED, ""
+
+
+def _folders(reference: Path) -> list[str]:
+    """Committed folders of runs. In this order minutes are looked for, those of `mini` before `smollm2`; verdicts in the other direction."""
+    return sorted(folder.name for folder in reference.iterdir() if (folder / "runs").is_dir())
 
 
 def _measurement(run: Path, measure: str) -> Path | None:
@@ -122,7 +125,7 @@ def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]
     """Where its files may lie, without suffix, and what its claims file is called before `claims.csv`."""
     if artefact.files():
         yield reference / "efficiency" / artefact.name, f"{artefact.name}."
-    for scale in JUDGED_AT:
+    for scale in reversed(_folders(reference)):
         yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."
         if artefact.paper == "comparison":  # before it had a folder
             yield reference / scale / artefact.stem, ""

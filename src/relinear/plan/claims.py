@@ -60,8 +60,8 @@ RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if is
 class Claim(Strict):
     """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
 
-    `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is off
-    `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told.
+    `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
+    better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told.
     """
 
     claim: str

@@ -42,8 +42,8 @@ Change = tuple[str, str, Callable[[Path, Path], None]]  # name of the file that 
 def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
-    The rows of table2.csv, or all runs without that table, keep their items' scores and targets and, with `weights`, adapters and methods'
-    parameters. An `out` that an earlier export made is replaced.
+    With `weights` the rows of table2.csv, or all runs without that table, keep adapters, methods' parameters, and scores and targets of their
+    items. An `out` that an earlier export made is replaced.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
     more than `LARGEST` bytes.
@@ -53,8 +53,8 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    rows = _rows(results)
-    kept = dict(sorted(_kept(results, rows if weights else set())))
+    rows = _rows(results) if weights else set()
+    kept = dict(sorted(_kept(results, rows)))
     changed = {}
     with folder_aside(out) as scratch:
         for name, source in kept.items():
