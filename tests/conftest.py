@@ -139,7 +139,7 @@ def append(clone, path: str, text: str) -> None:
         file.write(text)
 
 
-def wait(true, what: str, seconds: float = 180) -> None:
+def wait(true, what: str, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"

@@ -82,7 +82,7 @@ label: Toy
 says: perplexity of two runs that stand in other tables
 columns: [{name: ppl, measure: perplexity, metric: perplexity}]
 rows: [{run: teacher}, {run: lizard}]
-claims: [{claim: Lizard stays near its teacher, paper: lizard, left: lizard, right: teacher, column: ppl, op: "<", margin: -1}]
+claims: [{claim: Lizard stays near its teacher, paper: lizard, source: Table 2, left: lizard, right: teacher, column: ppl, op: "<", margin: -1}]
 """
 
 
@@ -237,7 +237,7 @@ FAMILY = '''
 """A Qwen2 of two layers, from scratch."""
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from relinear.families import _family, tiny
 
@@ -249,7 +249,7 @@ class Family(_family.Family):
         config = Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=2048, initializer_range=0.1, **sizes, **options)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Qwen2ForCausalLM(config).to(dtype).eval(), tokenizer
+            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval(), tokenizer
 '''
 
 

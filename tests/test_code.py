@@ -288,8 +288,8 @@ FOUR = {"linear_attention", "gated_linear_attention", "sliding_window_attention"
 TRAINED = set(OPS) - {"decode_step"}
 # Every file that may compute an operation and is not its definition -> the operations it computes.
 IMPLEMENTATIONS = {
-    **{op: {op} for op in TRAINED},
-    **{f"{op}_triton": {op} for op in TRAINED},
+    **{op: {op} for op in sorted(TRAINED)},
+    **{f"{op}_triton": {op} for op in sorted(TRAINED)},
     "linear_attention_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},
     "sliding_window_attention_triton": {"sliding_window_attention", "hybrid_attention"},
     "projection_triton": {"linear_attention", "gated_linear_attention", "hybrid_attention"},

@@ -1,28 +1,38 @@
 """Laws of encoders: attention that sees both ways, padding, the order of tokens, what is refused; and how far a map is from softmax there."""
 
+import csv
 import functools
+import importlib
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_laws import CASES, close, name
+from test_stage import Mirror
 from transformers import AutoModel, BertConfig, BertModel, MPNetConfig, MPNetModel
 
-from relinear import families, linearize
+from relinear import families, linearize, stages
 from relinear.attention import load, options
 from relinear.attention._base import Attention, Heads, Inputs, softmax_output, softmax_weights
+from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
 from relinear.get.model import save_model
+from relinear.get.padded import Padded
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.transfer import layer_inputs, record
-from relinear.measure.fidelity import Compared
+from relinear.measure.fidelity import Compared, Options, measure
 from relinear.measure.gate import GateError, encoder_gate
+from relinear.plan.job import Job
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
+from relinear.stage import run_stage
 from relinear.stages._stage import Node
+from relinear.tracking import live as tracking
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6, "initializer_range": 0.3,
@@ -373,3 +383,44 @@ def test_an_encoder_s_gate_reads_no_text_and_another_teacher_is_none_for_it():
     assert "data" in plan.parents(Node("measure", "hedgehog", "gate"))
     other = Plan(scale="paper", teacher="mistral-7b")
     assert (other.name("hedgehog_cola"), other.name("hedgehog")) == ("hedgehog_cola", "hedgehog@mistral-7b")
+
+
+# --- from sentences to a table ---
+
+
+@pytest.fixture(scope="module")
+def table4(tmp_path_factory) -> tuple[Plan, Path]:
+    """Hedgehog Table 4 at smoke scale, of the runs on one data set, and the text that they were measured on."""
+    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    artefact = plan.artefacts["hedgehog_table4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "Tracker", Mirror)
+        wanted = [node for (run, measure), node in plan.reads(artefact).items() if run != "hedgehog_wt103" and measure in ("gate", "kl_cola")]
+        for node in plan.behind(wanted):
+            run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
+    return plan, draw_planned(plan, artefact)[0]
+
+
+def test_a_map_that_was_distilled_is_nearer_than_one_that_was_not(table4):
+    plan, path = table4
+    rows = {row["row"]: row for row in csv.DictReader(path.read_text().splitlines())}
+    kl = {name: float(row["cola"]) for name, row in rows.items() if row["cola"] != "not run"}
+    assert kl["hedgehog_cola"] + 0.05 < kl["hedgehog_untrained"] < kl["elu_untrained"] < kl["equal_weights"]
+    assert {name for name, row in rows.items() if row["cola"] == "not run"} == {"hedgehog_wt103", "performer", "cosformer"}
+    assert rows["hedgehog_cola"]["cola_data"] == "story-sentences" and rows["hedgehog_cola"]["gate"] == "passed"
+    record = json.loads((plan.root / "runs/hedgehog_cola/distill/run.json").read_text())
+    text = Padded(plan.folder(plan.text("cola", "tiny-bert")), "train", 64)
+    assert record["tokens"] == text.tokens_of(5 * len(text) // 8 * 8), "padding is no token"
+
+
+def test_longer_texts_are_joined_and_those_beyond_the_scale_left_out(table4, tmp_path):
+    plan, _ = table4
+    model, data = linearize(load_teacher(plan.root / "models/tiny-bert", torch.float32), "hedgehog"), plan.folder(plan.text("cola", "tiny-bert"))
+    job = Job("kl", {}, {}, tmp_path, tmp_path)
+    found = list(measure(model, data, Options(tokens=600, seq_len=512, lengths=(64, 300, 600, 700)), job))
+    assert {r.at["length"]: r.n for r in found if r.metric == "kl"} == {64: 576, 300: 600, 600: 600}
+    assert all(r.value > 0 and (r.stderr is None) == (r.at["length"] == 600) for r in found if r.metric == "kl")
+    np.save(tmp_path / "heldout_tokens.npy", np.arange(1000))
+    np.save(tmp_path / "heldout_labels.npy", np.arange(1000))
+    with pytest.raises(UserError, match="fidelity.lengths joins short texts.*make: sentences"):
+        list(measure(model, tmp_path, Options(tokens=600, seq_len=512, lengths=(64,)), job))

@@ -48,7 +48,7 @@ def test_what_is_behind_a_table_or_figure_is_what_its_measurements_are_made_from
         f"{{label: LoLCATs {stem[:-1].capitalize()} {stem[-1]}, says: of one run, draw: attention_maps, run: lolcats_exp, measure: {measure}}}"
     )
     plan = Plan(scale="paper", workflow=workflow)
-    assert hours.trained(plan)[f"lolcats/{stem}"] == [Node(step, "lolcats_exp") for step in steps]
+    assert hours.trained(plan, "llama-3-8b")[f"lolcats/{stem}"] == [Node(step, "lolcats_exp") for step in steps]
     rows = [row("lolcats_exp", stage, 1, 10000) for stage in ("distill", "finetune")]
     assert table(plan, rows)[f"lolcats/{stem}"].count("none") == 2 - len(steps)
 
@@ -62,10 +62,16 @@ def test_a_step_that_a_run_begins_with_counts_in_the_table_of_the_run(workflow):
     plan = Plan(scale="paper", workflow=workflow)
     spec = workflow / "papers/lolcats/figure3.yaml"
     spec.write_text(spec.read_text().replace("run: lolcats_exp", "run: more"))
-    assert hours.trained(plan)["lolcats/figure3"] == [Node("distill", "lolcats_exp")]  # fidelity: as the run is before it is finetuned
+    assert hours.trained(plan, "llama-3-8b")["lolcats/figure3"] == [Node("distill", "lolcats_exp")]  # fidelity: as the run is before it is finetuned
     rows = [row("more", "finetune", 1, 10000), row("lolcats_exp", "finetune", 1, 10000)]
     more, exp = (hours.costs(plan, "llama-3-8b", rows)[Node("finetune", name)] for name in ("more", "lolcats_exp"))
     assert more.hours == 2 * exp.hours, "a dose of 2 is twice the tokens"
+
+
+def test_runs_of_other_models_are_not_costed_at_the_shape():
+    plan = Plan(scale="paper")
+    models = {plan.run(node.name).model for node in hours.costs(plan, "llama-3-8b", [])}
+    assert models == {"llama-3-8b"} < {run.model for run in plan.runs.values()}
 
 
 def test_the_page_is_what_the_measurements_say():

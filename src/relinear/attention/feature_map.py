@@ -3,8 +3,9 @@
 `map`, of the rotated queries and keys x in R^d, s = q.k / sqrt(d) the teacher's score:
 `elu` 1 + ELU(x) (Katharopoulos et al. 2020); `relu` max(x, 0); `exp` exp(t x), element by element, t the `temperature`.
 `performer` exp(W x' - |x'|^2 / 2), x' = x / d^(1/4), with `features` fixed random rows in W, orthogonal in blocks of d, drawn once by
-`seed` and the same in all layers and heads (Choromanski et al. 2021; the paper states no number: 256). variant `paper`: rows as long as
-Gaussian ones; `code`: rows of length (d / features)^(1/2), as the same authors' later code leaves them, whose weights hardly depend on s.
+`seed` and the same in all layers and heads (Choromanski et al. 2021; the paper states no number: 256). variant `paper`: rows of length
+d^(1/2), as Gaussian ones have on average; `code`: of (d / features)^(1/2), as the same authors' later code leaves them, whose weights
+hardly depend on s.
 `cosformer` [ReLU(x) cos, ReLU(x) sin] at the angle pi/2 i/M of position i (Qin et al. 2022); M is `length`, by default the longest
 sequence of the teacher: beyond it weights turn negative, so longer pieces are refused.
 `taylor` [1, x', x' (x) x' / 2^(1/2)], whose products are 1 + s + s^2 / 2. The paper prints [1, x, x (x) x], without sqrt(d) and 1/2, whose
@@ -50,14 +51,16 @@ class Options(_base.Options):
 
 
 @functools.cache
-def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool) -> Float[Tensor, "M D"]:
-    """Random rows, orthogonal in blocks of `dim`; `scaled`: as long as Gaussian ones are, else of length (dim / features)^(1/2)."""
+@torch.inference_mode(False)  # kept for trainings, too
+def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool, dtype=torch.float64, device="cpu") -> Float[Tensor, "M D"]:
+    """Random rows, orthogonal in blocks of `dim`, of length dim^(1/2) where `scaled`, else of (dim / features)^(1/2).
+
+    Kept where they are computed with: a step that is recorded cannot fetch them from main memory.
+    """
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(-(-features // dim), dim, dim, generator=generator, dtype=torch.float64)
-    rows = torch.linalg.qr(gaussian).Q.flatten(0, 1)[:features]
-    if not scaled:
-        return rows * (dim / features) ** 0.5
-    return rows * torch.randn(features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    rows = torch.linalg.qr(gaussian).Q.flatten(0, 1)[:features] * (dim if scaled else dim / features) ** 0.5
+    return rows.to(device, dtype)
 
 
 class Method(Attention):
@@ -89,7 +92,8 @@ class Method(Attention):
             return q * self.options.temperature, k * self.options.temperature, kind
         q, k = wide(q), wide(k)
         if kind == "performer":
-            rows = orthogonal_rows(self.options.features, self.heads.dim, self.options.seed, self.options.variant == "paper").to(q)
+            given = (self.options.features, self.heads.dim, self.options.seed, self.options.variant == "paper")
+            rows = orthogonal_rows(*given, q.dtype, q.device)
             q, k = (x * self.heads.scale**0.5 for x in (q, k))
             return *(x @ rows.T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k)), "exp"
         angle = (math.pi / 2 / self.length * self._positions(inputs, seen).to(q.dtype))[..., None, None]

@@ -56,20 +56,20 @@ def measured(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> di
     return min(mine, key=lambda r: (r["gpus"], -r["tokens_per_second_per_gpu"]), default=None)
 
 
-def trained(plan: Plan) -> dict[str, list[Node]]:
-    """The training steps behind each table and figure that shows runs, as `<paper>/<stem>`: whatever its measurements are made from."""
+def trained(plan: Plan, model: str) -> dict[str, list[Node]]:
+    """The training steps behind each table and figure that shows runs of a model, as `<paper>/<stem>`: what its measurements are made from."""
     found = {}
     for artefact in plan.artefacts.values():
-        if reads := plan.reads(artefact):
-            found[f"{artefact.paper}/{artefact.stem}"] = [n for n in plan.behind(list(reads.values())) if stages.stage(n.stage).trains]
+        if reads := [node for node in plan.reads(artefact).values() if plan.run(node.name).model == model]:
+            found[f"{artefact.paper}/{artefact.stem}"] = [node for node in plan.behind(reads) if stages.stage(node.stage).trains]
     return dict(sorted(found.items()))
 
 
 def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost | None]:
-    """Every training step of the catalogue, and of its tables, at a scale's budget; None where the shape was not measured, weak, on it."""
-    steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes]
+    """Every training step of the runs of the model that has the shape, at the scale's budget; None where it was not measured, weak, at it."""
+    steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes if plan.run(plan.name(name)).model == shape]
     found: dict[Node, Cost | None] = {}
-    for node in dict.fromkeys([*steps, *(n for nodes in trained(plan).values() for n in nodes)]):
+    for node in dict.fromkeys([*steps, *(n for nodes in trained(plan, shape).values() for n in nodes)]):
         best = measured(rows, shape, node.name, node.stage)
         tokens = plan.settings(node)["budget"]["epochs"] * plan.settings(plan.parents(node)["text"])["train_tokens"]
         speed = best and best["tokens_per_second_per_gpu"]
@@ -79,7 +79,8 @@ def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost
 
 def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
     """Two Markdown tables: each run's stages, and each paper's tables and figures; a run counts in every table that shows it."""
-    found, steps = costs(plan, shape, rows), stages.training()
+    found = costs(plan, shape, rows)
+    steps = [stage for stage in stages.training() if stage in {node.stage for node in found}]
     cells = []
     for name in dict.fromkeys(node.name for node in found):
         row = [name]
@@ -89,7 +90,7 @@ def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
             row += [f"{cost.speed:,}", str(cost.gpus), f"{cost.hours:.2f}"] if cost else ["", "", NONE if node in found else ""]
         cells.append(row)
     sums = []
-    shown = trained(plan)
+    shown = trained(plan, shape)
     shown["all, each run once"] = list(dict.fromkeys(node for nodes in shown.values() for node in nodes))
     for table, nodes in shown.items():
         parts = [[found[node] for node in nodes if node.stage in of] for of in [*([s] for s in steps), steps]]

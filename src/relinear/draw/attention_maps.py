@@ -1,4 +1,7 @@
-"""Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps of their distances."""
+"""Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps of their distances.
+
+Or the weights of several runs side by side, each in the head that its measurement kept.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
@@ -34,14 +38,17 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
     """
     spec: AttentionMaps | Any = artefact.spec
-    found = measured.get((spec.run, spec.measure))
+    runs = {run: measured.get((run, spec.measure)) for run, _ in spec.reads()}
     with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 9, "pdf.fonttype": 42}):
-        pictures = save(artefact, _figure(spec, found, about), out)
-    cells: dict[str, dict[str, Origin]] = {spec.run: dict.fromkeys(("weights", *DISTANCES), found and found.source.file)}
-    sources = [found.source] if found else []
+        figure = _figure(spec, runs[spec.run], about) if spec.run else _figure_of_runs(spec, runs, about)
+        pictures = save(artefact, figure, out)
+    shown = ("weights", *DISTANCES) if spec.run else spec.rows
+    cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
+    sources = [found.source for found in runs.values() if found]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
 
     def look(point: Point) -> Value | str:
+        found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
@@ -128,3 +135,61 @@ def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray]) -> None:
             ticks = np.geomspace(low, high, 3)  # more of them run into each other
             bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
             bar.minorticks_off()
+
+
+# --- several runs ---
+
+
+def _figure_of_runs(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
+    figure = Figure(figsize=(0.6 + 1.9 * len(spec.runs), 0.9 + 1.8 * len(spec.rows) + 0.2 * len(spec.caption)), layout="constrained")
+    figure.suptitle("\n".join([f"{spec.label}: {spec.says}", f"scale {about.scale}", *([about.demonstration] if about.demonstration else [])]))
+    grid = figure.subplots(len(spec.rows), len(spec.runs), squeeze=False, sharey="row")
+    for axes, (title, run) in zip(grid.T, spec.runs.items(), strict=True):
+        if (found := runs[run]) is None:
+            axes[0].set_title(f"{title}: {NOT_RUN}")
+            continue
+        ((layer, head), (_, weights)), *_ = read_weights(found.folder / "weights.safetensors").items()
+        points = _read_points(found.folder / "points.safetensors") if {"points", "scores"} & set(spec.rows) else None
+        axes[0].set_title(f"{title}\nlayer {layer}, head {head}")
+        for axis, row in zip(axes, spec.rows, strict=True):
+            ROWS[row](axis, weights, points)
+            axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("\n".join(spec.caption), fontsize=8)
+    return figure
+
+
+def _read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and weights, pair by pair."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the measurement did not finish")
+    tensors = load_file(path)
+    for key in ("scores", "weights"):
+        if key not in tensors or not np.isfinite(tensors[key]).all():
+            raise ValueError(f"{path}: {key!r} is missing or not finite; have {sorted(tensors)}")
+    return tensors["scores"], tensors["weights"]
+
+
+def _draw_map(axis: Axes, weights: np.ndarray, _: Any) -> None:
+    norm = LogNorm(vmin=0.01 / len(weights), vmax=1.0, clip=True)
+    axis.imshow(np.ma.array(weights, mask=np.triu(np.ones_like(weights, dtype=bool), k=1)), norm=norm, cmap="magma", interpolation="nearest")
+    axis.set(xlabel="key position", ylabel="query position")
+
+
+def _draw_query(axis: Axes, weights: np.ndarray, _: Any) -> None:
+    axis.vlines(np.arange(len(weights)), 0, weights[-1], color="C0", linewidth=1)
+    axis.axhline(1 / len(weights), color="0.6", linewidth=0.8, linestyle=":")  # uniform
+    axis.set(xlabel="key position", ylabel="weight of the last query", ylim=(0, 1))
+
+
+def _draw_points(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.ndarray]) -> None:
+    axis.scatter(*points, s=2, color="C0", alpha=0.3, linewidths=0)
+    axis.set(xlabel="q.k / sqrt(d)", ylabel="weight")
+
+
+def _draw_scores(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.ndarray]) -> None:
+    axis.hist(points[0], bins=60, color="0.6", density=True)
+    axis.axvline(-1, color="C3", linewidth=0.8, linestyle=":")  # where 1 + s + s^2 / 2 turns
+    axis.set(xlabel="q.k / sqrt(d)", ylabel="density")
+
+
+ROWS = {"map": _draw_map, "query": _draw_query, "points": _draw_points, "scores": _draw_scores}

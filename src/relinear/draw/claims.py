@@ -66,7 +66,8 @@ def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
 
 
 def _difference(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
-    left, right, *ceiling = values
+    floor = values[-1].value if isinstance(claim.floor, Point) else claim.floor
+    left, right, *ceiling = values[:-1] if isinstance(claim.floor, Point) else values
     difference, error = left.value - right.value, math.hypot(left.stderr, right.stderr)
     shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in values))
     stated = f"difference {plus_minus(difference, error)}"
@@ -76,8 +77,8 @@ def _difference(claim: Claim, values: list[Value], column: str, remark: str, pub
     needed = sign * margin + 0.0  # + 0.0: never -0.00
     if ceiling and (reach := sign * (ceiling[0].value - right.value)) < margin:
         return Judgement(UNTESTED, figures, f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
-    if claim.floor is not None and all(abs(v.value - claim.floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):
-        return Judgement(UNTESTED, figures, f"neither is more than {OFF_THE_FLOOR:g} standard errors off chance, {number(claim.floor)}")
+    if floor is not None and all(abs(v.value - floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):
+        return Judgement(UNTESTED, figures, f"neither is more than {OFF_THE_FLOOR:g} standard errors off chance, {number(floor)}")
     excess = sign * difference - margin
     if abs(excess) <= STANDARD_ERRORS * error or excess == 0:
         return Judgement(UNTESTED, figures, f"{stated} is within error of {number(needed)}")

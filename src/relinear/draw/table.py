@@ -130,13 +130,14 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
     titles = {c.name: _heading(c, about) for c in columns}
     header += [f"{titles[c.name]} (n={next(iter(items[c.name]))})" if same.get(c.name) else titles[c.name] for c in columns]
-    header += [f"paper's {_plain(c)}" for c in columns] if beside else []
+    printed_columns = [c for c in columns if c.name in spec.published_columns] if beside else []
+    header += [f"paper's {_plain(c)}" for c in printed_columns]
     shown = []
     for row in rows:
         texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
         cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) for c in columns]
         printed = row.line.published.values if row.line.published else {}
-        cells += [_printed(c, printed.get(c.name)) for c in columns] if beside else []
+        cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
         shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
     return markdown(header, shown)
 
@@ -185,6 +186,8 @@ def _number(column: Column, cell: Cell, with_n: bool) -> str:
 def _printed(column: Column, value: float | None) -> str:
     if value is None:
         return ""
+    if column.digits and 0 < abs(value) < 1:  # as many as ours, where two decimals would be fewer
+        return f"{value:.{column.digits}g}"
     return f"{value:.1f}" if column.unit == "percent" else number(value)
 
 

@@ -25,7 +25,8 @@ SIDE_BY_SIDE = 8  # texts of different lengths in one pass
 class Options(Strict):
     """Compare over the first `tokens` of the held-out text, in sequences of `seq_len`; keep the weights of some heads of the first sequence.
 
-    `lengths`: over sequences of each of these lengths instead, the texts joined; positions begin anew where the model's end.
+    `lengths`: over sequences of each of these lengths instead, the texts joined; positions begin anew where the model's end. Lengths beyond
+    `tokens` are left out: weights are quadratic in them.
     """
 
     tokens: Positive
@@ -56,9 +57,9 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         return
     if not isinstance(text, Padded):
         raise UserError(f"fidelity.lengths joins short texts; {data.name} is one stream, which `seq_len` cuts. Possible: data with make: sentences")
-    for length in options.lengths:
+    for length in (n for n in options.lengths if n <= options.tokens):
         tokens, types = text.joined(length)
-        n = max(min(options.tokens // length, len(tokens)), 1)
+        n = min(options.tokens // length, len(tokens))
         more = {"position_ids": model.restarted_positions(length)} if not model.causal else {}
         batches = ((tokens[i : i + 1], None, {"token_type_ids": types[i : i + 1], **more}) for i in range(n))
         yield from Compared(model, batches, (), f"{job.name}, {length}").means({"length": length})

@@ -61,7 +61,7 @@ class Claim(Strict):
     """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
 
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is off
-    `floor` (chance, in the column's unit), nothing can be told.
+    `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told.
     """
 
     claim: str
@@ -73,7 +73,7 @@ class Claim(Strict):
     op: Literal[">", "<"]
     margin: float | None = None
     ratio: float | None = None
-    floor: float | None = None
+    floor: float | Point | None = None
     ceiling: RowOrPoint | None = None
     published: str | None = None  # the paper's own figures, in its words
 
@@ -91,7 +91,8 @@ class Claim(Strict):
 
     @property
     def points(self) -> list[Point]:
-        return [self.full(point) for point in (self.left, self.right, self.ceiling) if point is not None]
+        sides = (self.left, self.right, self.ceiling, self.floor if isinstance(self.floor, Point) else None)
+        return [self.full(point) for point in sides if point is not None]
 
 
 class Spec(Strict):

@@ -107,17 +107,31 @@ class Curves(Spec):
 
 
 class AttentionMaps(Spec):
-    """Softmax and linear attention weights of a run, beside layer x head maps of their distances."""
+    """Softmax and linear attention weights of a `run`, beside layer x head maps of their distances. Or the weights of several `runs`
+    (title -> run) in the head that the measurement kept, a column each: as `rows`, what they are.
 
-    run: str
+    `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights of last queries by their scores q.k;
+    `scores`: how often each score is.
+    """
+
+    run: str | None = None
+    runs: dict[str, str] = {}
+    rows: tuple[Literal["map", "query", "points", "scores"], ...] = ("map", "query")
     measure: str = "fidelity"
+    caption: tuple[str, ...] = ()
 
     def reads(self) -> list[Read]:
-        return [(self.run, self.measure)]
+        return [(run, self.measure) for run in ([self.run] if self.run else self.runs.values())]
+
+    def check(self) -> None:
+        if (self.run is None) == (not self.runs):
+            raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
+        once("run", self.runs.values())
+        super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:
-        known("row", point.row, [self.run], f"claim {claim.claim!r}")
-        known("column", point.column, ("kl", "mse"), f"claim {claim.claim!r}")
+        known("row", point.row, [self.run] if self.run else self.runs.values(), f"claim {claim.claim!r}")
+        known("column", point.column, ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity"), f"claim {claim.claim!r}")
 
 
 # --- grids ---

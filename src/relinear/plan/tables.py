@@ -40,7 +40,8 @@ class Column(Cell):
     """A column: a place in each row's run, or the unweighted mean of other columns.
 
     A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
-    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it.
+    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it. `planned`: published numbers that no measure of ours has
+    yet; ours are `not run`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Column(Cell):
     mean: tuple[str, ...] = ()
     shown: bool = True
     optional: bool = False
+    planned: bool = False
 
     @property
     def heading(self) -> str:
@@ -213,7 +215,7 @@ class Table(Spec):
 
     def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | float | None:
         places = [row.cells.get(column.name, Place()), column, self.cell or Place()]
-        if places[0].value is not None:
+        if places[0].value is not None or column.planned:
             return places[0].value
         found = {key: next((v for place in places if (v := getattr(place, key))), None) for key in ("run", "measure", "metric", "of", "at")}
         found["run"] = places[0].run or run or found["run"]

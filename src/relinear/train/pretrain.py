@@ -1,7 +1,7 @@
 """Training from scratch: every weight of a model, what its method added included, on the loss of the next token.
 
 With `patience` the loss on sequences kept aside is taken after each epoch; the weights of its lowest value are the result, and so many
-epochs without a lower one end the training.
+epochs without a lower one end the training. Everything is computed in float32: autocast would round what feature maps and their sums need.
 """
 
 import json
@@ -36,10 +36,11 @@ def work(job: Job) -> dict[str, Any]:
 
     Raises UserError where the text has tokens that the model has not, or no more sequences than are kept aside.
     """
-    device, dtype = place(job)
+    device, _ = place(job)
+    job.hardware["dtype"] = "float32"
     torch.manual_seed(job.seed)
     model = assemble(job.parents["model"], job.links, dtype=torch.float32)
-    metrics = fit(job, model, device, dtype)
+    metrics = fit(job, model, device)
     weights = collected(model, job.leads)
     if job.leads and (job.work / BEST).is_file():
         (job.work / BEST).replace(job.out / WEIGHTS)
@@ -48,7 +49,7 @@ def work(job: Job) -> dict[str, Any]:
     return metrics
 
 
-def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def fit(job: Job, model: PreTrainedModel, device: str) -> dict[str, Any]:
     """Train a model, in place, on the device that it is moved to. Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = Packed(job.parents["text"], "train", budget["seq_len"])
@@ -65,10 +66,10 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype) -> di
     model.train()
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * sequences // (batch * accumulate), 1)
-    validation = Validation(job, model, text, sequences, dtype)
+    validation = Validation(job, model, text, sequences)
 
     def loss(tokens, labels, labelled):
-        yield "lm", summed_loss(model, tokens, labels, dtype) / labelled / accumulate
+        yield "lm", summed_loss(model, tokens, labels) / labelled / accumulate
 
     tokens_per_step = batch * accumulate * text.seq_len
     try:
@@ -92,9 +93,9 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype) -> di
 class Validation:
     """The log of a training, with the loss on the sequences kept aside (from `first` on) at the end of each epoch over the others."""
 
-    def __init__(self, job: Job, model: nn.Module, text: Packed, first: int, dtype: torch.dtype):
+    def __init__(self, job: Job, model: nn.Module, text: Packed, first: int):
         budget = job.settings["budget"]
-        self.job, self.model, self.text, self.first, self.dtype = job, model, text, first, dtype
+        self.job, self.model, self.text, self.first = job, model, text, first
         self.patience, self.batch = job.settings["recipe"]["patience"], budget["batch_size"]
         self.per_step = budget["batch_size"] * budget["accumulate"]
         self.losses: list[float] = []
@@ -132,7 +133,7 @@ class Validation:
         own = list(share(range(self.first, len(self.text))))
         for at in range(0, len(own), self.batch):
             tokens, labels = (torch.stack(x).to(device) for x in zip(*(self.text.sequence(i) for i in own[at : at + self.batch]), strict=True))
-            total += summed_loss(self.model, tokens, labels, self.dtype).item()
+            total += summed_loss(self.model, tokens, labels).item()
             labelled += float((labels[:, 1:] != IGNORED).sum())
         self.model.train()
         both = summed({"total": total, "labelled": labelled})
