@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from test_plan import everything
 
 from relinear import attention
 from relinear.plan import code
@@ -18,7 +19,7 @@ from relinear.stages._stage import Node
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
-NODES = PLAN.behind([PLAN.measured(run, measure) for run in PLAN.runs for measure in PLAN.measures if PLAN.measures[measure].data])
+NODES = PLAN.behind([*everything(PLAN), *(PLAN.measured("lizard", name) for name, measure in PLAN.measures.items() if measure.data)])
 ASSET = Node("asset", "brown")
 NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
@@ -261,13 +262,21 @@ def test_editing_a_method_reruns_its_runs_and_no_others(whole, method):
     assert own and whole(coded, f"attention/{method}.py") == own
 
 
-WORK = {"get/text.py": "text", "get/written.py": "written", "get/model.py": "model", "get/activations.py": "activations",
-        "train/distill.py": "distill", "train/finetune.py": "finetune", "measure/run.py": "measure", "families/tiny.py": "model"}  # fmt: skip
+def of(*named: str):
+    """Whether a node is of one of these stages."""
+    return lambda node: node.stage in named
+
+
+WORK = {
+    "get/text.py": of("text", "sentences"), "get/written.py": of("written"), "get/model.py": of("model"), "get/activations.py": of("activations"),
+    "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
+    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family == "tiny",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_editing_how_something_is_made_makes_it_anew_and_what_follows(whole, name):
-    assert whole(coded, name) == following(lambda node: node.stage == WORK[name])
+    assert whole(coded, name) == following(WORK[name])
 
 
 # --- operations: the definition is the key ---

@@ -13,6 +13,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from relinear.plan.specs import available
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
@@ -26,6 +28,7 @@ LINT_EXCEPTIONS = {
     "Specify a conda environment or container for each rule.",
     # The command's beginning holds the paths of this clone and of its Python, which must not be `params`: a clone that is moved would
     # retrain everything. The settings that a step depends on are in its `key`.
+    "Shell command directly uses variable PYTHON from outside of the rule",
     "Shell command directly uses variable RELINEAR from outside of the rule",
     "Shell command directly uses variable OPTIONS from outside of the rule",
     "Shell command directly uses variable TEE from outside of the rule",
@@ -188,8 +191,12 @@ def test_snakemake_lists_every_rule_with_what_it_makes():
     written = {name for path in ROOT.glob("workflow/rules/*.smk") for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)}
     assert written <= set(listed)
     assert [name for name in written if not listed[name]] == [], "rules without a docstring"
+    artefacts = available(ROOT / "workflow" / "papers").values()
+    for artefact in artefacts:
+        assert listed[artefact.name].startswith(f"{artefact.label}: "), "the paper's own label leads to its rule"
+    assert {artefact.paper for artefact in artefacts} <= set(listed), "a paper is a target, too"
     for label in ("LoLCATs Table 1", *(f"LoLCATs Figure {number}" for number in range(2, 7)), "Lizard Figure 5", "SUPRA Figure 1"):
-        assert [name for name in written if listed[name].startswith(f"{label}:")], f"no rule for {label}"
+        assert [name for name, said in listed.items() if said.startswith(f"{label}:")], f"no rule for {label}"
 
 
 README = (ROOT / "README.md").read_text()

@@ -6,10 +6,6 @@ localrules:
     table2,
 
 
-def outputs(artefact):
-    return artefact.outputs(plan.out(artefact).as_posix())
-
-
 for artefact in plan.artefacts.values():
 
     rule:
@@ -55,7 +51,5 @@ rule table2:
         "results/table2.provenance.json",
     log:
         "results/logs/table2.log",
-    params:
-        scale=plan.root.as_posix(),
     shell:
         "cp {input} results/ 2>&1 | ({TEE} {log})"

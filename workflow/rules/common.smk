@@ -27,7 +27,8 @@ wildcard_constraints:
 
 
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
-RELINEAR = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m relinear.cli"
+PYTHON = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m"
+RELINEAR = f"{PYTHON} relinear.cli"
 OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.
 TEE = "trap '' INT TERM; exec tee"
@@ -49,6 +50,11 @@ def records(nodes):
 def parents(stage):
     """The records of the nodes that a stage reads."""
     return lambda wildcards: records(plan.parents(node(stage, wildcards)).values())
+
+
+def outputs(artefact):
+    """The files of a table or figure."""
+    return artefact.outputs(plan.out(artefact).as_posix())
 
 
 def assets(stage):
@@ -78,7 +84,8 @@ def cores(stage):
     return max(1, workflow.cores * min(wanted, slots) // max(slots, 1))
 
 
-MEMORY = plan.config.jobs.memory_mb  # more tokens and items take more time, not more memory
+# More tokens and items take more time, not more memory.
+MEMORY = plan.config.jobs.memory_mb
 
 
 def minutes(stage):

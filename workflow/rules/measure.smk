@@ -60,4 +60,4 @@ rule kernels:
         mem_mb=32000,
         runtime=60,
     shell:
-        "PYTHONPATH={REPOSITORY}/kernels {sys.executable} -m relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log})"
+        "{PYTHON} relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log})"
