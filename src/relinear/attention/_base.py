@@ -106,6 +106,11 @@ class Attention(nn.Module):
                 "whose files say causal_only = False, such as hedgehog and t2r, without a window"
             )
 
+    @property
+    def reads_order(self) -> bool:
+        """Whether weights depend on where tokens stand in their sequence beside what the inputs say."""
+        return self.causal_only
+
     def _causal_only(self) -> bool:
         """`causal_only`, and where these options make it so."""
         return self.causal_only

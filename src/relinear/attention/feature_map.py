@@ -65,6 +65,7 @@ def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool, dtype=torc
 
 class Method(Attention):
     Options = Options
+    causal_only = False
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
@@ -78,6 +79,10 @@ class Method(Attention):
                 f"map {options.map!r} has {self.features} features of a head of dimension {d}: a state of {size / 2**30:.1f} GiB a layer and "
                 f"sequence, where {LARGEST_STATE / 2**30:g} are possible. Choose a map of fewer features, such as elu with {d}"
             )
+
+    @property
+    def reads_order(self):
+        return self.options.map == "cosformer"
 
     def mapped(self, inputs: Inputs, seen: Tensor | None = None) -> tuple[Tensor, Tensor, str]:
         """q and k up to the activation of relinear_kernels that is named beside them, of each map but `taylor`.
@@ -118,8 +123,10 @@ class Method(Attention):
         q, k, feature = self.mapped(inputs, seen)
         # The kernels are made for features as many as a head's dimensions, or twice that.
         op = linear_attention if feature == self.options.map else chunked_linear_attention
-        y, linear = op(q, k, inputs.v, feature=feature, key_mask=inputs.key_mask, initial_state=linear, return_state=True)
-        if not counts:
+        y, linear = op(
+            q, k, inputs.v, feature=feature, key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=linear, return_state=True
+        )  # fmt: skip
+        if not counts or not self.heads.causal:
             return y, linear
         batch, length = inputs.q.shape[:2]
         new = torch.full((batch,), length, device=q.device) if inputs.key_mask is None else inputs.key_mask.sum(1)
@@ -138,7 +145,7 @@ class Method(Attention):
     def attention_weights(self, inputs: Inputs):
         if self.options.map != "taylor":
             q, k, feature = self.mapped(inputs)
-            return linear_attention_weights(q, k, feature=feature, key_mask=inputs.key_mask)
+            return linear_attention_weights(q, k, feature=feature, key_mask=inputs.key_mask, causal=self.heads.causal)
         q, k, _ = self._scaled(inputs)
         weights = self._seen(q, k, inputs.key_mask)
         return weights / self._filled(weights.sum(-1, keepdim=True))
@@ -156,11 +163,11 @@ class Method(Attention):
         """The features of x: their products are 1 + s + s^2 / 2."""
         return torch.cat([torch.ones_like(x[..., :1]), x, (x[..., :, None] * x[..., None, :]).flatten(-2) * 0.5**0.5], -1)
 
-    @staticmethod
-    def _seen(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H T T"]:
+    def _seen(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H T T"]:
         """1 + s + s^2 / 2, which is at least 1/2, where a query sees a key, else 0."""
         s = q @ k.transpose(-1, -2)
         seen = causal(q.shape[2], device=q.device)
+        seen = seen if self.heads.causal else torch.ones_like(seen)
         seen = seen if key_mask is None else seen & key_mask[:, None, None]
         return torch.where(seen, 1 + s + s.square() / 2, 0.0)
 
@@ -172,6 +179,10 @@ class Method(Attention):
     def _taylor(self, inputs: Inputs, state: LinearState | None):
         outputs = []
         scaled = self._scaled(inputs)
+        if not self.heads.causal:
+            q, k, v = scaled
+            weights = self._seen(q, k, inputs.key_mask)
+            return (weights @ v / self._filled(weights.sum(-1, keepdim=True))).transpose(1, 2).to(inputs.v.dtype), None
         masks = repeat(None) if inputs.key_mask is None else inputs.key_mask.split(CHUNK, 1)
         for q, k, v, mask in zip(*(x.split(CHUNK, 2) for x in scaled), masks, strict=False):
             weights = self._seen(q, k, mask)
