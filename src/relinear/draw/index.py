@@ -84,7 +84,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
 
 def _folders(reference: Path) -> list[str]:
     """Committed folders of runs. In this order minutes are looked for, those of `mini` before `smollm2`; verdicts in the other direction."""
-    return sorted(folder.name for folder in reference.iterdir() if (folder / "runs").is_dir())
+    return sorted(folder.parent.name for folder in reference.glob("*/runs"))
 
 
 def _measurement(run: Path, measure: str) -> Path | None:
