@@ -130,7 +130,7 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["text", "stories@tiny", "--scale", "smoke"], ["`model tiny` is not there", "relinear model tiny"]),
         (["written", "alpaca@tiny", "--scale", "smoke"], ["'alpaca'", "no source `written`"]),
         (["status", "--scale", "smoke"], ["no finished result", "--scale"]),
-        (["draw", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "comparison, lizard, lolcats"]),
+        (["draw", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "comparison, hedgehog, lizard, lolcats"]),
         (["draw", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
     ],
     ids=lambda x: " ".join(x[:2]),
