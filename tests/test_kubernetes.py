@@ -56,8 +56,8 @@ def pod(folder) -> dict:
 
 def test_a_stage_runs_as_a_job_with_what_its_scale_reserves(kubectl, fresh, monkeypatch):
     monkeypatch.setenv("KUBECTL_RUNS", "yes")
-    fresh.snakemake("results/smoke/teacher/run.json", options=("--workflow-profile", "kubernetes"))
-    assert (fresh / "results/smoke/teacher/run.json").is_file(), (kubectl / "log").read_text()
+    fresh.snakemake("results/smoke/models/tiny/run.json", options=("--workflow-profile", "kubernetes"))
+    assert (fresh / "results/smoke/models/tiny/run.json").is_file(), (kubectl / "log").read_text()
     spec = pod(kubectl)
     [container] = spec["containers"]
     assert container["resources"] == {"requests": {"cpu": "1", "memory": "3000M"}, "limits": {"memory": "3000M"}}
@@ -104,7 +104,7 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
     counted = fresh.snakemake("results/table2.csv", scale="smollm2", options=options).split("Job stats:")[1]
     assert all(
         f"{stage} {n}" in " ".join(counted.split())
-        for stage, n in {"distill": 4, "finetune": 7, "instructions": 1, "evaluate": 8, "total": 26}.items()
+        for stage, n in {"distill": 4, "finetune": 7, "written": 1, "measure": 48, "total": 70}.items()
     )
     ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
     assert default.pop("resources") == ["gpu=1"]

@@ -408,7 +408,7 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lizard", gates="channel", feature="exp_pm")
     with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
         linearize(teacher(), "lolcats", feature="relu")
-    with pytest.raises(ValueError, match="cannot linearize Linear; can: LlamaForCausalLM"):
+    with pytest.raises(ValueError, match="cannot linearize Linear; can: .*LlamaForCausalLM"):
         linearize(torch.nn.Linear(2, 2), "lizard")
 
 

@@ -112,9 +112,9 @@ def logs(folder: Path):
 
 
 def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
-    run, target = "t2r", "results/smoke/runs/t2r/evaluate/run.json"
-    fresh.snakemake("results/smoke/corpus/run.json")  # here, to save the test a minute
-    append(fresh, "src/relinear/tracking.py", HOLD)
+    run, target = "t2r", "results/smoke/runs/t2r/gate/run.json"
+    fresh.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
+    append(fresh, "src/relinear/tracking/live.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
     command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "5")}
 
@@ -133,7 +133,7 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     (fresh / "held").unlink()
     fresh.snakemake(target, **command)
     assert children(fresh, run, "finetune") == ["KILLED", "FINISHED"]
-    assert children(fresh, run, "evaluate") == ["FINISHED"]
+    assert children(fresh, run, "gate") == ["FINISHED"]
     assert "goes on at step 5 of" in (fresh / f"results/smoke/logs/{run}.finetune.log").read_text()
 
     theirs, ours = tmp_path / "undisturbed", fresh.stage(run, "finetune")

@@ -684,8 +684,8 @@ def test_rebuild_refuses_what_it_cannot_read_or_does_not_own(uri, second, tmp_pa
     store.create_run(store.create_experiment("relinear-mini"))
     with pytest.raises(ValueError, match="holds 1 runs that relinear did not write"):
         tracking.rebuild(second, tmp_path / "results")
-    (folder / "run.json").write_text('{"schema": 2}')
-    with pytest.raises(ValueError, match="has schema 2; this version reads schema 1"):
+    (folder / "run.json").write_text('{"schema": 3}')
+    with pytest.raises(ValueError, match="has schema 3; this version reads 1 and 2"):
         tracking.rebuild(uri, tmp_path / "results")
     with pytest.raises(ValueError, match="no folder"):
         tracking.rebuild(uri, tmp_path / "nowhere")

@@ -2,10 +2,11 @@
 
 
 class BaseModel:
-    """Attributes with defaults; an unknown one is an error."""
+    """Attributes, with or without a default; an unknown one is an error."""
 
     def __init__(self, **given):
-        if unknown := [name for name in given if not hasattr(type(self), name)]:
+        known = {name for kind in type(self).__mro__ for name in vars(kind).get("__annotations__", ())}
+        if unknown := [name for name in given if name not in known]:
             raise ValueError(f"no option {', '.join(unknown)}")
         self.__dict__.update(given)
 
