@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from synthetic import everything, measurement, paper, reading
 
 from relinear.draw import About, make
 from relinear.draw.claims import UNTESTED, Value, judge
-from relinear.draw.render import number
+from relinear.draw.render import count, number
 from relinear.draw.schema1 import load_schema1
 from relinear.plan.claims import Claim
 from relinear.plan.readings import Source
 from relinear.plan.specs import read
+from relinear.plan.strict import ConfigError
 
 ROOT = Path(__file__).parents[1]
 RUNS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
@@ -338,6 +340,14 @@ def test_tokens_of_a_step_that_a_run_does_not_have_are_none(measured, tmp_path):
 
 # --- claims ---
 
+TOY_DOSE = """
+label: Toy
+says: nothing
+columns: [{name: ppl, measure: perplexity, metric: perplexity}]
+rows: [{run: teacher}, {run: lizard}]
+claims: [{claim: c, source: s, left: lizard, right: teacher, column: ppl, op: "<", dose: {lizzard: 40}}]
+"""
+
 
 def claim(**options):
     given = {"source": "s", "left": "a", "right": "b", "column": "x", "op": ">"}
@@ -393,6 +403,34 @@ def test_rows_at_chance_tell_nothing():
     assert judgement.verdict == UNTESTED and "better than chance, 25.00" in judgement.reason
     assert judge(claim(floor=25), two(20, 10)).verdict == UNTESTED, "worse than chance is no better"
     assert judge(claim(margin=-5, floor=25), two(40, 24)).verdict == "reproduced"
+
+
+def dosed(tokens, measured, tmp_path):
+    """The verdict on a claim whose paper gave the left row so many tokens; ours had 40,960."""
+    said = next(c for c in TABLE2.spec.claims if c.claim == "LoLCATs beats SUPRA on average")
+    spec = TABLE2.spec.model_copy(update={"claims": (said.model_copy(update={"dose": {"lolcats_window": tokens}}),)})
+    make(replace(TABLE2, spec=spec), measured, MINI, tmp_path)
+    [verdict] = rows(tmp_path / "table2.claims.csv", "claim").values()
+    return verdict
+
+
+def test_a_run_of_fewer_tokens_than_the_papers_proves_and_refutes_nothing(measured, tmp_path):
+    ours = sum(measured["lolcats_window", "perplexity"].facts["tokens"].values())
+    assert dosed(ours, measured, tmp_path)["verdict"] == dosed(ours * 1.01, measured, tmp_path)["verdict"] == "reproduced"
+    verdict = dosed(10 * ours, measured, tmp_path)
+    assert verdict["verdict"] == UNTESTED and verdict["reason"].startswith(
+        f"other dose: lolcats_window had {count(ours)} of {count(10 * ours)} tokens; "
+    )
+    assert "lolcats_window 58" in verdict["figures"], "the numbers stand"
+
+
+def test_a_dose_of_a_row_that_there_is_not_is_refused(tmp_path):
+    paper = tmp_path / "papers/toy"
+    paper.mkdir(parents=True)
+    (paper / "table.yaml").write_text(TOY_DOSE)
+    (paper / "paper.yaml").write_text("title: A paper")
+    with pytest.raises(ConfigError, match="no row 'lizzard'; have teacher, lizard"):
+        read(paper / "table.yaml")
 
 
 def test_nothing_is_judged_at_a_scale_that_says_nothing_or_without_a_number():

@@ -1,15 +1,21 @@
 """The safety net: tables and claims come out of the specs as they were committed before there were specs, byte for byte."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from relinear.draw import About, make
+from relinear.draw.planned import draw_committed
 from relinear.draw.schema1 import load_schema1
+from relinear.errors import UserError
+from relinear.files import sha256
 from relinear.plan.specs import read
 
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).parent / "frozen"
+DRAWN = ("lolcats/table1", "lolcats/table2", "supra/table1", "lizard/table1", "lizard/table8")  # of runs whose records are committed
 DEMONSTRATION = {"mini": "Scale `mini` is a demonstration on a laptop's budget, not a reference: read the errors first.", "smollm2": None}
 
 
@@ -49,3 +55,28 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
     written = make(artefact, {}, About("mini", files=files), tmp_path)
     assert sorted(written) == sorted(Path(path) for path in artefact.outputs(str(tmp_path))) and all(path.stat().st_size for path in written)
     assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (FROZEN / f"efficiency/{artefact.name}.claims.csv").read_text()
+
+
+def test_tables_of_committed_runs_are_drawn_from_their_records_and_named_in_the_manifest(tmp_path):
+    reference = ROOT / "results/reference/smollm2"
+    folder = tmp_path / "reference/smollm2"
+    for file in [reference / "reference.json", *reference.glob("runs/*/*/run.json"), *reference.glob("runs/*/*/metrics.json")]:
+        (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / file.relative_to(reference))
+    for spec in DRAWN:
+        paper, stem = spec.split("/")
+        written = draw_committed(folder, read(ROOT / f"workflow/papers/{spec}.yaml"))
+        for path in (path for path in written if path.suffix != ".json"):  # the records of the provenance lie elsewhere here
+            assert path.read_bytes() == (reference / paper / path.name).read_bytes(), path.name
+        manifest = json.loads((folder / "reference.json").read_text())["files"]
+        assert all(manifest[path.relative_to(folder).as_posix()] == sha256(path) for path in written)
+
+
+def test_drawing_from_a_folder_without_these_runs_says_which_it_has(tmp_path):
+    artefact = read(ROOT / "workflow/papers/lizard/table8.yaml")
+    with pytest.raises(UserError, match="has no reference.json"):
+        draw_committed(tmp_path, artefact)
+    (tmp_path / "reference.json").write_text('{"scale": "smollm2", "files": {}}')
+    (tmp_path / "runs/t2r").mkdir(parents=True)
+    with pytest.raises(UserError, match="has none of the runs of lizard_table8; have t2r"):
+        draw_committed(tmp_path, artefact)

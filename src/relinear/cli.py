@@ -107,15 +107,19 @@ def draw(
     plan,
     paper: Annotated[str, typer.Argument(help="A folder of workflow/papers.")],
     artefact: Annotated[str, typer.Argument(help="Its table or figure, such as table1.")],
+    committed: Annotated[
+        Path | None, typer.Option(help="Draw from the results in this folder, such as results/reference/smollm2, and into it.")
+    ] = None,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
     if paper not in {a.paper for a in plan.artefacts.values()}:
         raise ConfigError(f"no paper {paper!r} with tables or figures; have {', '.join(sorted({a.paper for a in plan.artefacts.values()}))}")
     if f"{paper}_{artefact}" not in plan.artefacts:
         raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(a.stem for a in plan.artefacts.values() if a.paper == paper)}")
-    from relinear.draw.planned import draw_planned
+    from relinear.draw.planned import draw_committed, draw_planned
 
-    for path in draw_planned(plan, plan.artefacts[f"{paper}_{artefact}"]):
+    found = plan.artefacts[f"{paper}_{artefact}"]
+    for path in draw_planned(plan, found) if committed is None else draw_committed(committed, found):
         print(path)
 
 

@@ -42,12 +42,12 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "") -> Judgement:
+def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "") -> Judgement:
     """Judge a claim by the numbers at its points.
 
     Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two combined standard errors, else not
     tested. The errors are combined as if independent; models scored on the same items differ by less, so a verdict is given too seldom
-    rather than too often. `remark` stands beside the numbers.
+    rather than too often. `remark` stands beside the numbers. `unlike`: in what our training differs from the paper's; then no verdict is given.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
@@ -55,7 +55,8 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
         return Judgement(UNTESTED, published.removeprefix("; "), reason)
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
-    return (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
+    judged = (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
+    return judged._replace(verdict=UNTESTED, reason=f"{unlike}; {judged.reason}") if unlike else judged
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:

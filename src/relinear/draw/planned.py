@@ -1,8 +1,15 @@
-"""Drawing a table or figure of a plan: from the measurements that are finished as the plan would make them."""
+"""Drawing a table or figure: of a plan, from the measurements that are finished as it would make them; of committed results, from their records."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
-from relinear.draw import About, make
+from relinear.draw import About, Measurements, make
+from relinear.draw.render import write_text
+from relinear.draw.schema1 import STAGES, load_schema1
+from relinear.errors import UserError
+from relinear.files import MANIFEST, sha256
+from relinear.plan.catalogue import SEED
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
@@ -33,3 +40,55 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | No
     if (found.run, found.measure) != (node.name, node.part):
         raise ValueError(f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}")
     return found._replace(run=address[0], measure=address[1])
+
+
+def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
+    """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
+
+    A run that the folder does not have is `not run`. Raises UserError where it has none of the runs, or is no committed folder.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results")
+    facts = json.loads(manifest.read_text(encoding="utf-8"))
+    measured = _all(folder, artefact.reads())
+    if not any(measured.values()):
+        have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
+        raise UserError(f"{folder} has none of the runs of {artefact.name}; have {have}")
+    repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
+    plan = Plan(scale=facts["scale"])
+    about = About(plan.scale, plan.stand_in("models", "llama-3-8b"), plan.config.demonstration, plan.config.nothing_to_judge, repeats)
+    written = make(artefact, measured, about, folder / artefact.paper)
+    facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
+    facts["files"] = dict(sorted(facts["files"].items()))
+    write_text(manifest, json.dumps(facts, indent=1) + "\n")
+    return written
+
+
+def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
+    """The measurements of these runs, and of their trainings with further seeds."""
+    found: dict[tuple[str, str], Measured | None] = {}
+    for run, measure in reads:
+        found[run, measure] = None
+        for own in sorted((folder / "runs").glob(f"{run}*")):
+            if _base(own.name) == run:
+                found[own.name, measure] = _load(own, measure)
+    return found
+
+
+def _base(run: str) -> str:
+    """The run's name without the suffix of a further seed."""
+    return SEED.sub("", run)
+
+
+def _load(run: Path, measure: str) -> Measured | None:
+    """A run's measurement, of either schema; None where it was not measured."""
+    record = run / measure / "run.json"
+    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["schema"] > 1:
+        return load(record.parent)
+    if measure not in STAGES:
+        return None
+    try:
+        return load_schema1(run, measure)
+    except FileNotFoundError:
+        return None

@@ -9,6 +9,7 @@ from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of
 from relinear.draw.claims import Judgement, judge, tally, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
+from relinear.plan.claims import Claim
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
 
@@ -26,11 +27,21 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = spec.csv or spec.csv_names
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    judgements = [judge(claim, look_in(rows), about.nothing_to_judge) for claim in spec.claims]
+    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=other_dose(claim, rows)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)
     return list(files.values())
+
+
+SAME_DOSE = 0.95  # of the paper's tokens, which it rounds
+
+
+def other_dose(claim: Claim, rows: list[Row]) -> str:
+    """The rows of a claim that were trained on fewer tokens than the paper's, for reading; nothing where there are none."""
+    ours = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
+    less = [f"{name} had {count(ours[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if ours.get(name, dose) < SAME_DOSE * dose]
+    return f"other dose: {', '.join(less)} tokens" if less else ""
 
 
 def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from relinear.plan.strict import Strict
 
@@ -61,7 +61,8 @@ class Claim(Strict):
     """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
 
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
-    better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told.
+    better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told. `dose`: row -> the training
+    tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
     """
 
     claim: str
@@ -75,6 +76,7 @@ class Claim(Strict):
     ratio: float | None = None
     floor: float | Point | None = None
     ceiling: RowOrPoint | None = None
+    dose: dict[str, Annotated[float, Field(gt=0)]] = {}
     published: str | None = None  # the paper's own figures, in its words
 
     @model_validator(mode="after")

@@ -301,7 +301,8 @@ class Table(Spec):
         super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:
-        known("row", point.row, (line.name for line in self.lines), f"claim {claim.claim!r}")
+        for row in (point.row, *claim.dose):
+            known("row", row, (line.name for line in self.lines), f"claim {claim.claim!r}")
         known("column", point.column, (column.name for column in self.all_columns), f"claim {claim.claim!r}")
         if point.at:
             raise ValueError(f"claim {claim.claim!r}: a cell of a table has no `at`; got {point.at}")
