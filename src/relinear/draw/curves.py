@@ -91,7 +91,8 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 
 def _of_readings(artefact: Artefact, spec: Curves, measured: Measurements, about: About, out: Path) -> list[Path]:
     curves = {(s.name, p.name): readings_along(s, p, measured) for p in spec.panels for s in spec.series}
-    figure = _figure(spec, f"{spec.label}: {spec.says}\nscale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else ""))
+    where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
+    figure = _figure(spec, f"{spec.label}: {spec.says}\n{', '.join(where)}")
     undefined: dict[str, None] = {}
     for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
         unit, bands = 100.0 if panel.unit == "percent" else 1.0, False
@@ -225,11 +226,9 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
 
 
 def _mark(axis: Axes, panel: Panel) -> None:
-    """A dotted line with its title along it for each mark."""
-    for title, x in panel.marks.items():
-        axis.axvline(x, color="0.5", linestyle=":", linewidth=1, zorder=0)
-        words = axis.text(x, 0.02, title, rotation=90, ha="right", va="bottom", fontsize=7, color="0.35", transform=axis.get_xaxis_transform())
-        words.set_bbox({"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})
+    """A grey vertical line for each mark, which the legend names."""
+    for i, (title, x) in enumerate(panel.marks.items()):
+        axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--")[i % 3], linewidth=1, zorder=0)
 
 
 def _legend(figure: Figure, caption: list[str]) -> Legend:
