@@ -299,8 +299,8 @@ def changed(tmp_path, file, old, new) -> Plan:
 
 
 def test_positions_beyond_the_documents_are_refused_by_the_plan(tmp_path):
-    plan = changed(tmp_path, "scales/smoke.yaml", "[0, 64, 128, 256, 512]", "[0, 64, 1024]")
-    with pytest.raises(ConfigError, match="positions up to 1024 asked for; documents of 'story-documents' have at least 512 tokens. Possible"):
+    plan = changed(tmp_path, "scales/smoke.yaml", "[0, 64, 128, 256, 512]", "[0, 64, 4096]")
+    with pytest.raises(ConfigError, match="positions up to 4096 asked for; documents of 'story-documents' have at least 2048 tokens. Possible"):
         plan.check()
 
 

@@ -27,8 +27,8 @@ EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Options(Strict):
-    """Read up to `documents` documents of each source (None: all), `excerpts` stretches of each that do not overlap, as far as the last of
-    `positions`; the numbers of `positions` are the bands' edges, band "64-128" being positions 64 to 127.
+    """Read the first `documents` documents of each source (None: all), up to `excerpts` stretches of each that do not overlap, as far as the last
+    of `positions`; the numbers of `positions` are the bands' edges, band "64-128" being positions 64 to 127.
 
     A token's position is the number of the stretch's tokens before it. `batch_size` stretches are read at a time, in pieces of `piece` tokens.
     """
