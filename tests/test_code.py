@@ -65,8 +65,9 @@ def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
 def test_measuring_does_not_depend_on_how_models_are_trained_or_on_other_metrics(metric):
     reached = closure(PLAN.modules(KINDS["measure", metric]))
     assert not [m for m in reached if m.startswith("relinear.train")]
-    assert {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} <= {"run", metric, "_harness"}
+    assert {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} <= {"run", metric, "_harness", "_documents"}
     assert ("relinear.measure._harness" in reached) == (metric == "lm_eval")
+    assert ("relinear.measure._documents" in reached) == (metric in ("agreement", "perplexity_by_position"))
 
 
 @pytest.mark.parametrize("method", attention.available())
@@ -268,7 +269,8 @@ def of(*named: str):
 
 
 WORK = {
-    "get/text.py": of("text", "sentences"), "get/written.py": of("written"), "get/model.py": of("model"), "get/activations.py": of("activations"),
+    "get/text.py": of("text", "sentences", "documents"), "get/documents.py": of("documents"), "get/written.py": of("written"),
+    "get/model.py": of("model"), "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
     "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family == "tiny",
 }  # fmt: skip

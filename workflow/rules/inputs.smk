@@ -105,6 +105,24 @@ rule sentences:
         "{RELINEAR} sentences {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
 
 
+rule documents:
+    """Whole documents as tokens, to measure on."""
+    input:
+        parents("documents"),
+        assets("documents"),
+    output:
+        "<results>/documents/{name}/run.json",
+    log:
+        "<results>/logs/documents.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("documents"),
+    params:
+        key=key("documents"),
+    shell:
+        "{RELINEAR} documents {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
 rule activations:
     """A model's pass over the transfer data, shared by all runs that distill."""
     input:

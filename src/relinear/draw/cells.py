@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Look, Value, checked
-from relinear.draw.render import NOT_RUN
+from relinear.draw.render import NOT_DEFINED, NOT_RUN
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
 from relinear.plan.tables import Address, Column, Line, Table
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
     @property
     def was_run(self) -> bool:
-        return self.value != NOT_RUN
+        return not isinstance(self.value, str)
 
 
 MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
@@ -111,6 +111,8 @@ def _cell(column: Column, place: Address | float | None, trainings: Mapping[str,
     if isinstance(place, int | float):
         return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
     runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
+    if why := next((r.why for found in runs if found and (r := found.find(place.metric, place.of, place.at or None)) and r.value is None), None):
+        return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=tuple(found.source.file for found in runs if found))
     scores = [_score(column, place, found) for found in runs]
     if None in scores:
         return MISSING
@@ -161,7 +163,7 @@ def look_in(rows: list[Row]) -> Look:
         row, column = by_name[point.row], point.column or ""
         cell = row.cells[column]
         if not cell.was_run:
-            return f"{point.row}: {column} was not run"
+            return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
         return checked(cell.value, cell.stderr, point.row, column)

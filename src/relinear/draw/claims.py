@@ -112,6 +112,8 @@ def value_of(reading: Reading | None, name: str, column: str, percent: bool = Fa
     """A reading to judge by, or why it is none."""
     if reading is None:
         return f"{name}: {column} was not run"
+    if reading.value is None:
+        return f"{name}: {column} is not defined: {reading.why}"
     return checked(*((100 if percent else 1) * v if v is not None else None for v in reading[3:5]), name=name, column=column)
 
 

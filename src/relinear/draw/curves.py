@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from numbers import Real
@@ -18,7 +19,7 @@ from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, judge, value_of, write_claims
 from relinear.draw.pictures import judged, save
 from relinear.draw.provenance import Origin, write_provenance
-from relinear.draw.render import NOT_RUN, count
+from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import Curves, Panel, Series
 from relinear.plan.readings import Reading, Source
@@ -29,6 +30,7 @@ HOW = (
     "the mean over a generation is the integral between them."
 )
 SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
+BAND = re.compile(r"(\d+)-(\d+)")
 FIRST_LENGTH = 512  # shorter generations are measured to integrate over, not to be shown
 
 
@@ -89,19 +91,24 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 
 def _of_readings(artefact: Artefact, spec: Curves, measured: Measurements, about: About, out: Path) -> list[Path]:
     curves = {(s.name, p.name): readings_along(s, p, measured) for p in spec.panels for s in spec.series}
-    figure = _figure(spec, f"{spec.label}: {spec.says}\nscale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else ""))
+    where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
+    figure = _figure(spec, f"{spec.label}: {spec.says}\n{', '.join(where)}")
+    undefined: dict[str, None] = {}
     for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
-        unit = 100.0 if panel.unit == "percent" else 1.0
+        unit, bands = 100.0 if panel.unit == "percent" else 1.0, False
         for i, series in enumerate(spec.series):
             found = [(x, reading) for x, reading, _ in curves[series.name, panel.name]]
             errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
-            curve = Curve([x for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
+            bands = bands or any(place(x) != x for x, _ in found)
+            undefined |= dict.fromkeys(_undefined(series, panel, measured))
+            curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
             _line(axis, series, i, curve, "" if found else f" ({NOT_RUN})")
         for k, (title, points) in enumerate(panel.published.items()):
             marker = "DsvP"[k % 4]
             axis.plot(list(points), list(points.values()), label=f"{title}, published", color="0.6", marker=marker, linestyle=":", markersize=4)
-        _finish(axis, panel, panel.x, base=_base(axis))
-    _legend(figure, [about.demonstration] if about.demonstration else [])
+        _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
+        _mark(axis, panel)
+    _legend(figure, [*undefined, *([about.demonstration] if about.demonstration else [])])
 
     def look(point: Point) -> Value | str:
         series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.panels, point.column)))
@@ -133,7 +140,23 @@ def readings_along(series: Series, panel: Panel, measured: Measurements) -> list
                 found.append((reading.at[panel.x], reading, m.source))
             elif x is not None and not reading.at:
                 found.append((x, reading, m.source))
-    return sorted(found, key=lambda point: point[0]) if all(isinstance(x, int | float) for x, *_ in found) else found
+    return sorted(found, key=lambda point: place(point[0])) if all(isinstance(place(x), int | float) for x, *_ in found) else found
+
+
+def place(x: Scalar) -> Scalar:
+    """Where a value of an axis lies on it: a band, such as "64-128", in its middle."""
+    band = BAND.fullmatch(x) if isinstance(x, str) else None
+    return (int(band[1]) + int(band[2])) / 2 if band else x
+
+
+def _undefined(series: Series, panel: Panel, measured: Measurements) -> list[str]:
+    """Where a run's metric is not defined along the axis, and why: words for the caption, one line a reason."""
+    places: dict[str, list[str]] = {}
+    m = measured.get((series.run or "", panel.measure or ""))
+    for r in m.readings if m else ():
+        if r.value is None and r.metric == panel.metric and panel.of in (None, r.of) and set(r.at) == {panel.x}:
+            places.setdefault(r.why, []).append(str(r.at[panel.x]))
+    return [f"{series.title}: {NOT_DEFINED} at {', '.join(dict.fromkeys(at))}: {why}." for why, at in places.items()]
 
 
 # --- drawing ---
@@ -200,6 +223,12 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: count(round(y)) if y >= 1000 else f"{y:g}"))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
+
+
+def _mark(axis: Axes, panel: Panel) -> None:
+    """A grey vertical line for each mark, which the legend names."""
+    for i, (title, x) in enumerate(panel.marks.items()):
+        axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--")[i % 3], linewidth=1, zorder=0)
 
 
 def _legend(figure: Figure, caption: list[str]) -> Legend:

@@ -32,7 +32,8 @@ class Series(Strict):
 class Panel(Strict):
     """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
 
-    `published`: what a paper prints, title -> x -> y.
+    `published`: what a paper prints, title -> x -> y. `marks`: vertical lines, title -> x. Values of x that are bands, such as "64-128", are drawn
+    in their middle, on a logarithmic axis.
     """
 
     x: str
@@ -46,6 +47,7 @@ class Panel(Strict):
     ylabel: str = ""
     log: bool = False
     published: dict[str, dict[int | float, float]] = {}
+    marks: dict[str, int | float] = {}
 
     @property
     def name(self) -> str:

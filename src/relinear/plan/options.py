@@ -17,12 +17,12 @@ def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, .
 
 @functools.cache
 def option_names(file: Path) -> tuple[str, ...]:
-    """The fields of class `Options` in a file, with those of its base classes there and in `_base.py` beside it."""
+    """The fields of class `Options` in a file, with those of its base classes there and in the files beside it that begin with `_`."""
     classes: dict[str, ast.ClassDef] = {}
-    for path in (file.with_name("_base.py"), file):
+    for path in (*sorted(file.parent.glob("_*.py")), file):
         if path.is_file():
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            prefix = "" if path == file else "_base."
+            prefix = "" if path == file else f"{path.stem}."
             classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     return tuple(_fields("Options", classes))
 
@@ -30,10 +30,10 @@ def option_names(file: Path) -> tuple[str, ...]:
 def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:
     if name not in classes:
         return {}
-    node, found = classes[name], {}
+    node, found, beside = classes[name], {}, name.rpartition(".")[0]
     for base in node.bases:
-        text = ast.unparse(base)
-        beside = text.startswith("_base.") or (text in classes and not name.startswith("_base."))
-        found |= _fields(text if beside else f"_base.{text}", classes)
+        text = ast.unparse(base)  # `_file.Name`; or a name of the same file, or one that is imported from `_base`
+        same = f"{beside}.{text}" if beside else text
+        found |= _fields(text if "." in text else same if same in classes else f"_base.{text}", classes)
     own = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
     return found | dict.fromkeys(own)

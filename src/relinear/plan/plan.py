@@ -25,7 +25,7 @@ from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
 from relinear.stages._stage import Node
 
-TEXTS = ("text", "sentences")  # kinds of data that the stage of that name makes for a model's vocabulary
+TEXTS = ("text", "sentences", "documents")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 
 
@@ -209,7 +209,7 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
-        elif stage != "text" and stage in stages.MAKERS:
+        elif stage not in TEXTS and stage in stages.MAKERS:
             one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
@@ -249,7 +249,7 @@ class Plan:
             raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
-            kinds = ("sentences",) if node.stage == "sentences" else ("text",)
+            kinds = (node.stage,) if node.stage in TEXTS else ("text",)
             text = Text(self._is_text(part["data"], kinds), part["model"], float(part["dose"] or 1))
         except ValueError as error:
             raise ConfigError(f"no text {node.name!r}: {error}") from None

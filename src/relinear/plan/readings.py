@@ -11,19 +11,20 @@ At = Mapping[str, int | float | str]
 
 
 class Reading(NamedTuple):
-    """One measured number.
+    """One measured number, or why there is none.
 
     `metric` "acc" of "mmlu"; "kl" of "attention"; "perplexity" of "wikipedia-intros". `at` says where on a metric's own axes:
     {}, {"length": 4096, "depth": 0.5}, {"layer": 3, "head": 1}. `stderr` is the standard error of `value` over `n` items; None where
-    no error is known.
+    no error is known. `value` is None where the metric is not defined (a position beyond what a model reads), and `why` says why.
     """
 
     metric: str
     of: str
     at: At
-    value: float
+    value: float | None
     stderr: float | None
     n: int
+    why: str = ""
 
 
 class Source(NamedTuple):
@@ -61,13 +62,13 @@ class Measured(NamedTuple):
         return fits[0] if fits else None
 
     def all(self, metric: str, of: str | None = None) -> list[Reading]:
-        """All readings of a metric, along its axes."""
-        return [r for r in self.readings if r.metric == metric and of in (None, r.of)]
+        """All readings of a metric that have a value, along its axes."""
+        return [r for r in self.readings if r.metric == metric and of in (None, r.of) and r.value is not None]
 
 
 def plain(readings: Iterable[Reading]) -> list[dict[str, Any]]:
-    """Readings as JSON has them."""
-    return [reading._asdict() for reading in readings]
+    """Readings as JSON has them; `why` only where it says something."""
+    return [{name: value for name, value in reading._asdict().items() if name != "why" or value} for reading in readings]
 
 
 def load(folder: Path) -> Measured:

@@ -9,7 +9,8 @@ from relinear.stages import _stage
 from relinear.stages._stage import Node
 
 GATE = "gate"  # the measure that a model must pass before others score it
-NEXT_TOKEN = ("perplexity", "lm_eval")  # metrics of models that predict one
+DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
+NEXT_TOKEN = ("perplexity", "lm_eval", *DOCUMENTS)  # metrics of models that predict one
 
 
 class Stage(_stage.Stage):
@@ -69,6 +70,22 @@ class Stage(_stage.Stage):
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:
                 raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
+
+        if metric in DOCUMENTS:
+            self._check_documents(plan, node, options)
+
+    def _check_documents(self, plan, node: Node, options: dict[str, Any]) -> None:
+        """Raises ConfigError for data that are no whole documents, and for positions beyond the shortest of them."""
+        data = self._data_name(plan, node)
+        if data is None or plan.data[data].make != "documents":
+            able = ", ".join(name for name, found in plan.data.items() if found.make == "documents")
+            raise ConfigError(f"{node} reads whole documents, and its data, {data!r}, are none; possible: {able}")
+        last, shortest = max(options.get("positions") or (0,)), plan.data[data].options["shortest"]
+        if last > shortest:
+            raise ConfigError(
+                f"{node}: positions up to {last} asked for; documents of {data!r} have at least {shortest} tokens. Possible: positions up to "
+                f"{shortest}, or a larger `shortest` in data.yaml"
+            )
 
     def _data_name(self, plan, node: Node) -> str | None:
         data = plan.measures[node.part].data

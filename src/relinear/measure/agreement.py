@@ -1,0 +1,64 @@
+"""Agreement with the teacher, by position: how far a model's next-token distributions are from those of the model it was made of."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from relinear.linearize.loading import load_teacher
+from relinear.measure import _documents
+from relinear.plan.job import Job
+from relinear.plan.readings import Reading
+
+
+class Options(_documents.Options):
+    """Which documents are read, and the bands of positions."""
+
+
+def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
+    """At {"position": "64-128"} and so on, and over all positions, of the same documents as `perplexity_by_position`:
+
+    `kl`, KL(teacher || model) of the next-token distributions in nats; `top1`, the share of tokens whose likeliest one is the same for both;
+    `perplexity_ratio`, the model's perplexity over the teacher's, whose error is that of the paired difference of losses.
+
+    The teacher is the pretrained model that the run began with, softmax attention and no adapter, in the model's dtype; it reads beside the
+    model, piece by piece, and nothing of its logits is kept. Beyond its positions nothing is defined. `n` counts documents, and errors are over
+    documents. Writes `items.jsonl`: of each stretch the sums of each band (`kl`, `top1`, `loss`, `teacher_loss`, `tokens`).
+
+    Raises UserError, before it reads anything, for a document shorter than the positions that are asked for.
+    """
+    model.eval()
+    teacher = load_teacher(job.parents["model"], model.dtype, str(model.device))
+    limit = min(_documents.limit_of(teacher), _documents.limit_of(model), key=lambda found: found.positions(1))
+
+    def score(separator, tokens):
+        both = (_documents.pieces(m, tokens, separator, options.piece) for m in (teacher, model))
+        for theirs, ours in zip(*both, strict=True):
+            yield ours.position, compare(theirs, ours)
+
+    documents, rows = _documents.read(data, options, limit, score, job.name)
+    job.items(_documents.items(documents, rows))
+    yield from _documents.over_bands(job, documents, rows, options, limit, {"kl": kl, "top1": top1, "perplexity_ratio": ratio})
+
+
+def compare(theirs: _documents.Piece, ours: _documents.Piece):
+    """Token by token ``[B, T]``: `kl`, `top1`, and both losses."""
+    (teacher_loss, p), (loss, q) = (_documents.losses(piece.logits, piece.targets) for piece in (theirs, ours))
+    same = (theirs.logits.argmax(-1) == ours.logits.argmax(-1)).float()
+    return {"kl": (p.exp() * (p - q)).sum(-1), "top1": same, "loss": loss, "teacher_loss": teacher_loss}
+
+
+def kl(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:
+    return _documents.mean(rows, bands, lambda sums: sums["kl"])
+
+
+def top1(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:
+    return _documents.mean(rows, bands, lambda sums: sums["top1"])
+
+
+def ratio(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:
+    """exp of the mean difference of losses; its error by the delta method."""
+    difference = _documents.mean(rows, bands, lambda sums: sums["loss"] - sums["teacher_loss"])
+    value = math.exp(difference.value)
+    return difference._replace(value=value, stderr=value * difference.stderr)

@@ -1,0 +1,36 @@
+"""Whole documents for one model's vocabulary, to measure on: each keeps its length, and none is trained on."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+MADE_HERE = ("smoke",)  # sources that are no assets
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: documents`: of its `sources` the documents of `shortest` tokens and more.
+
+    `part` heldout: only those that texts of the same sources hold out, a tenth by their hash; all: of sources that nothing trains on.
+    """
+
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; how each is read: get/documents.py
+    shortest: Positive
+    part: Literal["all", "heldout"] = "all"
+
+
+class Stage(_stage.Stage):
+    help = "Tokenise whole documents for a model."
+    work = "relinear.get.documents"
+
+    def settings(self, plan, node):
+        return dict(plan.data[plan.text_of(node).data].options)
+
+    def parents(self, plan, node):
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]
