@@ -210,13 +210,19 @@ def finished(tmp_path_factory) -> Iterator[Clone]:
 
 
 def run_whole(clone: Clone) -> None:
-    """Run the DAG: the rows of the teacher and of Lizard, and all that they need, as a user does. A job takes nine seconds to import torch,
-    transformers and mlflow, so the other nodes are run in two processes, and Snakemake is told that they are there; it draws all."""
+    """Run the DAG: the rows of the teacher and of Lizard, and all that they need, as a user does; the other nodes in two processes."""
     clone.snakemake("results/smoke/runs/lizard/mmlu/run.json", "results/smoke/runs/lizard/perplexity/run.json")
-    from relinear.plan.plan import Plan  # of these sources, which are the clone's
+    run_nodes(clone, DRAWN)
+    clone.snakemake(*TARGETS)
 
-    plan = Plan(scale="smoke", results=clone / "results")
-    nodes = plan.behind([node for name in DRAWN for node in plan.reads(plan.artefacts[name]).values()])
+
+def run_nodes(clone: Clone, artefacts: list[str]) -> None:
+    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. A job of its own takes nine seconds of a
+    core to import torch, transformers and mlflow, so tests of what Snakemake does run few nodes as jobs."""
+    from relinear.plan.plan import Plan
+
+    plan = Plan(scale="smoke", results=clone / "results", workflow=clone / "workflow")
+    nodes = plan.behind([node for name in artefacts for node in plan.reads(plan.artefacts[name]).values()])
     waiting = [node for node in nodes if not (plan.folder(node) / "run.json").is_file()]
     runs = list(dict.fromkeys(node.name for node in waiting))
     processes = []
@@ -230,7 +236,6 @@ def run_whole(clone: Clone) -> None:
         assert process.returncode == 0, output[-6000:]
     made = [(plan.folder(node) / "run.json").relative_to(clone.root).as_posix() for node in nodes]
     clone.snakemake(*made, options=("--touch", "--forceall"))
-    clone.snakemake(*TARGETS)
 
 
 @pytest.fixture
