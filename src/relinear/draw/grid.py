@@ -20,6 +20,7 @@ from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
+MOST_BESIDE = 4  # panels in a row
 WRITTEN = 110  # cells a panel can have with their numbers written into them
 
 
@@ -74,8 +75,8 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
 
 
 def _figure(spec: Grid, heats: Mapping[str, Heat], about: About) -> Figure:
-    columns = min(len(spec.panels), 4)
-    rows = -(-len(spec.panels) // columns)
+    rows = -(-len(spec.panels) // MOST_BESIDE)
+    columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
     lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
     figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
@@ -121,7 +122,7 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
                 dark = float(norm(value)) < 0.55
                 axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
                           fontsize=7, color="white" if dark else "black")  # fmt: skip
-    label = f"{place.metric}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
+    label = f"{(place.metric or '').replace('_', ' ')}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
     figure.colorbar(image, ax=axis, label=label, shrink=0.9)
 
 

@@ -82,6 +82,13 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
 
 def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
     """What each layer of a linearized model attends to, reading tokens ``[B, T]`` as it does."""
+    for method, inputs in own_inputs(model, tokens):
+        weights = method.attention_weights(inputs).float().clamp(min=0)
+        yield Seen(scores_of(inputs, method.heads), weights / weights.sum(-1, keepdim=True).clamp(min=TINY))
+
+
+def own_inputs(model: Linearized, tokens: Tensor) -> Iterator[tuple[torch.nn.Module, Inputs]]:
+    """Each layer's method with its inputs, as the linearized model itself computes them from tokens ``[B, T]``."""
     given: list[Tensor] = []
 
     def keep(_, args, kwargs) -> None:
@@ -93,9 +100,7 @@ def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
     finally:
         for hook in hooks:
             hook.remove()
-    for method, inputs in layer_inputs(model, given):
-        weights = method.attention_weights(inputs).float().clamp(min=0)
-        yield Seen(scores_of(inputs, method.heads), weights / weights.sum(-1, keepdim=True).clamp(min=TINY))
+    yield from layer_inputs(model, given)
 
 
 def scores_of(inputs: Inputs, heads) -> Float[Tensor, "B H T T"]:

@@ -1,0 +1,83 @@
+"""How alike a run's attention matrices are to its teacher's, head by head (SUPRA, Appendix A)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from relinear.get.packed import Packed
+from relinear.linearize.loading import load_teacher
+from relinear.linearize.model import Linearized, linearize
+from relinear.measure.entropy import own_inputs
+from relinear.plan.job import Job
+from relinear.plan.readings import Reading
+from relinear.plan.strict import Positive, Strict
+
+TINY = 1e-12
+METRICS = ("cosine", "singular_values", "cosine_normalised", "singular_values_normalised", "cosine_below_diagonal")
+
+
+class Options(Strict):
+    """Compare on the first `tokens` of the held-out text, in sequences of `seq_len`; the paper names neither."""
+
+    tokens: Positive
+    seq_len: Positive
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
+    """Of "attention", the mean over all heads and that of each layer and head, over sequences:
+
+    `cosine` of the two matrices as vectors, and `singular_values`, the distance of their sorted singular values, |s(A) - s(B)| / T^(1/2).
+    `..._normalised`: the same where each row is divided by the absolute value of its sum, which leaves softmax as it is (Figure 4; Figure 3 does
+    not divide). `cosine_below_diagonal` is normalised and leaves the diagonal out: decay makes each query look at itself, and so all methods alike.
+
+    A is the softmax attention of the pretrained model that the run began with, reading the text on its own; B that of the run. Errors are over
+    sequences.
+    """
+    teacher = linearize(load_teacher(job.parents["model"], model.dtype, str(model.device)), "softmax")
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay in its layers
+    model = model if isinstance(model, Linearized) else linearize(model, "softmax")
+    for either in (model, teacher):
+        either.eval()
+    text = Packed(data, "heldout", options.seq_len)
+    n = max(options.tokens // options.seq_len, 1)
+    sequences = (text.sequence(i)[0][None].to(model.device) for i in tqdm(range(n), desc=job.name, unit="seq"))
+    values = torch.stack([compare(teacher, model, tokens) for tokens in sequences])  # [N, L, H, metrics]
+    for name, value in zip(METRICS, values.unbind(-1), strict=True):
+        yield Reading(name, "attention", {}, *_mean(value.mean((1, 2))), n)
+        for layer in range(value.shape[1]):
+            for head in range(value.shape[2]):
+                yield Reading(name, "attention", {"layer": layer, "head": head}, *_mean(value[:, layer, head]), n)
+
+
+def compare(teacher: Linearized, model: Linearized, tokens: Tensor) -> Float[Tensor, "L H metrics"]:
+    """All METRICS of each layer and head on one sequence ``[1, T]``."""
+    found = []
+    for theirs, ours in zip(own_inputs(teacher, tokens), own_inputs(model, tokens), strict=True):
+        a, b = (method.attention_weights(inputs)[0].double().cpu() for method, inputs in (theirs, ours))  # [H, T, T]
+        a_rows, b_rows = (x / x.sum(-1, keepdim=True).abs().clamp(min=TINY) for x in (a, b))
+        found.append(
+            torch.stack([cosine(a, b), spectra(a, b), cosine(a_rows, b_rows), spectra(a_rows, b_rows), cosine(a_rows.tril(-1), b_rows.tril(-1))], -1)
+        )
+    return torch.stack(found)
+
+
+def cosine(a: Float[Tensor, "H T T"], b: Float[Tensor, "H T T"]) -> Float[Tensor, " H"]:
+    """The cosine of the angle between two matrices as vectors; what is above the diagonal is zero in both."""
+    return torch.cosine_similarity(a.flatten(1), b.flatten(1), dim=1, eps=TINY)
+
+
+def spectra(a: Float[Tensor, "H T T"], b: Float[Tensor, "H T T"]) -> Float[Tensor, " H"]:
+    """The distance of the sorted singular values, over the root of their number."""
+    return (torch.linalg.svdvals(a) - torch.linalg.svdvals(b)).norm(dim=-1) / a.shape[-1] ** 0.5
+
+
+def _mean(values: Float[Tensor, " N"]) -> tuple[float, float | None]:
+    """A mean over sequences with its standard error, which one sequence has not."""
+    n = len(values)
+    return values.mean().item(), (values.std() / n**0.5).item() if n > 1 else None
