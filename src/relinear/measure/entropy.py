@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from relinear.attention._base import Inputs
 from relinear.get.packed import Packed
 from relinear.linearize.model import Linearized, linearize
-from relinear.linearize.transfer import layer_inputs
+from relinear.measure._attention import own_inputs
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -85,22 +85,6 @@ def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
     for method, inputs in own_inputs(model, tokens):
         weights = method.attention_weights(inputs).float().clamp(min=0)
         yield Seen(scores_of(inputs, method.heads), weights / weights.sum(-1, keepdim=True).clamp(min=TINY))
-
-
-def own_inputs(model: Linearized, tokens: Tensor) -> Iterator[tuple[torch.nn.Module, Inputs]]:
-    """Each layer's method with its inputs, as the linearized model itself computes them from tokens ``[B, T]``."""
-    given: list[Tensor] = []
-
-    def keep(_, args, kwargs) -> None:
-        given.append(args[0] if args else kwargs["hidden_states"])
-
-    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in model.attention_layers()]
-    try:
-        model(tokens, use_cache=False, logits_to_keep=1)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    yield from layer_inputs(model, given)
 
 
 def scores_of(inputs: Inputs, heads) -> Float[Tensor, "B H T T"]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from relinear.get.packed import Packed
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized, linearize
-from relinear.measure.entropy import own_inputs
+from relinear.measure._attention import own_inputs
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
