@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Look, Value, checked
-from relinear.draw.render import NOT_RUN
+from relinear.draw.render import NOT_DEFINED, NOT_RUN
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
-from relinear.plan.tables import Address, Column, Line, Table
+from relinear.plan.tables import Address, Column, Line, Table, Undefined
 
 PASSED, FAILED = "passed", "failed"
 
@@ -24,7 +24,8 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: NOT_RUN in all of them where the number is not there. `seed_sd` is None without repeated trainings.
+    """A cell as it is shown: NOT_RUN in all of them where the number is not there, NOT_DEFINED with the reason where there cannot be one.
+    `seed_sd` is None without repeated trainings.
 
     Of a mean over seeds the error is that of the items, which are the same for all and so do not average out, and that of the mean of
     the seeds, combined.
@@ -39,7 +40,7 @@ class Cell(NamedTuple):
 
     @property
     def was_run(self) -> bool:
-        return self.value != NOT_RUN
+        return not isinstance(self.value, str)
 
 
 MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
@@ -105,9 +106,11 @@ def _trainings(run: str, places: list[Address], measured: Measurements, about: A
     return [run, *(other for other in again if any(measured.get((other, measure)) for measure in measures))]
 
 
-def _cell(column: Column, place: Address | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
+def _cell(column: Column, place: Address | Undefined | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
     if place is None:
         return MISSING
+    if isinstance(place, Undefined):
+        return Cell(f"{NOT_DEFINED}: {place.reason}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     if isinstance(place, int | float):
         return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
     runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
@@ -161,7 +164,7 @@ def look_in(rows: list[Row]) -> Look:
         row, column = by_name[point.row], point.column or ""
         cell = row.cells[column]
         if not cell.was_run:
-            return f"{point.row}: {column} was not run"
+            return f"{point.row}: {column} {'was not run' if cell.value == NOT_RUN else f'is {cell.value}'}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
         return checked(cell.value, cell.stderr, point.row, column)

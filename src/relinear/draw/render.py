@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_RUN = "not run"
+NOT_DEFINED = "not defined"
 
 
 def number(value: float) -> str:
