@@ -15,7 +15,7 @@ from relinear import attention
 from relinear.errors import UserError
 from relinear.plan import catalogue, specs
 from relinear.plan.assets import catalogue as read_assets
-from relinear.plan.options import option_names
+from relinear.plan.options import option_names, part_names
 from relinear.plan.plan import Plan, metrics
 from relinear.plan.scale import read_scale
 from relinear.plan.strict import ConfigError, read_yaml
@@ -299,6 +299,7 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
         ("measures.yaml", lambda m: m["gate"].update(metric="gte"), ["'gate'", "'gte'", "fidelity, gate, lm_eval, "]),
         ("measures.yaml", lambda m: m["gate"].update(data="alpacca"), ["'gate'", "'alpacca'", "alpaca, wikipedia-intros"]),
         ("measures.yaml", lambda m: m["perplexity"].update(options={"windows": 1}), ["perplexity", "'windows'", "tokens, seq_len, batch_size"]),
+        ("measures.yaml", lambda m: m["perplexity_no_linear"].update(without="liner"), ["perplexity_no_linear", "'liner'", "linear, window, gate"]),
         ("measures.yaml", lambda m: m.update(distill=m["gate"]), ["'distill'", "name of a stage", "rename"]),
         ("measures.yaml", lambda m: m.update({"a.b": m["gate"]}), ["'a.b'", "letters, digits"]),
         ("measures.yaml", lambda m: m["mmlu"]["options"].update(tasks=["mmmlu"]), ["'mmmlu'", "mmlu, piqa"]),
@@ -341,6 +342,12 @@ def test_a_scale_whose_name_ends_as_another_scales_folder_does_is_refused(workfl
 def test_the_options_of_a_method_are_read_from_its_source_as_python_has_them(name):
     method = attention.load(name)
     assert option_names(Path(sys.modules[method.__module__].__file__)) == tuple(method.Options.model_fields)
+
+
+@pytest.mark.parametrize("name", attention.available())
+def test_the_parts_of_a_method_are_read_from_its_source_as_python_has_them(name):
+    method = attention.load(name)
+    assert part_names(Path(sys.modules[method.__module__].__file__)) == getattr(method, "PARTS", ())
 
 
 @pytest.mark.parametrize("name", metrics())

@@ -498,6 +498,29 @@ def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
 # --- the data that stood in ---
 
 
+def test_a_number_that_there_cannot_be_says_why_and_is_no_unrun_cell(tmp_path):
+    columns = [{"name": n, "measure": m, "metric": "perplexity"} for n, m in (("ppl", "perplexity"), ("less", "perplexity_no_linear"))]
+    claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "teacher", "column": "less", "op": "<"}]
+    rows = [{"run": "teacher", "cells": {"less": {"undefined": "no linear part"}}}, {"run": "lizard"}]
+    artefact = read(paper(tmp_path, columns=columns, rows=rows, claims=claims))
+    assert ("teacher", "perplexity_no_linear") not in artefact.reads() and ("lizard", "perplexity_no_linear") in artefact.reads()
+    found = {(run, "perplexity"): measurement(run, "perplexity", reading("perplexity", 20.0)) for run in ("teacher", "lizard")}
+    found["lizard", "perplexity_no_linear"] = measurement("lizard", "perplexity_no_linear", reading("perplexity", 30.0))
+    make(artefact, found, About("mini"), tmp_path)
+    with (tmp_path / "table1.csv").open() as file:
+        table = {row["run"]: row for row in csv.DictReader(file)}
+    assert table["teacher"]["less"] == "not defined: no linear part" and table["teacher"]["less_n"] == "not defined"
+    assert table["lizard"]["less"] == "30" and table["teacher"]["ppl"] == "20"
+    assert "not defined: no linear part" in (tmp_path / "table1.md").read_text()
+    assert "teacher: less is not defined: no linear part" in (tmp_path / "table1.claims.csv").read_text()
+
+
+def test_a_cell_that_is_undefined_is_read_nowhere(tmp_path):
+    rows = [{"run": "teacher", "cells": {"ppl": {"undefined": "none", "measure": "perplexity"}}}]
+    with pytest.raises(ConfigError, match="is read nowhere; give one or the other"):
+        read(paper(tmp_path, columns=[{"name": "ppl", "measure": "perplexity", "metric": "perplexity"}], rows=rows))
+
+
 def test_a_column_names_the_data_that_stood_in_for_the_paper_s(tmp_path):
     columns = [{"name": "kl", "title": "CoLA ({data})", "measure": "kl_cola", "metric": "kl"}, {"name": "mse", "measure": "kl_cola", "metric": "mse"}]
     given = {"rows": [{"run": "lizard", "published": {"kl": 0.17}}, {"run": "t2r"}], "columns": columns}

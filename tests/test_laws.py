@@ -58,9 +58,10 @@ VARIANTS = {
     "softmax": [{}],
     "supra": [{}, {"variant": "code"}, {"decay": "retnet", "init": "random"}],
     "t2r": [{}, {"variant": "code"}],
+    "window": [{"window": WINDOW}, {"window": WINDOW, "sinks": 0}, {"window": 1}, {"window": 1, "sinks": 0}, {"bytes_of": "lolcats"}],
 }
 CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
-LEARNED = [c for c in CASES if c[0] not in ("feature_map", "softmax")]  # methods with parameters of their own
+LEARNED = [c for c in CASES if c[0] not in ("feature_map", "softmax", "window")]  # methods with parameters of their own
 FIRST = [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()]
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -314,7 +315,10 @@ def test_gradients_are_finite_and_those_of_the_quadratic_definition(case):
         assert (ours is None) == (definition is None)
         if ours is not None:
             assert ours.isfinite().all()
-            close(ours, definition, 5e-5)
+            if definition.abs().max() > 1e-12:
+                close(ours, definition, 5e-5)
+            else:  # of a token that sees itself alone, whatever its query
+                assert ours.abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("supra", "lizard")], ids=name)

@@ -9,6 +9,10 @@ whether the window keeps the teacher's RoPE (the window is bounded, so it extrap
 does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
 far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps of keys, gates and states are one of each
 query head or, ours, of each key head. Meta tokens are the first `meta` real positions.
+
+Switched off in a trained model (`_parts`): the sum has no common normaliser, so without `linear` alpha y_swa is left as it is, and without
+`window` y_gate. Without `gate` nothing is forgotten, gamma = 1, and unless `normalize` y_gate then grows with the sequence. Without `meta` the
+window is softmax over its own positions alone.
 """
 
 from typing import Literal, NamedTuple
@@ -19,6 +23,7 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
+from relinear.attention._parts import Parts
 from relinear_kernels.gated_linear_attention import gated_linear_attention
 from relinear_kernels.gated_linear_attention_reference import gated_linear_attention_weights
 from relinear_kernels.linear_attention import linear_attention
@@ -50,8 +55,13 @@ class LizardState(NamedTuple):
     window: WindowState
 
 
-class Method(Attention):
+class Method(Parts, Attention):
     Options = Options
+    PARTS = ("linear", "window", "gate", "meta")
+
+    @classmethod
+    def parts(cls, options):
+        return cls.PARTS if options.meta else cls.PARTS[:-1]
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
@@ -76,6 +86,8 @@ class Method(Attention):
         gate = nn.functional.logsigmoid(nn.functional.linear(x, self.gate.weight.to(x.dtype), bias))
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
+        if "gate" in self.switched_off:
+            gate = torch.zeros_like(gate)
         if self.options.gates == "channel":
             return gate.unflatten(-1, (self.states, self.heads.dim))
         return gate.expand(-1, -1, self.states)
@@ -88,31 +100,49 @@ class Method(Attention):
         }  # fmt: skip
 
     def _window(self, inputs: Inputs) -> dict:
-        o = self.options
-        return {"window": o.window, "meta": o.meta, "scale": self.heads.scale, "key_mask": inputs.key_mask}
+        return {"window": self.options.window, "meta": self._meta, "scale": self.heads.scale, "key_mask": inputs.key_mask}
+
+    @property
+    def _meta(self) -> int:
+        return 0 if "meta" in self.switched_off else self.options.meta
 
     def _window_qk(self, inputs: Inputs):
         return inputs.rotated() if self.options.window_rope else (inputs.q, inputs.k)
 
-    def forward(self, inputs: Inputs, state: LizardState | None = None):
+    def forward(self, inputs: Inputs, state: LizardState | LinearState | WindowState | None = None):
+        if "linear" in self.switched_off:
+            near, state = self._near(inputs, state)
+            return scaled_sum(torch.zeros_like(near), near, self.alpha), state
+        if "window" in self.switched_off:
+            return self._far(inputs, state)
         gate_state, near_state = state or (None, None)
-        attend = gated_linear_attention if self.options.gates == "channel" else linear_attention
-        gated, gate_state = attend(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=gate_state, return_state=True)
-        near, near_state = sliding_window_attention(
-            *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=near_state, return_state=True
-        )
+        gated, gate_state = self._far(inputs, gate_state)
+        near, near_state = self._near(inputs, near_state)
         return scaled_sum(gated, near, self.alpha), LizardState(gate_state, near_state)
 
+    def _far(self, inputs: Inputs, state: LinearState | None):
+        attend = gated_linear_attention if self.options.gates == "channel" else linear_attention
+        return attend(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=state, return_state=True)
+
+    def _near(self, inputs: Inputs, state: WindowState | None):
+        return sliding_window_attention(
+            *self._window_qk(inputs), inputs.v, **self._window(inputs), initial_state=state, return_state=True
+        )  # fmt: skip
+
     def init_state(self, batch, device=None):
+        """Of both parts; where one is switched off, the other's own."""
         h, o = self.heads, self.options
-        return LizardState(
-            linear_state(batch, self.states, 2 * h.dim, h.dim, device),
-            window_state(batch, o.window - 1, h.groups, h.dim, meta=o.meta, device=device),
-        )
+        gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device)
+        window = window_state(batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device)
+        if "linear" in self.switched_off:
+            return window
+        return gate if "window" in self.switched_off else LizardState(gate, window)
 
     def attention_weights(self, inputs: Inputs):
         """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
         weights = gated_linear_attention_weights if self.options.gates == "channel" else linear_attention_weights
         gated = weights(inputs.q, inputs.k, **self._gated(inputs))
-        near = sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
-        return gated + wide(self.alpha)[:, None, None] * near
+        if "window" in self.switched_off:
+            return gated
+        near = wide(self.alpha)[:, None, None] * sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
+        return near if "linear" in self.switched_off else gated + near

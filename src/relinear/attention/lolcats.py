@@ -7,6 +7,10 @@ variant `paper` (the workshop paper): phi(x) = f(x W + x) with f in {1 + ELU, Re
   normalised parts, y = sigma window + (1 - sigma) rest (its Eq. 8); w = 16.
 `window: 0` is linear attention alone. The window is a plain sliding one: the released "terraced" tiles change earlier outputs with the
 total length and differ from decoding. `state_per: key_head` is ours: the released code repeats the keys of a group before it maps them.
+
+Switched off in a trained model (`_parts`): without `linear` the window has all the weight, which is method `window` without sinks, since the
+shared denominator is then the window's own (and in Eq. 8 sigma is 1); without `window` a query sees what is older than the window alone,
+normalised over itself, and nothing where nothing is.
 """
 
 from typing import Literal
@@ -17,6 +21,7 @@ from torch import nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
+from relinear.attention._parts import Parts
 from relinear_kernels.hybrid_attention import hybrid_attention
 from relinear_kernels.hybrid_attention_reference import hybrid_attention_weights, hybrid_state
 from relinear_kernels.linear_attention import linear_attention
@@ -50,9 +55,14 @@ class Options(_base.StateOptions):
         return self.feature or FEATURES[self.variant][0]
 
 
-class Method(Attention):
+class Method(Parts, Attention):
     Options = Options
     causal_only = False
+    PARTS = ("linear", "window")
+
+    @classmethod
+    def parts(cls, options):
+        return cls.PARTS if options.window else ("linear",)
 
     def _causal_only(self):
         return bool(self.options.window)
@@ -84,6 +94,11 @@ class Method(Attention):
         common = {"key_mask": inputs.key_mask, "return_state": True}
         if not self.options.window:
             return linear_attention(q, k, inputs.v, **self._maps(), **common, causal=self.heads.causal, initial_state=state)
+        if "linear" in self.switched_off:
+            return self._near(q, k, inputs, state)
+        if "window" in self.switched_off:
+            far, _, state = self._far(q, k, inputs, state or self._delayed_state(q.shape[0], q.device))
+            return far, state
         if self.options.variant == "code":
             return hybrid_attention(q, k, inputs.v, **self._maps(), **self._hybrid(), **common, initial_state=state)
         return self._mixture(q, k, inputs, state)
@@ -91,10 +106,20 @@ class Method(Attention):
     def _mixture(self, q, k, inputs: Inputs, state):
         """The workshop paper's Eq. 8. Where nothing is older than the window, the window has all the weight."""
         near_state, delayed = state or (None, self._delayed_state(q.shape[0], q.device))
-        near, near_state = sliding_window_attention(
+        near, near_state = self._near(q, k, inputs, near_state)
+        far, older, delayed = self._far(q, k, inputs, delayed)
+        sigma = torch.where((older > 0)[..., None, None], wide(self.window_factor).sigmoid()[:, None], 1.0)
+        return (sigma * near + (1 - sigma) * far).to(inputs.v.dtype), (near_state, delayed)
+
+    def _near(self, q, k, inputs: Inputs, state):
+        """Softmax within the window alone, and the state after it."""
+        return sliding_window_attention(
             q, k, inputs.v, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask,
-            initial_state=near_state, return_state=True,
+            initial_state=state, return_state=True,
         )  # fmt: skip
+
+    def _far(self, q, k, inputs: Inputs, delayed):
+        """Linear attention on what is older than the window, how many keys have left it by each step ``[B, T]``, and the state after them."""
         length = q.shape[1]
         mask = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
         keys, values = torch.cat([delayed[0].to(k.dtype), k], 1), torch.cat([delayed[1].to(inputs.v.dtype), inputs.v], 1)
@@ -103,11 +128,9 @@ class Method(Attention):
             q, keys[:, :length], values[:, :length], **self._maps(), key_mask=mask[:, :length],
             initial_state=delayed[3], return_state=True,
         )  # fmt: skip
-        older = mask[:, :length].cumsum(1) + delayed[4][:, None]  # how many keys have left the window by each step
-        sigma = torch.where((older > 0)[..., None, None], wide(self.window_factor).sigmoid()[:, None], 1.0)
+        older = mask[:, :length].cumsum(1) + delayed[4][:, None]
         w = self.options.window
-        delayed = (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1))
-        return (sigma * near + (1 - sigma) * far).to(inputs.v.dtype), (near_state, delayed)
+        return far, older, (wide(keys[:, -w:]), wide(values[:, -w:]), mask[:, -w:], linear, older[:, -1].clamp(max=1))
 
     def _delayed_state(self, batch: int, device):
         """Keys waiting to leave the window, the linear state of those that left, and whether any has."""
@@ -120,6 +143,10 @@ class Method(Attention):
         h, o = self.heads, self.options
         if not o.window:
             return linear_state(batch, self.states, self.features, h.dim, device)
+        if "linear" in self.switched_off:
+            return window_state(batch, o.window - 1, h.groups, h.dim, device=device)
+        if "window" in self.switched_off:
+            return self._delayed_state(batch, device)
         if o.variant == "code":
             return hybrid_state(batch, self.states, h.groups, h.dim, self.features, window=o.window, device=device)
         return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
@@ -131,15 +158,19 @@ class Method(Attention):
         q, k = inputs.rotated()
         if not self.options.window:
             return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)
-        if self.options.variant == "code":
+        if self.options.variant == "code" and not self.switched_off:
             return hybrid_attention_weights(q, k, **self._maps(), **self._hybrid(), key_mask=inputs.key_mask)
         near = sliding_window_weights(q, k, window=self.options.window, scale=self.heads.scale, key_mask=inputs.key_mask)
+        if "linear" in self.switched_off:
+            return near
         length = q.shape[1]
         far = linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
         # The rest is normalised over itself: rescale full rows to what lies beyond the window.
         far = far * torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.options.window)
         total = far.sum(-1, keepdim=True)
         total = torch.where(total > 0, total, 1.0)  # a row without older keys; a clamp to the tiniest number has no finite gradient
+        if "window" in self.switched_off:
+            return far / total
         real = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device) if inputs.key_mask is None else inputs.key_mask
         older = nn.functional.pad(real.cumsum(1), (self.options.window, 0))[:, None, :length, None]
         sigma = torch.where(older > 0, wide(self.window_factor).sigmoid()[:, None, None], 1.0)

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of
 from relinear.draw.pictures import judged, save
-from relinear.draw.render import NOT_RUN
 from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Bars, Column
@@ -41,7 +40,9 @@ def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) ->
         axis.bar(places, values, width, yerr=errors, label=text, color=f"C{i % 10}", error_kw={"elinewidth": 0.8}, capsize=2)
         for place, cell in zip(places, cells, strict=True):
             if not cell.was_run:
-                axis.text(place, 0.01, NOT_RUN, rotation=90, ha="center", va="bottom", fontsize=7, color="0.4", transform=axis.get_xaxis_transform())
+                axis.text(
+                    place, 0.01, cell.value, rotation=90, ha="center", va="bottom", fontsize=7, color="0.4", transform=axis.get_xaxis_transform()
+                )
         printed = [row.line.published.values.get(c.name, np.nan) if row.line.published else np.nan for c in columns]
         if np.isfinite(printed).any():
             axis.plot(places, printed, "D", color="black", markerfacecolor="white", markersize=4, zorder=3)

@@ -10,7 +10,7 @@ from relinear.draw.claims import Look, Value, checked
 from relinear.draw.render import NOT_DEFINED, NOT_RUN
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
-from relinear.plan.tables import Address, Column, Line, Table
+from relinear.plan.tables import Address, Column, Line, Table, Undefined
 
 PASSED, FAILED = "passed", "failed"
 
@@ -24,7 +24,8 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: NOT_RUN in all of them where the number is not there. `seed_sd` is None without repeated trainings.
+    """A cell as it is shown: NOT_RUN in all of them where the number is not there, NOT_DEFINED with the reason where there cannot be one.
+    `seed_sd` is None without repeated trainings.
 
     Of a mean over seeds the error is that of the items, which are the same for all and so do not average out, and that of the mean of
     the seeds, combined.
@@ -105,9 +106,11 @@ def _trainings(run: str, places: list[Address], measured: Measurements, about: A
     return [run, *(other for other in again if any(measured.get((other, measure)) for measure in measures))]
 
 
-def _cell(column: Column, place: Address | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
+def _cell(column: Column, place: Address | Undefined | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
     if place is None:
         return MISSING
+    if isinstance(place, Undefined):
+        return Cell(f"{NOT_DEFINED}: {place.reason}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     if isinstance(place, int | float):
         return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
     runs = [measured.get((run, place.measure)) for run in trainings[place.run]]

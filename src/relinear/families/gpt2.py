@@ -15,7 +15,7 @@ class FusedLinearizedAttention(LinearizedAttention):
         return tuple(p.unflatten(-1, (-1, self.method.heads.dim)) for p in self.c_attn(x).chunk(3, -1))
 
     def output(self, y):
-        return self.resid_dropout(self.c_proj(y))
+        return self.resid_dropout(self.c_proj(y.contiguous()))  # a view is taken of it
 
 
 class Family(_family.Family):

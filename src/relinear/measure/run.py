@@ -9,27 +9,35 @@ import torch
 from pydantic import ValidationError
 
 from relinear.linearize.assemble import assemble, trained_parameters
+from relinear.linearize.parts import check_parts, switch_off
 from relinear.machine.hardware import place
 from relinear.plan.job import Job
 from relinear.plan.readings import plain
 from relinear.plan.strict import ConfigError
 
+KEEP = "keep_softmax_layers"  # an option of the model beside its method's own
+
 
 def work(job: Job) -> dict[str, Any]:
     """Measure the run's model; return the readings, and the facts about the run that tables print beside them.
 
-    Raises ConfigError for options that the metric does not take.
+    Raises ConfigError for options that the metric does not take, UserError for parts to switch off (`without`) that the run's method does not
+    have.
     """
     settings = job.settings
+    without = settings.get("without", ())
+    check_parts(settings["method"], {k: v for k, v in settings["options"].items() if k != KEEP}, without)
     metric = importlib.import_module(f"relinear.measure.{settings['metric']}")
     options = parse_options(metric, settings["metric_options"], job.name)
     device, dtype = place(job)
     torch.manual_seed(settings["init_seed"])
     model = assemble(job.parents["model"], job.links, dtype=dtype, device=device)
+    if without:
+        switch_off(model, *without)
     readings = list(metric.measure(model, data_folder(job), options, job))
     found = {reading.metric: reading.value for reading in readings if not reading.at}
-    # No better than guessing each word by how often it occurs: measured all the same, and said so.
-    collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found else {}
+    # No better than guessing each word by how often it occurs: measured all the same, and said so, of the model as it was trained.
+    collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found and not without else {}
     return {"facts": facts(job) | collapsed, "readings": plain(readings)}
 
 

@@ -1,4 +1,4 @@
-"""Names of the options of methods and metrics, read from their source: a wrong one is an error before anything imports torch."""
+"""Names of the options of methods and metrics, and of the parts of methods, read from their source: a wrong one is an error before torch loads."""
 
 import ast
 import functools
@@ -25,6 +25,15 @@ def option_names(file: Path) -> tuple[str, ...]:
             prefix = "" if path == file else f"{path.stem}."
             classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     return tuple(_fields("Options", classes))
+
+
+@functools.cache
+def part_names(file: Path) -> tuple[str, ...]:
+    """What a method's file lists as the `PARTS` of its class `Method`, which can be switched off; nothing where it lists none."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Method"]
+    found = [n.value for n in kind.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "PARTS"]
+    return ast.literal_eval(found[0]) if found else ()
 
 
 def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:

@@ -4,9 +4,9 @@ import itertools
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from relinear.plan.claims import FIGURE, GATE, Claim, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
@@ -24,6 +24,18 @@ class Place(Strict):
     of: str | None = None
     at: dict[str, Scalar] = {}
     value: float | None = None
+
+
+class RowPlace(Place):
+    """A cell of one row that is not read where its column says; `undefined`, alone, is the reason why the row has no such number."""
+
+    undefined: str | None = None
+
+    @model_validator(mode="after")
+    def _alone(self) -> Self:
+        if self.undefined is not None and self.model_fields_set != {"undefined"}:
+            raise ValueError("a cell that is `undefined` is read nowhere; give one or the other")
+        return self
 
 
 class Cell(Place):
@@ -99,7 +111,7 @@ class Row(Strict):
     run: str | None = None
     name: str = ""
     text: dict[str, Scalar | bool | None] = {}
-    cells: dict[str, Annotated[Place, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
+    cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
     published: Annotated[RowPublished, BeforeValidator(_sort_published)] = RowPublished()
 
 
@@ -130,6 +142,12 @@ class Address(NamedTuple):
     at: Mapping[str, Scalar]
 
 
+class Undefined(NamedTuple):
+    """A number that there cannot be, and why."""
+
+    reason: str
+
+
 class Shown(NamedTuple):
     """Published numbers of a row, and where in the spec they stand: a pointer a column, and one for model and source."""
 
@@ -141,12 +159,13 @@ class Shown(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row as it is drawn: each cell an address, a number by definition, or nothing (a row without a run). `entry` points into the spec."""
+    """A row as it is drawn: each cell an address, a number by definition, undefined, or nothing (a row without a run). `entry` points into the
+    spec."""
 
     name: str
     run: str | None
     text: dict[str, Scalar | bool | None]
-    cells: dict[str, Address | float | None]
+    cells: dict[str, Address | Undefined | float | None]
     published: Shown | None
     entry: str
 
@@ -213,8 +232,10 @@ class Table(Spec):
         cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.mean}
         return Line(name, run, row.text, cells, self._published(i, row, entry), entry)
 
-    def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | float | None:
-        places = [row.cells.get(column.name, Place()), column, self.cell or Place()]
+    def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
+        places = [own := row.cells.get(column.name, RowPlace()), column, self.cell or Place()]
+        if own.undefined is not None:
+            return Undefined(own.undefined)
         if places[0].value is not None or column.planned:
             return places[0].value
         found = {key: next((v for place in places if (v := getattr(place, key))), None) for key in ("run", "measure", "metric", "of", "at")}

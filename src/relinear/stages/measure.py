@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from relinear import attention
 from relinear.files import sha256
+from relinear.plan.options import part_names
 from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
 from relinear.stages._stage import Node
@@ -26,6 +28,7 @@ class Stage(_stage.Stage):
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
             "metric": measure.metric, "metric_options": options, "before": measure.before,
+            **({"without": measure.without} if measure.without else {}),
             "data": self._data_name(plan, node), "files": self._files(plan, node, options),
             "seed": plan.seed, "init_seed": plan.seed + run.seed,
         }  # fmt: skip
@@ -65,12 +68,12 @@ class Stage(_stage.Stage):
     def check(self, plan, node, processes):
         if (metric := plan.measures[node.part].metric) in NEXT_TOKEN:
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
+        self._check_parts(plan, node)
         options = self._options(plan, node)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:
                 raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
-
         if metric in DOCUMENTS:
             self._check_documents(plan, node, options)
 
@@ -86,6 +89,15 @@ class Stage(_stage.Stage):
                 f"{node}: positions up to {last} asked for; documents of {data!r} have at least {shortest} tokens. Possible: positions up to "
                 f"{shortest}, or a larger `shortest` in data.yaml"
             )
+
+    def _check_parts(self, plan, node) -> None:
+        """Raises ConfigError where the measure switches off what the run's method does not have."""
+        method = plan.run(node.name).run.method
+        have = part_names(Path(attention.__file__).parent / f"{method}.py")
+        for part in plan.measures[node.part].without:
+            if part not in have:
+                possible = ", ".join(have) or "none, it is one whole"
+                raise ConfigError(f"measure {node.part!r} switches off the part {part!r}; the method {method!r} of run {node.name!r} has {possible}")
 
     def _data_name(self, plan, node: Node) -> str | None:
         data = plan.measures[node.part].data

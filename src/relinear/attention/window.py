@@ -1,0 +1,73 @@
+"""Softmax attention within a sliding window and to the first positions, with nothing trained and no linear part: the control of every hybrid.
+
+A query sees the last `window` positions, its own included, and the first `sinks` real ones, at the teacher's rotary angles; a sink inside the
+window is counted once. Sinks: Xiao et al. 2024, whose cache numbers its positions anew; here they keep those of the text. LoRA or full
+finetuning may train the weights around it.
+
+`bytes_of`, in place of `window`: as many positions, sinks included, as a layer of that method holds bytes at the teacher's heads, and no more:
+`lolcats` its released form with a window of 64, `lizard` its defaults (a window of 128, 4 meta tokens). Keys and values are counted with 2
+bytes a number, linear states with 4, as deployed; `measure/state_bytes.py` counts the layers themselves.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from relinear.attention import _base
+from relinear.attention._base import Attention, Heads, Inputs
+from relinear_kernels.sliding_window_attention import sliding_window_attention
+from relinear_kernels.sliding_window_attention_reference import sliding_window_weights, window_state
+
+WINDOW = 128
+# What the compared layers hold: positions of keys and values, and columns of each sign of a linear state's features (None: the head's dimension).
+HELD = {"lolcats": (64 + 1, 64), "lizard": (128 + 4, None)}
+
+
+class Options(_base.Options):
+    window: int = Field(default=WINDOW, ge=1)
+    sinks: int = Field(default=4, ge=0)
+    bytes_of: Literal["lolcats", "lizard"] | None = None
+
+    @model_validator(mode="after")
+    def _one_size(self):
+        if self.bytes_of is not None and self.window != WINDOW:
+            raise ValueError(f"give a window or whose bytes it has; got window {self.window} and bytes_of {self.bytes_of!r}")
+        return self
+
+
+def positions_of(method: str, heads: Heads) -> int:
+    """How many positions' keys and values, 2 bytes a number, take no more than the state of a layer of `lolcats` or `lizard`."""
+    near, columns = HELD[method]
+    features = 2 * (heads.dim if columns is None else min(columns, heads.dim))
+    linear = 4 * heads.heads * features * (heads.dim + 2)  # of each feature a row of values, its sum, and what it is held relative to
+    return near + linear // (2 * 2 * heads.groups * heads.dim)
+
+
+class Method(Attention):
+    Options = Options
+
+    def __init__(self, heads, options):
+        super().__init__(heads, options)
+        self.window = options.window if options.bytes_of is None else positions_of(options.bytes_of, heads) - options.sinks
+        if self.window < 1:
+            raise ValueError(
+                f"{options.sinks} sinks leave no window in the bytes of {options.bytes_of!r}, {positions_of(options.bytes_of, heads)} positions; "
+                "possible: fewer sinks"
+            )
+
+    @property
+    def unbounded_rotary(self) -> bool:
+        """Sinks are seen from any distance."""
+        return self.options.sinks > 0
+
+    def _seen(self, inputs: Inputs) -> dict:
+        return {"window": self.window, "meta": self.options.sinks, "scale": self.heads.scale, "key_mask": inputs.key_mask}
+
+    def forward(self, inputs: Inputs, state=None):
+        return sliding_window_attention(*inputs.rotated(), inputs.v, **self._seen(inputs), initial_state=state, return_state=True)
+
+    def init_state(self, batch, device=None):
+        return window_state(batch, self.window - 1, self.heads.groups, self.heads.dim, meta=self.options.sinks, device=device)
+
+    def attention_weights(self, inputs: Inputs):
+        return sliding_window_weights(*inputs.rotated(), **self._seen(inputs))
