@@ -24,7 +24,8 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: NOT_RUN in all of them where the number is not there. `seed_sd` is None without repeated trainings.
+    """A cell as it is shown: NOT_RUN in all of them where the number is not there; where the measurement says that there is none, its value says
+    why. `seed_sd` is None without repeated trainings.
 
     Of a mean over seeds the error is that of the items, which are the same for all and so do not average out, and that of the mean of
     the seeds, combined.
@@ -39,7 +40,7 @@ class Cell(NamedTuple):
 
     @property
     def was_run(self) -> bool:
-        return self.value != NOT_RUN
+        return isinstance(self.value, float)
 
 
 MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
@@ -111,6 +112,8 @@ def _cell(column: Column, place: Address | float | None, trainings: Mapping[str,
     if isinstance(place, int | float):
         return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
     runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
+    if reasons := [reason for found in runs if found and (reason := found.not_defined(place.metric, place.at))]:
+        return MISSING._replace(value=reasons[0], files=tuple(found.source.file for found in runs if found))
     scores = [_score(column, place, found) for found in runs]
     if None in scores:
         return MISSING
@@ -161,7 +164,7 @@ def look_in(rows: list[Row]) -> Look:
         row, column = by_name[point.row], point.column or ""
         cell = row.cells[column]
         if not cell.was_run:
-            return f"{point.row}: {column} was not run"
+            return f"{point.row}: {column} was {cell.value}" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
         return checked(cell.value, cell.stderr, point.row, column)

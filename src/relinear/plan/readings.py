@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from relinear.files import sha256
 
 At = Mapping[str, int | float | str]
+NOT_DEFINED = "not_defined"  # the metric of readings that say where there is none: beyond `value`, the model's positions
 
 
 class Reading(NamedTuple):
@@ -59,6 +60,13 @@ class Measured(NamedTuple):
         if len(fits) > 1:
             raise ValueError(f"{self.source.file}: {metric} is read {len(fits)} times: of {', '.join(r.of for r in fits)}; say of which")
         return fits[0] if fits else None
+
+    def not_defined(self, metric: str, at: At) -> str | None:
+        """Why a reading is not there that was asked for: the model ends before its place. None where it is there, or no reason is known."""
+        limits = [r for r in self.readings if r.metric == NOT_DEFINED and r.at.items() <= at.items()]
+        if not limits or any(r.at == at for r in self.all(metric)):
+            return None
+        return f"not defined: the model has {limits[0].value:.0f} positions"
 
     def all(self, metric: str, of: str | None = None) -> list[Reading]:
         """All readings of a metric, along its axes."""
