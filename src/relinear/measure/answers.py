@@ -32,7 +32,7 @@ Set = Literal["squad", "drop", "coqa"]
 class Options(Strict):
     """Ask about `items` of each set, drawn by the plan's seed, half of them of each side of `window` where so many are there; null: all.
 
-    An answer has at most `new_tokens`, and ends with its line.
+    An answer has at most `new_tokens`, at least one (a chat model may end its turn at once), and ends with its line.
     """
 
     items: dict[Set, Annotated[int, Field(ge=2)] | None] = Field(min_length=1)
@@ -180,7 +180,8 @@ def generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items:
         with torch.inference_mode():
             out = model.generate(
                 input_ids=torch.tensor(rows, device=model.device), attention_mask=torch.tensor(mask, device=model.device), do_sample=False,
-                temperature=None, top_p=None, top_k=None, max_new_tokens=options.new_tokens, pad_token_id=padding,
+                temperature=None, top_p=None, top_k=None, max_new_tokens=options.new_tokens,
+                min_new_tokens=1, pad_token_id=padding,
             )  # fmt: skip
         texts = tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
         found += [(i, text.strip().partition("\n")[0]) for i, text in zip(batch, texts, strict=True)]
