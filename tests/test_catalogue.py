@@ -296,7 +296,7 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
         ("data.yaml", lambda d: d["alpaca"].update(written=d["stories"]["written"]), ["alpaca", "written", "how much"]),
         ("data.yaml", lambda d: d["tasks"].update(folder="smoke"), ["tasks", "either `asset` or `folder`"]),
         ("data.yaml", lambda d: d["stories"].update(sources=["wiki", "written"]), ["'wiki'", "wikipedia-intros"]),
-        ("measures.yaml", lambda m: m["gate"].update(metric="gte"), ["'gate'", "'gte'", "fidelity, gate, lm_eval, "]),
+        ("measures.yaml", lambda m: m["gate"].update(metric="gte"), ["'gate'", "'gte'", ", ".join(metrics())]),
         ("measures.yaml", lambda m: m["gate"].update(data="alpacca"), ["'gate'", "'alpacca'", "alpaca, wikipedia-intros"]),
         ("measures.yaml", lambda m: m["perplexity"].update(options={"windows": 1}), ["perplexity", "'windows'", "tokens, seq_len, batch_size"]),
         ("measures.yaml", lambda m: m["perplexity_no_linear"].update(without="liner"), ["perplexity_no_linear", "'liner'", "linear, window, gate"]),

@@ -25,6 +25,14 @@ NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
 # What schedules, records, mirrors and draws makes no result. Work knows of the plan what it is given, and how options are checked.
 GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
+# What several metrics share, and which.
+SHARED = {
+    "_harness": {"lm_eval"},
+    "_documents": {"agreement", "perplexity_by_position"},
+    "_limit": {"agreement", "perplexity_by_position", "needle", "kv_recall", "answers"},
+    "_attention": {"entropy", "matrix_similarity"},
+    "_answering": {"needle", "kv_recall", "answers"},
+}
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
 
@@ -65,16 +73,10 @@ def test_a_stage_reaches_what_makes_its_result(stage, metric, needs):
 def test_measuring_does_not_depend_on_how_models_are_trained_or_on_other_metrics(metric):
     reached = closure(PLAN.modules(KINDS["measure", metric]))
     assert not [m for m in reached if m.startswith("relinear.train")]
-    assert {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} <= {
-        "run",
-        metric,
-        "_harness",
-        "_documents",
-        "_attention",
-    }
-    assert ("relinear.measure._harness" in reached) == (metric == "lm_eval")
-    assert ("relinear.measure._documents" in reached) == (metric in ("agreement", "perplexity_by_position"))
-    assert ("relinear.measure._attention" in reached) == (metric in ("entropy", "matrix_similarity"))
+    of_others = {m.removeprefix("relinear.measure.") for m in reached if m.startswith("relinear.measure.")} - {"run", metric}
+    assert of_others <= SHARED.keys()
+    for module, metrics_of in SHARED.items():
+        assert (module in of_others) == (metric in metrics_of), module
 
 
 @pytest.mark.parametrize("method", attention.available())

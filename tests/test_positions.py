@@ -23,6 +23,7 @@ from relinear.get.text import Document, _digest, _is_heldout
 from relinear.get.whole import ABOUT, ENDS, TOKENS, Whole
 from relinear.linearize.model import linearize
 from relinear.measure import _documents, agreement, perplexity_by_position
+from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.options import option_names
 from relinear.plan.plan import Plan
@@ -247,11 +248,11 @@ def test_softmax_ends_with_its_positions_and_a_state_of_fixed_size_reads_on(teac
 def test_the_limit_of_a_model_is_that_of_its_softmax_layers_and_learnt_positions(teacher):
     from relinear.linearize.loading import load_teacher
 
-    assert _documents.limit_of(opened(teacher, "lizard")).tokens is None
+    assert limit_of(opened(teacher, "lizard")).tokens is None
     hybrid = linearize(load_teacher(teacher, torch.float32), "lizard", keep_softmax_layers=[1])
-    assert _documents.limit_of(hybrid) == (256, "layers of softmax attention, made for 256 positions")
+    assert limit_of(hybrid) == (256, "layers of softmax attention, made for 256 positions")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=12, n_layer=1, n_head=2))
-    assert _documents.limit_of(linearize(gpt2, "hedgehog")) == (32, "the model learned 32 positions")
+    assert limit_of(linearize(gpt2, "hedgehog")) == (32, "the model learned 32 positions")
 
 
 def test_nothing_is_read_where_nothing_is_defined(teacher, folder, tmp_path):

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from relinear.linearize.loading import load_teacher
 from relinear.measure import _documents
+from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
@@ -30,7 +31,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     """
     model.eval()
     teacher = load_teacher(job.parents["model"], model.dtype, str(model.device))
-    limit = min(_documents.limit_of(teacher), _documents.limit_of(model), key=lambda found: found.positions(1))
+    limit = min(limit_of(teacher), limit_of(model), key=lambda found: found.positions(1))
 
     def score(separator, tokens):
         both = (_documents.pieces(m, tokens, separator, options.piece) for m in (teacher, model))

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from relinear.measure import _documents
+from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
@@ -26,7 +27,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     Raises UserError, before it reads anything, for a document shorter than the positions that are asked for.
     """
     model.eval()
-    limit = _documents.limit_of(model)
+    limit = limit_of(model)
 
     def score(separator, tokens):
         for position, logits, targets in _documents.pieces(model, tokens, separator, options.piece):

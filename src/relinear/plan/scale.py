@@ -55,6 +55,7 @@ class Amounts(BaseModel):
     tokens: Positive | None = None
     seq_len: Positive = 1
     items: dict[str, Annotated[int, Field(ge=2)] | None] = {}  # of each task, two for a standard error; null: all
+    prompts: Annotated[int, Field(ge=2)] | None = None  # of each place that readings are of
 
 
 class Scale(Strict):
@@ -77,7 +78,7 @@ def scales(workflow: Path = WORKFLOW) -> list[str]:
 def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> Scale:
     """A scale with every amount (training tokens, measured tokens, items) multiplied by `budget`. Raises ConfigError.
 
-    Amounts in a metric's options are `tokens`, kept a whole number of its `seq_len`, and `items` of each task, at least 2.
+    Amounts in a metric's options are `tokens`, kept a whole number of its `seq_len`, `items` of each task and `prompts`, at least 2.
     """
     if not 0 < budget < math.inf:
         raise ConfigError(f"budget must be a positive number; got {budget!r}")
@@ -101,6 +102,8 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
             options["tokens"] = multiple(options["tokens"] * budget, options.get("seq_len", 1))
         if "items" in options:
             options["items"] = {task: n if n is None else max(round(n * budget), 2) for task, n in options["items"].items()}
+        if "prompts" in options:
+            options["prompts"] = max(round(options["prompts"] * budget), 2)
     measured = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
     if scale.text.heldout_tokens < max(measured, default=0) and budget <= 1:
         raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(measured)}; got {scale.text.heldout_tokens}")

@@ -12,7 +12,7 @@ from relinear.stages._stage import Node
 
 GATE = "gate"  # the measure that a model must pass before others score it
 DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
-NEXT_TOKEN = ("perplexity", "lm_eval", *DOCUMENTS)  # metrics of models that predict one
+NEXT_TOKEN = ("perplexity", "lm_eval", "needle", "kv_recall", "answers", *DOCUMENTS)  # metrics of models that predict one
 
 
 class Stage(_stage.Stage):
@@ -111,7 +111,8 @@ class Stage(_stage.Stage):
 
     def _files(self, plan, node: Node, options: dict) -> dict[str, str]:
         """Files of `workflow/` that the metric reads: sha256 by path."""
-        paths = [self._task(plan.workflow, task) for task in options.get("items", {})]
+        tasks = options.get("items", {}) if plan.measures[node.part].metric == "lm_eval" else ()
+        paths = [self._task(plan.workflow, task) for task in tasks]
         items = self._items(plan, node)
         if items and items["folder"]:
             paths += sorted(p for p in (plan.workflow / items["folder"]).rglob("*") if p.is_file())

@@ -1,0 +1,87 @@
+"""Asking a model in its own context: prompts are read once into its cache; from there it answers greedily, and possible answers are scored."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from scipy.stats import binomtest
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+PIECE = 8192  # tokens of a prompt that are read in one forward pass; what they leave in the cache is the same to rounding
+ONE_SIGMA = 0.6826894921370859  # of a normal distribution within one standard deviation
+
+
+class Answered(NamedTuple):
+    """What a model answered to one prompt: its greedy tokens; of each candidate the log-probability of each token, and whether it is the
+    likeliest behind the candidate's tokens before it."""
+
+    greedy: list[int]
+    scores: list[list[float]]
+    likeliest: list[list[bool]]
+
+    @property
+    def choice(self) -> int:
+        """The candidate with the largest log-probability a token; the first of equals."""
+        return max(range(len(self.scores)), key=lambda i: self.mean(i))
+
+    def mean(self, candidate: int) -> float:
+        """A candidate's log-probability a token."""
+        return sum(self.scores[candidate]) / len(self.scores[candidate])
+
+
+@torch.inference_mode()
+def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequence[Sequence[Sequence[int]]], steps: int) -> list[Answered]:
+    """Answers to prompts of one length, `steps` greedy tokens each; `candidates` of each prompt, of a token or more, are scored behind it.
+
+    Raises FloatingPointError where logits are NaN.
+    """
+    model.eval()
+    cache, logits = None, torch.empty(0)
+    for piece in prompts.to(model.device).split(PIECE, 1):
+        out = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits = out.past_key_values, out.logits[:, -1].float()
+    if logits.isnan().any():
+        raise FloatingPointError(f"got logits that are NaN behind a prompt of {prompts.shape[1]} tokens")
+    first = logits.log_softmax(-1)
+    scored = [_scored(model, cache, row, first[row], own) for row, own in enumerate(candidates)]
+    tokens = [logits.argmax(-1)]
+    for _ in range(steps - 1):
+        out = model(tokens[-1][:, None], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        tokens.append(out.logits[:, -1].argmax(-1))
+    greedy = torch.stack(tokens, 1).tolist()
+    return [Answered(own, *parts) for own, parts in zip(greedy, scored, strict=True)]
+
+
+def _scored(model, cache: Cache, row: int, first: Tensor, candidates: Sequence[Sequence[int]]) -> tuple[list[list[float]], list[list[bool]]]:
+    """Log-probabilities of candidates behind one row of a cache, which stays as it is; `first` are those of the first token ``[V]``."""
+    longest = max(map(len, candidates))
+    logp, best = [first[[own[0] for own in candidates]][:, None]], first.argmax().expand(len(candidates))[:, None]
+    if longest > 1:
+        past = copy.deepcopy(cache)
+        past.batch_select_indices(torch.full((len(candidates),), row, device=first.device))
+        # Filled up on the right: what stands behind a candidate changes nothing before it, and the cache is thrown away.
+        fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in candidates], device=first.device)
+        rows = model(fed[:, :-1], past_key_values=past, use_cache=True).logits.float().log_softmax(-1)
+        logp.append(rows.gather(-1, fed[:, 1:, None])[..., 0])
+        best = torch.cat([best, rows.argmax(-1)], 1)
+    scores, found = torch.cat(logp, 1).tolist(), best.tolist()
+    values = [scores[i][: len(own)] for i, own in enumerate(candidates)]
+    return values, [[a == b for a, b in zip(own, found[i], strict=False)] for i, own in enumerate(candidates)]
+
+
+def share_of(hits: Iterable[bool]) -> tuple[float, float, int]:
+    """A share, its standard error, half of Wilson's interval at one standard deviation, which is not zero where all items agree; and n."""
+    hits = list(hits)
+    interval = binomtest(sum(hits), len(hits)).proportion_ci(ONE_SIGMA, method="wilson")
+    return sum(hits) / len(hits), (interval.high - interval.low) / 2, len(hits)
+
+
+def mean_of(values: Iterable[float]) -> tuple[float, float | None, int]:
+    """A mean over items, its standard error, which one item has not, and n."""
+    values = np.array(list(values), dtype=np.float64)
+    return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None, len(values)
