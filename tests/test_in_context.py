@@ -250,12 +250,13 @@ def test_no_word_is_both_key_and_value():
 def test_where_an_answer_stands_is_counted_from_its_last_token_in_its_last_place():
     passage = "Ann met Bo. " + "x" * 100 + " Bo ran."
     question = answers.Question(passage, "Who ran?", ("Bo", "bo"))
-    [item] = answers.placed("squad", [question], CUTTER.tokenizer, 8)
+    [item] = answers.placed("squad", [question], CUTTER.tokenizer, 200)
     text = CUTTER.tokenizer.decode(item.prompt)
-    assert text == f"{passage}\nQuestion: Who ran?\nAnswer:"
-    assert item.distance == len(passage) - passage.rindex("o ran") == 6 and item.side == "inside"
-    [item] = answers.placed("squad", [question._replace(answers=("Ann",))], CUTTER.tokenizer, 8)
-    assert item.distance == len(passage) - 2 and item.side == "beyond"
+    shown = "\n\nQuestion: What is the capital of France?\nAnswer: Paris\nQuestion: Who wrote Hamlet?\nAnswer: William Shakespeare"
+    assert text == f"{passage}{shown}\nQuestion: Who ran?\nAnswer:"
+    assert item.distance == len(text) - passage.rindex("o ran") and item.side == "inside", "one byte a token"
+    [item] = answers.placed("squad", [question._replace(answers=("Ann",))], CUTTER.tokenizer, 200)
+    assert item.distance == len(text) - 2 and item.side == "beyond"
     left_out = [("Cy",), ("ran",), ("B",)]  # nowhere; in the question; no whole word
     assert not answers.placed("squad", [question._replace(answers=right) for right in left_out], CUTTER.tokenizer, 8)
 
@@ -373,9 +374,10 @@ def test_a_budget_multiplies_prompts(budget, prompts):
 def test_a_cell_that_is_not_defined_says_why_in_the_table_and_to_a_claim(tmp_path):
     columns = [{"name": "em", "measure": "needle", "metric": "exact_match", "at": {"length": 4096}, "unit": "percent"}]
     artefact = read(paper(tmp_path, columns=columns, rows=[{"run": "teacher"}, {"run": "lizard"}, {"run": "t2r"}]))
-    gone = [reading("exact_match", None, None, 0, length=4096)._replace(why="softmax attention, made for 2048 positions"), reading("exact_match", 0.5, length=2048)]
+    beyond = reading("exact_match", None, None, 0, length=4096)._replace(why="softmax attention, made for 2048 positions")
+    gone = [beyond, reading("exact_match", 0.5, length=2048)]
     found = {("teacher", "needle"): measurement("teacher", "needle", *gone)}
-    found["lizard", "needle"] = measurement("lizard", "needle", reading("exact_match", 0.5, length=4096), *gone[:1])
+    found["lizard", "needle"] = measurement("lizard", "needle", reading("exact_match", 0.5, length=4096))
     files = draw(artefact, found, About("mini", "SmolLM2"), tmp_path)
     page = next(path for path in files if path.suffix == ".md").read_text()
     assert "not defined: softmax attention, made for 2048 positions" in page and "50.0 ± 1.0" in page and "not run" in page

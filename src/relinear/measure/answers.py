@@ -1,7 +1,10 @@
 """Questions about a passage, whose answer the model writes: how much of it is right, and whether it stood inside a window or beyond.
 
 Log-likelihood tasks mostly fit into the windows that linearized models keep. Here a passage stands before each question, and an item counts as
-`inside` where its answer ends among the `window` tokens before the question, as `beyond` where it stands before those alone.
+`inside` where its answer ends among the last `window` tokens of the prompt, as `beyond` where it stands before those alone.
+
+Between passage and question stand two others with their answers, which no passage is needed for. They show how short an answer is; where nothing
+does, a small chat model writes sentences, and its F1 is near zero whatever it found. They stand there, and not first, so that a window sees them.
 """
 
 import gzip
@@ -27,6 +30,7 @@ from relinear.plan.strict import Positive, Strict
 
 OF = "answers"  # of all sets together; else of the set's name
 SIDES = ("inside", "beyond")
+EXAMPLES = (("What is the capital of France?", "Paris"), ("Who wrote Hamlet?", "William Shakespeare"))
 Set = Literal["squad", "drop", "coqa"]
 
 
@@ -51,7 +55,7 @@ class Question(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A question as it is put to a model. `distance`: tokens from the last one of an answer, where it stands last, to the question."""
+    """A question as it is put to a model. `distance`: tokens of the prompt from the last one of an answer on, where it stands last."""
 
     set: str
     number: int  # in its set
@@ -79,7 +83,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         yield Reading("left_out", name, {}, *share_of(i not in {item.number for item in found} for i in range(len(whole))))
     limit, most = limit_of(model), max(len(item.prompt) for item in items) + options.new_tokens
     if limit.tokens is not None and most > limit.tokens:
-        raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; the model reads {limit.tokens} ({limit.why}), and a prompt is never cut")
+        reads = f"the model reads {limit.tokens}: {limit.why}"
+        raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; {reads}. A prompt is never cut")
     written = generated(model, tokenizer, items, options, job)
     rows: list[dict[str, Any]] = []
     for item, text in zip(items, written, strict=True):
@@ -138,18 +143,21 @@ READ: dict[str, Callable[[Mapping[str, Any]], Question | None]] = {"squad": _squ
 
 def placed(name: str, whole: Sequence[Question], tokenizer: PreTrainedTokenizerBase, window: int) -> list[Item]:
     """The questions of which it can be said where their answer stands, as prompts, with that place."""
-    found = []
+    found, shown = [], "".join(f"{_asked(example)} {answer}" for example, answer in EXAMPLES)
     for number, (passage, question, right) in enumerate(whole):
         ends = [match.end() - 1 for answer in right for match in _places(answer, passage)]
         if not ends or any(_places(answer, question) for answer in right):
             continue
-        tail = f"\nQuestion: {question}\nAnswer:"
+        tail = f"\n{shown}{_asked(question)}"
         cut = tokenizer(passage + tail, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         begins = [start for start, _ in cut["offset_mapping"]]
-        asked = sum(start < len(passage) for start in begins)  # the first token of the question
-        distance = asked - sum(start <= max(ends) for start in begins) + 1
+        distance = len(begins) - sum(start <= max(ends) for start in begins) + 1
         found.append(Item(name, number, cut["input_ids"], right, distance, SIDES[distance > window]))
     return found
+
+
+def _asked(question: str) -> str:
+    return f"\nQuestion: {question}\nAnswer:"
 
 
 def _places(answer: str, text: str) -> list[re.Match[str]]:
