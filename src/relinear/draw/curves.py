@@ -214,6 +214,8 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
     elif panel.y:
         axis.set_ylim(0, None)
+    if panel.limits:
+        axis.set_ylim(*panel.limits)
     axis.set_title(panel.title, fontsize=10)
     axis.set(xlabel=panel.xlabel or xlabel, ylabel=panel.ylabel or (f"{panel.name}, %" if panel.unit == "percent" else panel.name))
     if base == 2:

@@ -10,6 +10,7 @@ from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.plan.catalogue import SEED
+from relinear.plan.claims import GATE
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
@@ -25,7 +26,7 @@ def draw_planned(plan: Plan, artefact: Artefact) -> list[Path]:
     about = About(
         scale=plan.scale, teacher=", ".join(dict.fromkeys(plan.run(plan.name(run)).model for run in runs)) or None,
         demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for _, measure in artefact.reads() if (name := plan.measures[measure].data) is not None},
+        data={measure: plan.stand_in("data", name) for _, measure in artefact.reads() if measure != GATE and (name := plan.measures[measure].data) is not None},
         repeats={run: plan.repeats(run) for run in runs} if artefact.seeds else {},
         files=dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True)),
     )  # fmt: skip

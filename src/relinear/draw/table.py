@@ -27,7 +27,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = spec.csv or spec.csv_names
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=other_dose(claim, rows)) for claim in spec.claims]
+    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=unlike(claim, rows)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)
@@ -37,11 +37,12 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 SAME_DOSE = 0.95  # of the paper's tokens, which it rounds
 
 
-def other_dose(claim: Claim, rows: list[Row]) -> str:
-    """The rows of a claim that were trained on fewer tokens than the paper's, for reading; nothing where there are none."""
+def unlike(claim: Claim, rows: list[Row]) -> str:
+    """In what our training differs from that of a claim, for reading: rows of fewer tokens than the paper's, another recipe; or nothing."""
     ours = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
     less = [f"{name} had {count(ours[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if ours.get(name, dose) < SAME_DOSE * dose]
-    return f"other dose: {', '.join(less)} tokens" if less else ""
+    dose = f"other dose: {', '.join(less)} tokens" if less else ""
+    return "; ".join(filter(None, (dose, claim.recipe and f"other recipe: {claim.recipe}")))
 
 
 def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:

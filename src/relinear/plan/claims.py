@@ -62,7 +62,8 @@ class Claim(Strict):
 
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
     better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told. `dose`: row -> the training
-    tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
+    tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given. `recipe`: in what else our
+    training of a side differs from the paper's, with the same effect.
     """
 
     claim: str
@@ -77,6 +78,7 @@ class Claim(Strict):
     floor: float | Point | None = None
     ceiling: RowOrPoint | None = None
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
+    recipe: str | None = None
     published: str | None = None  # the paper's own figures, in its words
 
     @model_validator(mode="after")

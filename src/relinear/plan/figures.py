@@ -33,7 +33,7 @@ class Panel(Strict):
     """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
 
     `published`: what a paper prints, title -> x -> y. `marks`: vertical lines, title -> x. Values of x that are bands, such as "64-128", are drawn
-    in their middle, on a logarithmic axis.
+    in their middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
     """
 
     x: str
@@ -46,6 +46,7 @@ class Panel(Strict):
     xlabel: str = ""
     ylabel: str = ""
     log: bool = False
+    limits: tuple[float, float] | None = None
     published: dict[str, dict[int | float, float]] = {}
     marks: dict[str, int | float] = {}
 
