@@ -23,10 +23,11 @@ def draw_planned(plan: Plan, artefact: Artefact) -> list[Path]:
     measured = {address: _measured(plan, node, address) for address, node in nodes.items()}
     measured |= {address: None for address in artefact.reads() if address not in nodes}
     runs = dict.fromkeys(run for run, _ in artefact.reads())
+    names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     about = About(
         scale=plan.scale, teacher=", ".join(dict.fromkeys(plan.run(plan.name(run)).model for run in runs)) or None,
         demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for _, measure in artefact.reads() if measure != GATE and (name := plan.measures[measure].data) is not None},
+        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
         repeats={run: plan.repeats(run) for run in runs} if artefact.seeds else {},
         files=dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True)),
     )  # fmt: skip
