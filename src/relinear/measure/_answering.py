@@ -1,7 +1,7 @@
 """Asking a model in its own context: prompts are read once into its cache; from there it answers greedily, and possible answers are scored."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 PIECE = 8192  # tokens of a prompt that are read in one forward pass; what they leave in the cache is the same to rounding
+TOGETHER, TIMES = 256, 4  # candidates that are scored in one pass, and times as many as prompts; those of a prompt are never split
 ONE_SIGMA = 0.6826894921370859  # of a normal distribution within one standard deviation
 
 
@@ -47,7 +48,7 @@ def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequenc
     if logits.isnan().any():
         raise FloatingPointError(f"got logits that are NaN behind a prompt of {prompts.shape[1]} tokens")
     first = logits.log_softmax(-1)
-    scored = [_scored(model, cache, row, first[row], own) for row, own in enumerate(candidates)]
+    scored = list(_scored(model, cache, first, candidates))
     tokens = [logits.argmax(-1)]
     for _ in range(steps - 1):
         out = model(tokens[-1][:, None], past_key_values=cache, use_cache=True)
@@ -57,21 +58,37 @@ def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequenc
     return [Answered(own, *parts) for own, parts in zip(greedy, scored, strict=True)]
 
 
-def _scored(model, cache: Cache, row: int, first: Tensor, candidates: Sequence[Sequence[int]]) -> tuple[list[list[float]], list[list[bool]]]:
-    """Log-probabilities of candidates behind one row of a cache, which stays as it is; `first` are those of the first token ``[V]``."""
-    longest = max(map(len, candidates))
-    logp, best = [first[[own[0] for own in candidates]][:, None]], first.argmax().expand(len(candidates))[:, None]
-    if longest > 1:
-        past = copy.deepcopy(cache)
-        past.batch_select_indices(torch.full((len(candidates),), row, device=first.device))
-        # Filled up on the right: what stands behind a candidate changes nothing before it, and the cache is thrown away.
-        fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in candidates], device=first.device)
-        rows = model(fed[:, :-1], past_key_values=past, use_cache=True).logits.float().log_softmax(-1)
-        logp.append(rows.gather(-1, fed[:, 1:, None])[..., 0])
-        best = torch.cat([best, rows.argmax(-1)], 1)
-    scores, found = torch.cat(logp, 1).tolist(), best.tolist()
-    values = [scores[i][: len(own)] for i, own in enumerate(candidates)]
-    return values, [[a == b for a, b in zip(own, found[i], strict=False)] for i, own in enumerate(candidates)]
+def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[list, list]]:
+    """Of each row of a cache the log-probabilities of its candidates' tokens and whether each is the likeliest; the cache stays as it is.
+
+    Rows are scored together as far as `TOGETHER` and `TIMES` go. `first` are the log-probabilities of the first token ``[B, V]``.
+    """
+    longest = max(len(own) for row in candidates for own in row)
+    most = max(map(len, candidates))
+    size, greedy = max(min(TOGETHER, TIMES * len(candidates)) // most, 1), first.argmax(-1)
+    for begin in range(0, len(candidates), size):
+        rows = range(begin, min(begin + size, len(candidates)))
+        owners = torch.tensor([row for row in rows for _ in candidates[row]], device=first.device)
+        flat = [own for row in rows for own in candidates[row]]
+        logp = [first[owners, torch.tensor([own[0] for own in flat], device=first.device)][:, None]]
+        best = [greedy[owners][:, None]]
+        if longest > 1:
+            past = copy.deepcopy(cache)
+            past.batch_select_indices(owners)
+            # Filled up on the right: what stands behind a candidate changes nothing before it, and the cache is thrown away.
+            fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in flat], device=first.device)
+            found = model(fed[:, :-1], past_key_values=past, use_cache=True).logits.float().log_softmax(-1)
+            logp.append(found.gather(-1, fed[:, 1:, None])[..., 0])
+            best.append(found.argmax(-1))
+        scores, likeliest = torch.cat(logp, 1).tolist(), torch.cat(best, 1).tolist()
+        at = 0
+        for row in rows:
+            own = range(at, at + len(candidates[row]))
+            at = own.stop
+            yield (
+                [scores[i][: len(flat[i])] for i in own],
+                [[a == b for a, b in zip(flat[i], likeliest[i], strict=False)] for i in own],
+            )
 
 
 def share_of(hits: Iterable[bool]) -> tuple[float, float, int]:
