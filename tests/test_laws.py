@@ -44,6 +44,11 @@ VARIANTS = {
         {"window": WINDOW, "gates": "channel"},
         {"window": WINDOW, "state_per": "key_head"},
         {"window": WINDOW, "gates": "channel", "state_per": "key_head"},
+        {"window": WINDOW, "gate": "mamba2"},
+        {"window": WINDOW, "gate": "low_rank", "gates": "channel", "gate_rank": 3},
+        {"window": WINDOW, "gate": "pool"},
+        {"window": WINDOW, "gate": "none", "state_per": "key_head"},
+        {"window": 0, "meta": 0},
     ],
     "lolcats": [
         {},

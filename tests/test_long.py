@@ -76,7 +76,7 @@ def test_a_prompt_twice_as_long_makes_tensors_at_most_twice_as_large(case):
         with torch.inference_mode(), Largest() as seen:
             model(tokens(length, batch=1), use_cache=True, logits_to_keep=1)
         largest[length] = seen.elements
-    assert largest[1024] <= 2.01 * largest[512]
+    assert largest[1024] <= 2.1 * largest[512], "a window of half the shorter prompt begins with blocks that are not full"
 
 
 @pytest.mark.parametrize("run", ["softmax teacher", "Lizard"])

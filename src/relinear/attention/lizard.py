@@ -8,7 +8,12 @@ b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); 
 whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition
 does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
 far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps of keys, gates and states are one of each
-query head or, ours, of each key head. Meta tokens are the first `meta` real positions.
+query head or, ours, of each key head. Meta tokens are the first `meta` real positions. A `window` of 0 is y_gate alone (Table 5).
+
+`gate` is how gamma comes about (Table 3), with b_g the same at the start for all that have one:
+`sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the start; `low_rank` sigmoid(W_2 W_1 x + b_g)
+of every channel, through `gate_rank` numbers, W_2 0 at the start; `pool` sigmoid of the mean of the key's channels, with nothing to learn and so
+with a memory of some two tokens; `none` 1, nothing is forgotten (Table 5's row without the gated module, read as without the gate).
 
 Switched off in a trained model (`_parts`): the sum has no common normaliser, so without `linear` alpha y_swa is left as it is, and without
 `window` y_gate. Without `gate` nothing is forgotten, gamma = 1, and unless `normalize` y_gate then grows with the sequence. Without `meta` the
@@ -32,12 +37,19 @@ from relinear_kernels.scaled_sum import scaled_sum
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import WindowState, sliding_window_weights, window_state
 
+# What each form of the gate can be one of.
+GATES = {
+    "sigmoid": ("head", "shared", "channel"), "mamba2": ("head", "shared"), "low_rank": ("channel",), "pool": ("head",), "none": ("head",),
+}  # fmt: skip
+
 
 class Options(_base.StateOptions):
-    window: int = Field(default=128, ge=1)
+    window: int = Field(default=128, ge=0)
     meta: int = Field(default=4, ge=0)
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
+    gate: Literal["sigmoid", "mamba2", "low_rank", "pool", "none"] = "sigmoid"
     gates: Literal["head", "shared", "channel"] = "head"
+    gate_rank: int = Field(default=16, ge=1)
     gate_bias: float | None = 4.0
     alpha: float = 1.0
     window_rope: bool = True
@@ -47,6 +59,10 @@ class Options(_base.StateOptions):
     def _consistent(self):
         if self.gates == "channel" and self.feature == "exp_pm":
             raise ValueError("gates 'channel' take bounded features: softmax_pm; got exp_pm")
+        if self.gates not in GATES[self.gate]:
+            raise ValueError(f"gate {self.gate!r} is one per {' or '.join(GATES[self.gate])}; got gates {self.gates!r}")
+        if self.window == 0 and self.meta:
+            raise ValueError(f"meta tokens are seen beside a window, and a window of 0 is none; got meta {self.meta}, possible: 0")
         return self
 
 
@@ -61,18 +77,24 @@ class Method(Parts, Attention):
 
     @classmethod
     def parts(cls, options):
-        return cls.PARTS if options.meta else cls.PARTS[:-1]
+        has = {"linear": True, "window": options.window, "gate": options.gate != "none", "meta": options.meta}
+        return tuple(part for part in cls.PARTS if has[part])
 
     def __init__(self, heads, options):
         super().__init__(heads, options)
         h, d, self.states = heads.heads, heads.dim, options.states(heads)
         self.w_q, self.w_k = nn.Parameter(identity(h, d, d)), nn.Parameter(identity(self.states, d, d))
-        gates = {"head": self.states, "shared": 1, "channel": self.states * d}[options.gates]
-        self.gate = nn.Linear(heads.hidden, gates, bias=options.gate_bias is not None)
-        nn.init.zeros_(self.gate.weight)
-        if options.gate_bias is not None:
-            nn.init.constant_(self.gate.bias, options.gate_bias)
-        self.alpha = nn.Parameter(torch.full((h,), options.alpha))
+        gates, bias = {"head": self.states, "shared": 1, "channel": self.states * d}[options.gates], options.gate_bias
+        if options.gate in ("sigmoid", "mamba2", "low_rank"):
+            self.narrow = nn.Linear(heads.hidden, options.gate_rank, bias=False) if options.gate == "low_rank" else None
+            self.gate = nn.Linear(options.gate_rank if self.narrow else heads.hidden, gates, bias=bias is not None)
+            nn.init.zeros_(self.gate.weight)
+            if bias is not None:
+                nn.init.constant_(self.gate.bias, -bias if options.gate == "mamba2" else bias)
+        if options.gate == "mamba2":
+            self.rate = nn.Parameter(torch.zeros(gates))
+        if options.window:
+            self.alpha = nn.Parameter(torch.full((h,), options.alpha))
 
     @property
     def unbounded_rotary(self) -> bool:
@@ -81,9 +103,7 @@ class Method(Parts, Attention):
 
     def _log_gate(self, inputs: Inputs):
         """log gamma of every state ``[B, T, M]``, or ``[B, T, M, D]`` of every channel; 0 at padding, which neither writes nor forgets."""
-        x = wide(inputs.x)
-        bias = None if self.gate.bias is None else self.gate.bias.to(x.dtype)
-        gate = nn.functional.logsigmoid(nn.functional.linear(x, self.gate.weight.to(x.dtype), bias))
+        gate = self._forms(inputs)
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
         if "gate" in self.switched_off:
@@ -91,6 +111,19 @@ class Method(Parts, Attention):
         if self.options.gates == "channel":
             return gate.unflatten(-1, (self.states, self.heads.dim))
         return gate.expand(-1, -1, self.states)
+
+    def _forms(self, inputs: Inputs):
+        """log gamma of every gate ``[B, T, gates]``, as `gate` says."""
+        form = self.options.gate
+        if form == "none":
+            return inputs.x.new_zeros(*inputs.x.shape[:2], 1, dtype=wide(inputs.x).dtype)
+        if form == "pool":
+            return nn.functional.logsigmoid(wide(inputs.k).mean(-1)).repeat_interleave(self.states // self.heads.groups, -1)
+        x = wide(inputs.x)
+        if self.narrow is not None:
+            x = nn.functional.linear(x, self.narrow.weight.to(x.dtype))
+        z = nn.functional.linear(x, self.gate.weight.to(x.dtype), None if self.gate.bias is None else self.gate.bias.to(x.dtype))
+        return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp() if form == "mamba2" else nn.functional.logsigmoid(z)
 
     def _gated(self, inputs: Inputs) -> dict:
         gate = "log_gate" if self.options.gates == "channel" else "log_decay"
@@ -103,6 +136,10 @@ class Method(Parts, Attention):
         return {"window": self.options.window, "meta": self._meta, "scale": self.heads.scale, "key_mask": inputs.key_mask}
 
     @property
+    def _far_only(self) -> bool:
+        return "window" in self.switched_off or self.options.window == 0
+
+    @property
     def _meta(self) -> int:
         return 0 if "meta" in self.switched_off else self.options.meta
 
@@ -113,7 +150,7 @@ class Method(Parts, Attention):
         if "linear" in self.switched_off:
             near, state = self._near(inputs, state)
             return scaled_sum(torch.zeros_like(near), near, self.alpha), state
-        if "window" in self.switched_off:
+        if self._far_only:
             return self._far(inputs, state)
         gate_state, near_state = state or (None, None)
         gated, gate_state = self._far(inputs, gate_state)
@@ -133,16 +170,16 @@ class Method(Parts, Attention):
         """Of both parts; where one is switched off, the other's own."""
         h, o = self.heads, self.options
         gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device)
+        if self._far_only:
+            return gate
         window = window_state(batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device)
-        if "linear" in self.switched_off:
-            return window
-        return gate if "window" in self.switched_off else LizardState(gate, window)
+        return window if "linear" in self.switched_off else LizardState(gate, window)
 
     def attention_weights(self, inputs: Inputs):
         """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
         weights = gated_linear_attention_weights if self.options.gates == "channel" else linear_attention_weights
         gated = weights(inputs.q, inputs.k, **self._gated(inputs))
-        if "window" in self.switched_off:
+        if self._far_only:
             return gated
         near = wide(self.alpha)[:, None, None] * sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))
         return near if "linear" in self.switched_off else gated + near
