@@ -415,6 +415,10 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lizard", widow=3)
     with pytest.raises(ValueError, match="gates 'channel' take bounded features: softmax_pm; got exp_pm"):
         linearize(teacher(), "lizard", gates="channel", feature="exp_pm")
+    with pytest.raises(ValueError, match="gate 'low_rank' is one per channel; got gates 'head'"):
+        linearize(teacher(), "lizard", gate="low_rank")
+    with pytest.raises(ValueError, match="a window of 0 is none; got meta 4, possible: 0"):
+        linearize(teacher(), "lizard", window=0)
     with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
         linearize(teacher(), "lolcats", feature="relu")
     with pytest.raises(ValueError, match="cannot linearize Linear; can: .*LlamaForCausalLM"):
@@ -469,3 +473,18 @@ def test_what_transformers_does_not_compute_is_said_and_bidirectional_teachers_a
         linearize(teacher("gemma3", attn_logit_softcapping=20.0), "hedgehog")
     with pytest.raises(ValueError, match="use_bidirectional_attention=True"):
         linearize(teacher("gemma3", use_bidirectional_attention=True), "hedgehog")
+
+
+def test_lizards_gates_begin_as_the_sigmoid_does_and_forget_what_they_say():
+    """At the start Mamba-2's gate and the one of every channel are sigmoid(4); the pooling's follows the key, and none keeps everything."""
+    x, k = torch.randn(2, 5, SIZES["hidden_size"], dtype=torch.float64), torch.randn(2, 5, 2, 8, dtype=torch.float64)
+    inputs = Inputs(x, torch.randn(2, 5, 6, 8, dtype=torch.float64), k, k)
+    heads = Heads(SIZES["hidden_size"], 6, 2, 8, 8**-0.5)
+    found = {}
+    for gate, gates in (("sigmoid", "head"), ("mamba2", "head"), ("low_rank", "channel"), ("pool", "head"), ("none", "head")):
+        found[gate] = load("lizard")(heads, options("lizard", {"gate": gate, "gates": gates}))._log_gate(inputs)
+    start = torch.nn.functional.logsigmoid(torch.tensor(4.0, dtype=torch.float64))
+    for gate in ("sigmoid", "mamba2", "low_rank"):
+        torch.testing.assert_close(found[gate], start.expand_as(found[gate]))
+    assert found["low_rank"].shape == (2, 5, 6, 8) and not found["none"].any()
+    torch.testing.assert_close(found["pool"].exp(), k.mean(-1).sigmoid().repeat_interleave(3, -1))
