@@ -186,8 +186,8 @@ def _published(spec: Table, rows: list[Row]) -> str:
 
 
 def _number(column: Column, cell: Cell, with_n: bool) -> str:
-    if not isinstance(cell.value, float):
-        return cell.value if isinstance(cell.value, str) else NOT_RUN
+    if isinstance(cell.value, str):
+        return cell.value
     stderr = cell.stderr if isinstance(cell.stderr, float) else None
     if column.digits:
         return f"{cell.value:.{column.digits}g}" + (f" ± {stderr:.2g}" if stderr is not None else "")

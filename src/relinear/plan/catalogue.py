@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 from relinear import attention, families, stages
 from relinear.plan.options import check_names, part_names
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
+from relinear.stages._stage import method_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SEED = re.compile(r"-seed\d+$")
@@ -109,7 +110,7 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
     measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_yaml(workflow / "measures.yaml").items()}
     measures |= {metric: Measure(metric=metric) for metric in metrics if metric not in measures}
     folder = Path(__file__).parents[1] / "measure"
-    parts = list(dict.fromkeys(part for method in attention.available() for part in part_names(_method_file(method))))
+    parts = list(dict.fromkeys(part for method in attention.available() for part in part_names(method_file(method))))
     for name, measure in measures.items():
         _name("measures.yaml", name)
         if not MEASURE.fullmatch(name):
@@ -189,10 +190,6 @@ def _fields(value: Any) -> list[str]:
     return FIELD.findall(value) if isinstance(value, str) else []
 
 
-def _method_file(method: str) -> Path:
-    return Path(attention.__file__).parent / f"{method}.py"
-
-
 def _name(where: str, name: str) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(f"{where}: a name is of letters, digits and . _ + -; got {name!r}")
@@ -203,7 +200,7 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
     if run.method not in attention.available():
         raise ConfigError(f"{where}: no attention method {run.method!r}; have {', '.join(attention.available())}")
     own = {k: v for k, v in run.options.items() if k != KEEP}
-    check_names(_method_file(run.method), own, f"{where}: options", also=(KEEP,))
+    check_names(method_file(run.method), own, f"{where}: options", also=(KEEP,))
     if any(len(step) != 1 for step in run.steps) or len(run.recipes) != len(run.steps):
         raise ConfigError(f"{where}: steps are a list of one stage each, a stage once; got {[list(step) for step in run.steps]}")
     for stage, settings in run.recipes.items():

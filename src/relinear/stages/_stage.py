@@ -1,6 +1,14 @@
 """The contract of a stage: where its results lie, what its work is told, what it reads, which hardware it wants."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from relinear import attention
+
+
+def method_file(method: str) -> Path:
+    """The file of a method, `attention/<method>.py`: what it offers is read from it before anything imports torch."""
+    return Path(attention.__file__).parent / f"{method}.py"
 
 
 class Node(NamedTuple):

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from relinear import attention
 from relinear.files import sha256
 from relinear.plan.options import part_names
 from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
-from relinear.stages._stage import Node
+from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
 DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
@@ -93,7 +92,7 @@ class Stage(_stage.Stage):
     def _check_parts(self, plan, node) -> None:
         """Raises ConfigError where the measure switches off what the run's method does not have."""
         method = plan.run(node.name).run.method
-        have = part_names(Path(attention.__file__).parent / f"{method}.py")
+        have = part_names(method_file(method))
         for part in plan.measures[node.part].without:
             if part not in have:
                 possible = ", ".join(have) or "none, it is one whole"
