@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_laws import CASES, LEARNED, close, name
 from test_stage import Mirror
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, BertConfig, BertModel, MPNetConfig, MPNetModel
 
 from relinear import families, linearize, stages
@@ -425,3 +426,22 @@ def test_longer_texts_are_joined_and_those_beyond_the_scale_left_out(table4, tmp
     np.save(tmp_path / "heldout_labels.npy", np.arange(1000))
     with pytest.raises(UserError, match="fidelity.lengths joins short texts.*make: sentences"):
         list(measure(model, tmp_path, Options(tokens=600, seq_len=512, lengths=(64,)), job))
+
+
+def test_mpnets_bias_is_that_of_relative_positions_and_is_made_where_the_model_is():
+    """A pass that makes a tensor elsewhere cannot be recorded as a CUDA graph."""
+    encoder = MPNetModel(MPNetConfig(**SIZES)).encoder
+    torch.nn.init.normal_(encoder.relative_attention_bias.weight)
+    bias = encoder.compute_position_bias(torch.zeros(2, 40, 1))
+    for i, j in ((0, 0), (3, 7), (39, 1)):
+        bucket = encoder.relative_position_bucket(torch.tensor([j - i]))
+        assert torch.equal(bias[:, :, i, j], encoder.relative_attention_bias(bucket).expand(2, -1))
+
+    class Here(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            assert not isinstance(made, torch.Tensor) or made.device.type == "meta", function
+            return made
+
+    with Here():
+        encoder.to("meta").compute_position_bias(torch.zeros(2, 40, 1, device="meta"))

@@ -5,10 +5,28 @@ another model than the one that was trained, and tables that stand on it must sa
 """
 
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 from transformers import MPNetModel
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from relinear.families import _family
 from relinear.families._layer import EncoderAttention, Layout
+
+
+def position_bias(
+    self: MPNetEncoder, x: Float[Tensor, "B T C"], position_ids: Int64[Tensor, "B T"] | None = None, num_buckets: int = 32
+) -> Float[Tensor, "B H T T"]:
+    """The bias of relative positions, as transformers computes it, but on the device of `x` throughout.
+
+    transformers 5.17 copies a table from main memory in each pass, which no CUDA graph can record.
+    """
+    at = torch.arange(x.size(1), device=x.device)[None] if position_ids is None else position_ids
+    buckets = self.relative_position_bucket(at[:, None, :] - at[:, :, None], num_buckets=num_buckets)
+    return self.relative_attention_bias(buckets).permute(0, 3, 1, 2).expand(x.size(0), -1, -1, -1).contiguous()
+
+
+MPNetEncoder.compute_position_bias = position_bias
 
 
 class MPNetAttention(EncoderAttention):
