@@ -1,5 +1,6 @@
 """A text of the `text` stage as sequences of equal length: what trainings and measurements read."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,9 +55,12 @@ class Packed:
         return sequences * self.seq_len
 
 
+@functools.lru_cache(maxsize=2)  # of this epoch and the next: a step asks for each of its sequences
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of `range(n)` in which `epoch` visits `n` sequences."""
-    return np.random.default_rng([seed, epoch]).permutation(n)
+    """The permutation of `range(n)` in which `epoch` visits `n` sequences; not to be written to."""
+    found = np.random.default_rng([seed, epoch]).permutation(n)
+    found.flags.writeable = False
+    return found
 
 
 def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]:

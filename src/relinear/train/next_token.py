@@ -18,9 +18,10 @@ def batches_of(
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for chosen, micro in micro_batches(step, n=sequences, batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank(), size=size()):
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
+            read = {i: text.sequence(i) for i in micro}
+            tokens, labels = (torch.stack(x).to(device) for x in zip(*(read[i] for i in chosen), strict=True))
             # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
-            labelled = sum(int((text.sequence(i)[1][1:] != IGNORED).sum()) for i in micro)
+            labelled = sum(int((read[i][1][1:] != IGNORED).sum()) for i in micro)
             yield tokens, labels, torch.tensor(float(labelled), device=device)
 
     return batches
