@@ -19,7 +19,7 @@ INSTALLED := .venv/installed
 # module's fixtures are made once.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help table2 test lint ui setup lock clean
+.PHONY: help table2 test lint docs ui setup lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,10 @@ lint: setup ## ruff, snakefmt, snakemake --lint
 	@$(VENV) -m ruff format --check .
 	@.venv/bin/snakefmt --check Snakefile workflow
 	@$(VENV) -m pytest -q -p no:cacheprovider tests/test_packaging.py -k snakemake_lint
+
+docs: setup ## the pages of docs/ as a site; a broken link is an error
+	@.venv/bin/properdocs build
+	@echo "relinear: site/index.html is there; the links of README.md lead to the same pages in docs/"
 
 ui: setup ## MLflow on 127.0.0.1
 	@echo "relinear: MLflow will be on http://127.0.0.1:$(PORT), in up to half a minute; Ctrl-C ends it"

@@ -1,12 +1,14 @@
-"""The files that an addition takes: each test adds one to a finished clone, counts the files, runs it, and sees that nothing else reruns."""
+"""The additions of docs/adding.md, as they stand there: each test adds one to a finished clone, counts the files, runs it, and sees that nothing
+else reruns."""
 
 import csv
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import append, run_nodes
+from conftest import ROOT, append, run_nodes
 
 pytestmark = pytest.mark.dag
 
@@ -16,24 +18,27 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def examples(page: str, heading: str) -> dict[str, str]:
+    """The code blocks below a heading of a page that are files of the repository, by the path that their first line names."""
+    section = (ROOT / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE))
+
+
 class Changes:
     """Files added to or edited in a clone."""
 
     def __init__(self, clone):
         self.clone, self.files = clone, set()
 
-    def write(self, path: str, text: str) -> None:
-        self.files.add(path)
-        (self.clone / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.clone / path).write_text(text.lstrip())
-
-    def append(self, path: str, text: str) -> None:
-        self.files.add(path)
-        append(self.clone, path, text)
-
-    def edit(self, path: str, old: str, new: str) -> None:
-        self.files.add(path)
-        self.clone.edit(path, old, new)
+    def example(self, heading: str) -> None:
+        """Do what a section of docs/adding.md says: a file that is there gets the block at its end."""
+        for path, text in examples("docs/adding.md", heading).items():
+            self.files.add(path)
+            if (self.clone / path).exists():
+                append(self.clone, path, f"\n\n{text}")
+            else:
+                (self.clone / path).parent.mkdir(parents=True, exist_ok=True)
+                (self.clone / path).write_text(text)
 
 
 @pytest.fixture
@@ -41,32 +46,9 @@ def add(clone) -> Changes:
     return Changes(clone)
 
 
-METHOD = '''
-"""phi(x) = 1 + elu(x), nothing learned (Katharopoulos et al. 2020)."""
-
-from relinear.attention._base import Attention
-from relinear_kernels import linear_attention, linear_attention_weights, linear_state
-
-
-class Method(Attention):
-    def forward(self, inputs, state=None):
-        q, k = inputs.rotated()
-        return linear_attention(q, k, inputs.v, feature="elu", key_mask=inputs.key_mask, initial_state=state, return_state=True)
-
-    def init_state(self, batch, device=None):
-        return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
-
-    def attention_weights(self, inputs):
-        return linear_attention_weights(*inputs.rotated(), feature="elu", key_mask=inputs.key_mask)
-'''
-
-
 def test_a_method_is_one_file_and_its_run(add, clone, finished):
-    add.write("src/relinear/attention/elu.py", METHOD)
-    add.append(
-        "workflow/papers/comparison/runs.yaml",
-        "\nelu: {model: llama-3-8b, method: elu, steps: [{finetune: {data: alpaca, kind: lora, lr: 1.0e-4}}], shown: [comparison/table2]}\n",
-    )
+    assert examples("README.md", "Add a method") == examples("docs/adding.md", "A method")
+    add.example("A method")
     assert len(add.files) == 2
     measured = [f"measure elu {measure}" for measure in ("gate", "perplexity", "commonsense", "mmlu")]
     assert clone.planned() == sorted(["finetune elu", *measured, "comparison_table2", "table2"]), "only its own jobs"
@@ -77,17 +59,8 @@ def test_a_method_is_one_file_and_its_run(add, clone, finished):
     assert "`elu`" in (clone / "results/table2.md").read_text()
 
 
-TABLE = """
-label: Toy
-says: perplexity of two runs that stand in other tables
-columns: [{name: ppl, measure: perplexity, metric: perplexity}]
-rows: [{run: teacher}, {run: lizard}]
-claims: [{claim: Lizard stays near its teacher, paper: lizard, source: Table 2, left: lizard, right: teacher, column: ppl, op: "<", margin: -1}]
-"""
-
-
 def test_a_table_of_existing_runs_is_one_file(add, clone, finished):
-    add.write("workflow/papers/comparison/toy.yaml", TABLE)
+    add.example("A table of runs that there are")
     assert len(add.files) == 1
     assert clone.planned("comparison_toy") == ["comparison_toy"]
     clone.snakemake("comparison_toy")
@@ -96,26 +69,8 @@ def test_a_table_of_existing_runs_is_one_file(add, clone, finished):
     assert clone.planned() == []
 
 
-SWEEP = """
-"swept_w{window}_m{meta}":
-  over: {window: [8, 16], meta: [0, 2]}
-  model: llama-3-8b
-  method: lizard
-  options: {window: "{window}", meta: "{meta}"}
-  steps: [{distill: {data: alpaca, loss: mse, lr: 1.0e-3, epochs: 1}}]
-"""
-MATRIX = """
-label: Toy matrix
-says: perplexity against window and meta tokens
-rows: {meta: [0, 2]}
-columns: {window: [8, 16]}
-cell: {run: "swept_w{window}_m{meta}", measure: perplexity, metric: perplexity}
-"""
-
-
 def test_a_sweep_table_is_two_files(add, clone):
-    add.append("workflow/papers/comparison/runs.yaml", SWEEP)
-    add.write("workflow/papers/comparison/matrix.yaml", MATRIX)
+    add.example("A sweep")
     assert len(add.files) == 2
     runs = [f"swept_w{window}_m{meta}" for window in (8, 16) for meta in (0, 2)]
     jobs = [job for run in runs for job in (f"distill {run}", f"measure {run} gate", f"measure {run} perplexity")]
@@ -130,32 +85,8 @@ def test_a_sweep_table_is_two_files(add, clone):
     assert options == {"window": 16, "meta": 2}
 
 
-METRIC = '''
-"""How many parameters a model has."""
-
-from relinear.plan.readings import Reading
-from relinear.plan.strict import Strict
-
-
-class Options(Strict):
-    unit: int = 1
-
-
-def measure(model, data, options, job):
-    """`parameters` of the "model", in units."""
-    yield Reading("parameters", "model", {}, sum(p.numel() for p in model.parameters()) / options.unit, None, 1)
-'''
-SIZES = """
-label: Toy sizes
-says: parameters of two models
-columns: [{name: parameters, measure: size, metric: parameters}]
-rows: [{run: teacher}, {run: lizard}]
-"""
-
-
 def test_a_metric_is_one_file_and_the_spec_that_shows_it(add, clone):
-    add.write("src/relinear/measure/size.py", METRIC)
-    add.write("workflow/papers/comparison/sizes.yaml", SIZES)
+    add.example("A metric")
     assert len(add.files) == 2
     assert clone.planned() == [], "a new metric reruns nothing"
     assert clone.planned("comparison_sizes") == ["comparison_sizes", "measure lizard size", "measure teacher size"]
@@ -164,69 +95,10 @@ def test_a_metric_is_one_file_and_the_spec_that_shows_it(add, clone):
     assert sizes["lizard"] > sizes["teacher"] > 0
 
 
-STAGE = '''
-"""Weights shrunk by a factor, as a step of a run."""
-
-from relinear.plan.strict import Strict
-from relinear.stages import _stage
-
-
-class Options(Strict):
-    factor: float
-
-
-class Stage(_stage.Stage):
-    help = "Shrink the weights."
-    work = "relinear.train.shrink"
-    trains = True
-
-    def folder(self, node):
-        return f"runs/{node.name}/{node.stage}"
-
-    def settings(self, plan, node):
-        return {"links": plan.links_of(node), "factor": plan.run(node.name).run.recipes["shrink"]["factor"]}
-
-    def parents(self, plan, node):
-        return {"model": plan.model_of(node.name), **plan.trained_before(node)}
-'''
-WORK = '''
-"""Weights shrunk by a factor."""
-
-from safetensors.torch import save_file
-
-from relinear.linearize.assemble import assemble
-
-
-def work(job):
-    """Write `model.safetensors`."""
-    model = assemble(job.parents["model"], job.links)
-    save_file({name: p.detach() * job.settings["factor"] for name, p in model.named_parameters()}, job.out / "model.safetensors")
-    return {"factor": job.settings["factor"]}
-'''
-RULE = '''
-
-rule shrink:
-    """Weights shrunk by a factor."""
-    input:
-        parents("shrink"),
-    output:
-        "<results>/runs/{name}/shrink/run.json",
-    log:
-        "<results>/logs/{name}.shrink.log",
-    params:
-        key=key("shrink"),
-    shell:
-        "{RELINEAR} shrink {wildcards.name} {OPTIONS} 2>&1 | ({TEE} {log})"
-'''
-
-
-def test_a_stage_is_at_most_four_files(add, clone):
-    add.write("src/relinear/stages/shrink.py", STAGE)
-    add.write("src/relinear/train/shrink.py", WORK)
-    add.append("workflow/rules/train.smk", RULE)
-    assert len(add.files) <= 4
+def test_a_stage_is_three_files_and_its_run(add, clone):
+    add.example("A stage")
+    assert len(add.files) == 4, "with the run that has it among its steps"
     assert clone.planned() == [], "a new stage reruns nothing"
-    append(clone, "workflow/papers/comparison/runs.yaml", "\nshrunk: {model: llama-3-8b, steps: [{shrink: {factor: 0.5}}]}\n")
     target = "results/smoke/runs/shrunk/perplexity/run.json"
     assert clone.planned(target) == ["measure shrunk gate", "measure shrunk perplexity", "shrink shrunk"]
     clone.snakemake(target)
@@ -235,30 +107,9 @@ def test_a_stage_is_at_most_four_files(add, clone):
     assert readings[0]["metric"] == before[0]["metric"] == "perplexity" and readings[0]["value"] != before[0]["value"]
 
 
-FAMILY = '''
-"""A Qwen2 of two layers, from scratch."""
-
-import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
-
-from relinear.families import _family, tiny
-
-
-class Family(_family.Family):
-    def random(self, options, seed, dtype):
-        tokenizer = tiny.byte_tokenizer()
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        config = Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=2048, initializer_range=0.1, **sizes, **options)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval(), tokenizer
-'''
-
-
-def test_a_family_is_at_most_three_files(add, clone):
-    add.write("src/relinear/families/small.py", FAMILY)
-    add.append("workflow/models.yaml", "\nsmall: {family: small, layout: decoder, init: random, positions: 2048}\n")
-    assert len(add.files) <= 3
+def test_a_family_is_two_files(add, clone):
+    add.example("A family of models")
+    assert len(add.files) == 2
     assert clone.planned() == [], "a new family reruns nothing"
     target = "results/smoke/runs/teacher@small/gate/run.json"
     texts = [f"{stage} stories@small" for stage in ("text", "written")]
@@ -267,3 +118,16 @@ def test_a_family_is_at_most_three_files(add, clone):
     assert json.loads((clone.stage("teacher@small", "gate") / "run.json").read_text())["config"]["variant"] == "default"
     found = subprocess.run(["ls", clone.root / "results/smoke/runs"], capture_output=True, text=True, check=True).stdout
     assert "teacher\n" in found and "teacher@small\n" in found, "two teachers stand side by side"
+
+
+def test_a_paper_is_one_folder(add, clone, finished):
+    add.example("A paper")
+    assert {Path(path).parent.as_posix() for path in add.files} == {"workflow/papers/rnns"}
+    assert clone.planned() == [], "a new paper reruns nothing"
+    jobs = ["finetune rnns", "measure rnns gate", "measure rnns perplexity", "rnns_pretrained"]
+    assert clone.planned("rnns") == sorted([*jobs, "rnns"])
+    run_nodes(clone, ["rnns_pretrained"])
+    clone.snakemake("rnns")
+    found = {row["run"]: row["ppl"] for row in rows(clone / "results/smoke/rnns/pretrained.csv")}
+    before = {row["run"]: row["ppl"] for row in rows(finished / "results/table2.csv")}
+    assert found["teacher"] == before["teacher"] and float(found["rnns"]) > 1

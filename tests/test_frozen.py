@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -89,51 +88,3 @@ def test_lizards_recipe_is_the_papers_but_for_what_is_known_to_differ():
         same = {row["setting"]: row["same"] for row in csv.DictReader(file)}
     assert {setting for setting, verdict in same.items() if verdict == "no"} == {"gpus", "engine", "sequence_length", "micro_batch"}
     assert list(same.values()).count("yes") == 12
-
-
-README = (ROOT / "README.md").read_text()
-
-
-def test_the_readme_counts_the_committed_verdicts():
-    with (ROOT / "results/reference/smollm2/claims.csv").open() as file:
-        verdicts = [row["verdict"] for row in csv.DictReader(file)]
-    found = re.search(r"Of (\d+) claims of the papers (\d+) are reproduced, (\d+) contradicted\s+and (\d+) not tested", README)
-    assert [int(n) for n in found.groups()] == [len(verdicts), *map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))]
-
-
-CONTROLS = {
-    "state, MiB": ("controls", "state_mib", 1),
-    "perplexity, short held-out text": ("controls", "ppl", 1),
-    "novels, perplexity over the teacher's, positions 512 to 1023": ("controls", "ratio_long", 2),
-    "the same, 1024 to 2047": ("controls", "ratio_beyond", 2),
-    "average without MMLU": ("controls", "avg_no_mmlu", 1),
-    "16 pairs, asked for 256 tokens on": ("recall", "kv_16_far", 0),
-    "answers from beyond 128 tokens, F1": ("recall", "f1_beyond", 0),
-}
-CONTROLLED = ("teacher_lora", "window_128_lora", "lolcats_window", "window_bytes_of_lolcats", "lizard", "window_bytes_of_lizard")
-
-
-def committed_rows(name):
-    with (ROOT / f"results/reference/controls_smollm2/comparison/{name}.csv").open() as file:
-        return {row["run"]: {key: float(value) for key, value in row.items() if re.fullmatch(r"[\d.e-]+", value)} for row in csv.DictReader(file)}
-
-
-@pytest.mark.parametrize("words", CONTROLS)
-def test_the_readme_s_controls_are_the_committed_ones(words):
-    table, column, digits = CONTROLS[words]
-    ours = [f"{committed_rows(table)[run][column]:.{digits}f}" for run in CONTROLLED]
-    assert f"| {words} | {' | '.join(ours)} |" in README
-
-
-def test_what_the_readme_says_about_the_linear_part_is_so():
-    controls, recall = committed_rows("controls"), committed_rows("recall")
-    better = [(controls, "ppl", -1), (controls, "ratio_long", -1), (controls, "ratio_beyond", -1), (controls, "avg_no_mmlu", 1)]
-    better += [(controls, "lambada_openai_acc", 1)]
-    better += [(recall, column, 1) for column in ("needle_1024", "needle_2048", "kv_16", "kv_64", "kv_16_far", "kv_64_far", "f1_inside", "f1_beyond")]
-    for rows, column, sign in better:
-        for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
-            assert sign * rows[window][column] >= sign * rows[hybrid][column], (hybrid, column)
-    words = f"perplexity there is {controls['lizard']['ppl_long_no_linear']:.1f} instead of {controls['lizard']['ppl_long']:.1f}"
-    assert words in README
-    untrained, teacher = (controls[run]["avg_no_mmlu"] for run in ("window_128", "teacher"))
-    assert f"has an average of {untrained:.1f}, the teacher {teacher:.1f}" in README

@@ -76,12 +76,14 @@ def test_runs_of_other_models_are_not_costed_at_the_shape():
 
 def test_the_page_is_what_the_measurements_say():
     page = (ROOT / "docs/plan.md").read_text()
-    assert hours.replaced(page, hours.text(ROOT / hours.MEASURED)) == page, "run `python -m relinear.benchmarks.hours --into docs/plan.md`"
+    assert hours.replaced(page, hours.NAME, hours.text(ROOT / hours.MEASURED)) == page, (
+        "run `python -m relinear.benchmarks.hours --into docs/plan.md`"
+    )
 
 
 def test_a_page_without_its_marks_and_a_file_of_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match="needs the lines <!-- relinear.benchmarks.hours -->"):
-        hours.replaced("a page", "a table")
+        hours.replaced("a page", hours.NAME, "a table")
     (tmp_path / "a.json").write_text("[]")
     with pytest.raises(UserError, match="a.json is no file of relinear.benchmarks.training"):
         hours.read(tmp_path)

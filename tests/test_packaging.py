@@ -126,7 +126,7 @@ def test_this_environment_is_the_locked_one():
             assert version(name) in requirement.specifier, f"{requirement} is pinned, {version(name)} is installed: `make setup`"
 
 
-@pytest.mark.parametrize("target", ["table2", "test", "lint", "ui", "setup", "lock", "clean"])
+@pytest.mark.parametrize("target", ["table2", "test", "lint", "docs", "ui", "setup", "lock", "clean"])
 def test_make_knows(target):
     done = run("make", "--dry-run", target)
     assert done.returncode == 0, done.stderr
@@ -200,17 +200,27 @@ def test_snakemake_lists_every_rule_with_what_it_makes():
 
 
 README = (ROOT / "README.md").read_text()
+TEXTS = "\n".join([README, *((ROOT / f"docs/{page}.md").read_text() for page in ("running", "models", "efficiency", "results"))])
 
 
-def test_the_readme_shows_the_two_commands():
-    assert "make table2" in README and "make test" in README
+def test_the_readme_and_the_page_on_running_show_the_commands():
+    assert "make table2" in README and all(f"make {target}" in TEXTS for target in ("test", "setup", "docs", "ui", "help"))
 
 
 # Those for clusters are tested with the profiles.
-LOCAL = [c for c in re.findall(r"^(?:.*`)?snakemake ([^#`\n]*results/[^#`\n]*)", README, re.MULTILINE) if "--workflow-profile" not in c]
+LOCAL = [c for c in re.findall(r"^(?:.*`)?snakemake ([^#`\n]*results/[^#`\n]*)", TEXTS, re.MULTILINE) if "--workflow-profile" not in c]
 
 
 @pytest.mark.parametrize("command", LOCAL)
-def test_snakemake_understands_what_the_readme_says(command):
+def test_snakemake_understands_what_the_texts_say(command):
     done = python("snakemake", *command.replace("=...", "=smollm2").split(), "--dry-run", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Targets by their rule; `results/table2.csv` and the like stand above.
+NAMED = {name for words in re.findall(r"snakemake ((?:--cores all )?[a-z0-9_ \n]+)", TEXTS) for name in words.split() if "_" in name}
+
+
+def test_every_target_that_the_texts_name_is_a_rule():
+    assert len(NAMED) > 5
+    assert set(available(ROOT / "workflow" / "papers")) >= NAMED

@@ -14,6 +14,7 @@ import torch
 
 from relinear import stages
 from relinear.benchmarks.training import random_model, report, shape_of
+from relinear.draw.pages import replaced
 from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
@@ -21,7 +22,7 @@ from relinear.stages._stage import Node
 
 MEASURED = Path("results/reference/scaling")
 NONE = "not measured"
-MARKS = ("<!-- relinear.benchmarks.hours -->\n", "<!-- end -->")
+NAME = "relinear.benchmarks.hours"  # of the block that it writes
 GIB = 2**30
 ADAMW = 4 + 4 + 4 + 8  # bytes a trained parameter takes: float32 weight, gradient, its flat copy in the all-reduce, two moments
 FULL = 4 + 4 + 8  # the same where everything is trained, in shards
@@ -171,14 +172,6 @@ def text(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def replaced(page: str, block: str) -> str:
-    """The page with what stands between the marks exchanged. Raises UserError for a page without them."""
-    if page.count(MARKS[0]) != 1 or MARKS[1] not in page.split(MARKS[0])[1]:
-        raise UserError(f"the page needs the lines {MARKS[0].strip()} and {MARKS[1]} once, in this order")
-    before, rest = page.split(MARKS[0])
-    return f"{before}{MARKS[0]}{block}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measured", type=Path, default=MEASURED, help="folder of throughput's files")
@@ -189,7 +182,7 @@ def main() -> None:
         if given.into is None:
             print(block)
         else:
-            write_text(given.into, replaced(given.into.read_text(), block))
+            write_text(given.into, replaced(given.into.read_text(), NAME, block))
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
 

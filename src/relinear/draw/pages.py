@@ -1,0 +1,323 @@
+"""The tables of README.md and docs/, from the committed results: `python -m relinear.draw.pages` writes each between its marks.
+
+A table stands between the lines `<!-- relinear.draw.pages NAME -->` and `<!-- end -->`. Most are columns of a table that the suite has drawn in
+results/reference, with the names of runs in words. The others are made from the rows that the benchmarks left there.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from relinear.draw.costs import read_costs
+from relinear.draw.render import NOT_RUN, markdown, write_text
+from relinear.errors import UserError
+from relinear.plan.strict import WORKFLOW
+
+ROOT = WORKFLOW.parent
+END = "<!-- end -->"
+Table = list[dict[str, str]]
+
+LABELS = {
+    "teacher": "teacher",
+    "teacher_lora": "teacher + LoRA",
+    "t2r": "T2R",
+    "hedgehog": "Hedgehog",
+    "supra": "SUPRA",
+    "lolcats_linear": "LoLCATs, linear",
+    "lolcats_window": "LoLCATs, window",
+    "lizard": "Lizard",
+    "window_128_lora": "window of 128 + LoRA",
+    "window_bytes_of_lolcats": "window of LoLCATs' bytes + LoRA",
+    "window_bytes_of_lizard": "window of Lizard's bytes + LoRA",
+    "teacher_dynamic": "teacher, transformers' cache",
+    "lolcats_linear_shared": "LoLCATs, linear, shared states",
+    "lolcats_window_shared": "LoLCATs, window, shared states",
+    "lizard_shared": "Lizard, shared states",
+}
+
+
+def replaced(page: str, name: str, block: str) -> str:
+    """The page with the block of this name exchanged. Raises UserError for a page without its marks."""
+    mark = f"<!-- {name} -->\n"
+    if page.count(mark) != 1 or END not in page.split(mark)[1]:
+        raise UserError(f"the page needs the lines {mark.strip()} and {END} once, in this order")
+    before, rest = page.split(mark)
+    return f"{before}{mark}{block}{END}{rest.split(END, 1)[1]}"
+
+
+def drawn(path: Path) -> list[Table]:
+    """The tables of a Markdown file, each as its rows by column."""
+    tables: list[Table] = []
+    for lines in re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in lines.splitlines())
+        tables.append([dict(zip(head, row, strict=True)) for row in rows])
+    return tables
+
+
+def rows_of(path: Path) -> Table:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def name_of(text: str) -> str:
+    """The run that a cell of the first column names: "`lizard`, 3 seeds" is `lizard`."""
+    return text.split("`")[1]
+
+
+def by_run(table: Table, column: str) -> dict[str, str]:
+    """One column of a table of runs."""
+    return {name_of(row["Run"]): cell(row, column) for row in table}
+
+
+def cell(row: Mapping[str, str], name: str) -> str:
+    """A row's cell in the column of this name, which the number of items may follow."""
+    return next(value for column, value in row.items() if column == name or column.startswith(f"{name} (n="))
+
+
+def label(run: str) -> str:
+    """A run in words; one that has none, by its name."""
+    return LABELS.get(run, f"`{run}`")
+
+
+# --- results ---
+
+
+def chosen(path: Path, *columns: str) -> str:
+    """These columns of a drawn table of runs; last, the average that is published for each run, and of which model."""
+    ours, published = drawn(path)
+    models, averages, with_mmlu = (by_run(published, column) for column in ("Model", "Avg, no MMLU", "Avg"))
+    rows = []
+    for row in ours:
+        run = name_of(row["Run"])
+        value = averages.get(run) or (f"with MMLU {with_mmlu[run]}" if with_mmlu.get(run) else "")
+        rows.append([label(run), *(cell(row, column) for column in columns), f"{value} ({models[run]})" if value else ""])
+    return markdown(["Run", *columns, "Published avg, no MMLU"], rows)
+
+
+def mini(reference: Path) -> str:
+    """What `make table2` prints, as committed: some of its columns."""
+    return chosen(reference / "mini/table2.md", "Perplexity", "PIQA", "ARC-e", "HellaSwag norm", "Avg, no MMLU")
+
+
+def headline(reference: Path) -> str:
+    """The headline table of whole task sets."""
+    tasks = ("PIQA", "ARC-e", "ARC-c norm", "HellaSwag norm", "WinoGrande", "MMLU")
+    return chosen(reference / "smollm2/table2.md", "Perplexity", *tasks, "Avg, no MMLU", "LAMBADA", "BoolQ")
+
+
+CONTROLLED = ("teacher_lora", "window_128_lora", "lolcats_window", "window_bytes_of_lolcats", "lizard", "window_bytes_of_lizard")
+CONTROLS = {  # the words of a row, in which table its column stands, and what it is called there
+    "state, MiB": ("controls", "State, MiB"),
+    "perplexity, short held-out text": ("controls", "Perplexity"),
+    "novels: perplexity over the teacher's, positions 512 to 1023": ("controls", "Novels over teacher's, 512-1024"),
+    "the same, positions 1024 to 2047": ("controls", "1024-2048"),
+    "average of five tasks, without MMLU": ("controls", "Avg, no MMLU"),
+    "LAMBADA": ("controls", "LAMBADA"),
+    "needle among 1024 tokens, exact": ("recall", "Needle 1024, exact"),
+    "16 pairs, asked for 256 tokens after the list": ("recall", "16 pairs, far"),
+    "answers from beyond 128 tokens, F1": ("recall", "Answers, F1 beyond"),
+}
+
+
+def controls(reference: Path) -> str:
+    """Hybrids beside windows of the same bytes: a run a column."""
+    tables = {name: drawn(reference / f"controls_smollm2/comparison/{name}.md")[0] for name in ("controls", "recall")}
+    rows = [[words, *(by_run(tables[table], column)[run] for run in CONTROLLED)] for words, (table, column) in CONTROLS.items()]
+    return markdown(["", *(label(run) for run in CONTROLLED)], rows)
+
+
+def switched_off(reference: Path) -> str:
+    """Trained hybrids with a part switched off, beside windows that never had one."""
+    [table] = drawn(reference / "controls_smollm2/comparison/controls.md")
+    shown = [row for row in table if name_of(row["Run"]) in ("lolcats_window", "lizard", "window_128_lora", "teacher_lora")]
+    columns = {
+        "Perplexity": "Perplexity", "without linear part": "without its linear part", "without window": "without its window",
+        "Novels, 1024-2048": "Novels, 1024 to 2047", "1024-2048, without linear part": "without its linear part",
+    }  # fmt: skip
+    rows = [[label(name_of(row["Run"])), *("" if row[c].startswith("not defined") else row[c] for c in columns)] for row in shown]
+    return markdown(["Run", *columns.values()], rows)
+
+
+def transfer(reference: Path) -> str:
+    """LoLCATs Table 1."""
+    [table] = drawn(reference / "smollm2/lolcats/table1.md")
+    columns = {
+        "Feature map": "Feature map", "Transfer": "Transfer", "PPL@0": "Perplexity before", "PPL@2": "after", "MSE": "MSE", "KL": "KL",
+        "paper's PPL@0": "Paper: before", "paper's PPL@2": "after",
+    }  # fmt: skip
+    return markdown([*columns.values()], [[row[column] for column in columns] for row in table])
+
+
+def windows(reference: Path) -> str:
+    """Lizard Table 4, a line for each combination of window and meta tokens that was run; last, how many of how many."""
+    [table] = drawn(reference / "lizard_smollm2/lizard/table4.md")
+    sizes = [re.search(r"w=(\d+)", column)[1] for column in table[0] if column.startswith("Perplexity")]
+    rows = []
+    for size in sizes:
+        for row in table:
+            own = {column.split(",")[0]: cell for column, cell in row.items() if re.search(rf"w={size}\b", column)}
+            if own["Perplexity"] != NOT_RUN:
+                mmlu = "" if own["MMLU"] == NOT_RUN else own["MMLU"]
+                rows.append([size, row["meta"], own["Perplexity"], own["LAMBADA"], mmlu, own["paper's MMLU"]])
+    head = ["Window", "Meta tokens", "Perplexity", "LAMBADA", "MMLU", "Paper: MMLU"]
+    return f"{markdown(head, rows)}\n\n{len(rows)} of {len(sizes) * len(table)} combinations were run.\n"
+
+
+def ranks(reference: Path) -> str:
+    """Lizard Table 6."""
+    [table] = drawn(reference / "lizard_smollm2/lizard/table6.md")
+    columns = {"Perplexity": "Perplexity", "LAMBADA": "LAMBADA", "Avg, no MMLU": "Avg, no MMLU", "MMLU": "MMLU"}
+    columns |= {"paper's Avg, no MMLU": "Paper: avg, no MMLU", "paper's MMLU": "Paper: MMLU"}
+    rows = [[name_of(row["Run"]).removeprefix("lizard_r"), *(cell(row, column) for column in columns)] for row in table]
+    return markdown(["Rank", *columns.values()], rows)
+
+
+def verdicts(reference: Path) -> str:
+    """How many claims of each committed table or figure are reproduced, contradicted and not tested."""
+    rows = []
+    for path in sorted(reference.rglob("*claims.csv")):
+        found = Counter(row["verdict"] for row in rows_of(path))
+        counts = [found["reproduced"], found["contradicted"], found["not tested at this scale"]]
+        rows.append([f"`{path.relative_to(reference).as_posix()}`", *map(str, counts)])
+    return markdown(["Claims in `results/reference`", "reproduced", "contradicted", "not tested"], rows)
+
+
+# --- costs ---
+
+
+def generating(reference: Path) -> str:
+    """Decoding at Mistral-7B's shape: at the largest batch that the teacher holds, and at a run's own largest."""
+    rows = [row for row in read_costs(reference / "efficiency/efficiency.csv") if row.model == "mistral-7b" and row.sweep == "batch" and row.ok]
+    largest = {run: max((row for row in rows if row.run == run), key=lambda row: row.batch) for run in dict.fromkeys(row.run for row in rows)}
+    teacher = largest["teacher"]
+    same = {row.run: row for row in rows if row.batch == teacher.batch}
+    found = []
+    for run, most in largest.items():
+        speeds = [same[run].decode_tokens_per_second, most.decode_tokens_per_second]
+        cells = [f"{speed:,.0f} ({speed / teacher.decode_tokens_per_second:.1f}x)" for speed in speeds]
+        found.append([label(run), f"{most.cache_bytes / most.batch / 2**20:.0f}", cells[0], f"{most.batch:,}", cells[1], f"`{most.commit}`"])
+    head = ["Run", "MiB a sequence", f"tokens/s, batch {teacher.batch}", "largest batch", "tokens/s there", "commit"]
+    return markdown(head, found)
+
+
+def inputs(reference: Path) -> str:
+    """Decoding at Llama-3-8B's shape, a batch of 16, against the length of the input; and memory."""
+    rows = [row for row in read_costs(reference / "efficiency/efficiency.csv") if row.model == "llama-3-8b" and row.sweep == "input"]
+    runs = list(dict.fromkeys(row.run for row in rows))
+    cells = {(row.run, row.prompt): row for row in rows}
+    found = []
+    for prompt in sorted({row.prompt for row in rows}):
+        mine = [cells[run, prompt] for run in runs]
+        speeds = [f"{row.decode_tokens_per_second:,.0f}" for row in mine]
+        found.append([f"{prompt:,}", *speeds, *(f"{row.peak_bytes / 2**30:.0f}" for row in mine)])
+    names = [label(run) for run in runs]
+    return markdown(["Input, tokens", *(f"{name}, tokens/s" for name in names), *(f"{name}, GiB" for name in names)], found)
+
+
+def growth(reference: Path) -> str:
+    """What generating 32,768 tokens does to the time of a token, to a process and to a prefill."""
+    rows = rows_of(reference / "decoding/decoding.csv")
+    found = []
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = {phase: [row for row in rows if (row["run"], row["phase"]) == (run, phase)] for phase in ("decode", "turns", "prefill")}
+        early, late = (float(row["cpu_ms_per_token"]) for row in own["turns"])
+        mib = [float(row["process_mib"]) for row in own["decode"]]
+        state = [float(row["state_bytes"]) for row in own["decode"]]
+        short, long = (float(row["seconds"]) for row in own["prefill"])
+        found.append([run, f"{late / early:.3f}x", f"{100 * (mib[-1] / mib[0] - 1):.2f} %", f"{state[-1] / state[0]:,.0f}x", f"{long / short:.2f}x"])
+    return markdown(["Run", "time of a token, last over second tenth", "growth of the process", "growth of the state", "prefill, 16k over 8k"], found)
+
+
+def shared(reference: Path) -> str:
+    """Perplexity at `mini` of states of query heads beside states of key heads."""
+    rows = []
+    for run in ("lolcats_linear", "lolcats_window", "lizard"):
+        cells = []
+        for name in (run, f"{run}_shared"):
+            found = json.loads((reference / f"mini/runs/{name}/evaluate/metrics.json").read_text(encoding="utf-8"))["perplexity"]
+            cells.append(f"{found['value']:.2f} ± {found['stderr']:.2f}")
+        rows.append([label(run), *cells])
+    return markdown(["Run", "a state for each query head", "a state for each key head"], rows)
+
+
+def training(reference: Path) -> str:
+    """Tokens per second of training SmolLM2-135M's shape on one GPU, at two lengths."""
+    speeds: dict[tuple[str, str], str] = {}
+    for file in ("smollm2", "smollm2_2048"):
+        for row in json.loads((reference / f"scaling/{file}.json").read_text(encoding="utf-8"))["rows"]:
+            speeds[row["run"], f"{row['stage']}, {row['length']}"] = f"{row['tokens_per_second'] / 1000:.0f}k"
+    columns = ("distill, 1024", "distill, 2048", "finetune, 1024", "finetune, 2048")
+    runs = dict.fromkeys(run for run, _ in speeds)
+    return markdown(["Run", *columns], [[label(run), *(speeds.get((run, column), "") for column in columns)] for run in runs])
+
+
+def parity(reference: Path) -> str:
+    """How far pieces, a prefix and padding move a model's logits, and whether generating equals full passes."""
+    cells = []
+    for row in rows_of(reference / "parity/parity.csv"):
+        apart = [float(row[column]) for column in ("pieces", "prefix", "padded")]
+        cells.append([row["run"], *(f"{value:.0e}" if value else "0" for value in apart), f"{row['equal']} of {row['new_tokens']}"])
+    return markdown(["Run", "in pieces", "a prefix alone", "padded", "tokens equal to full passes"], cells)
+
+
+SHAPE = "B16 T2048 H32/32 D128 F64"
+
+
+def kernels(reference: Path) -> str:
+    """Each op at the shape of Lizard Figure 6, and one step of decoding: time, floor, fastest peer."""
+    [table] = drawn(reference / "kernels/ratios.md")
+    shown = [row for row in table if row["shape"] in (SHAPE, SHAPE.replace("T2048", "T1")) and row["mode"] != "stage 1"]
+    head = ["op", "mode", "ms", "over its floor", "fastest peer", "its ms", "ours is faster"]
+    return markdown(head, [[row[column] for column in head] for row in shown])
+
+
+def lengths(reference: Path) -> str:
+    """Linear attention's forward beside full softmax attention's, against the length."""
+    rows = rows_of(reference / "kernels/bench.csv")
+    forward = {(row["op"], row["shape"]): row for row in rows if row["mode"] == "forward" and row["provider"] in ("relinear", "SDPA causal")}
+    found = []
+    shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == "softmax attention"}
+    for shape in sorted(shapes, key=shapes.get):
+        softmax = float(forward["softmax attention", shape]["ms"])
+        cells = []
+        for op in ("linear_attention", "hybrid_attention w=64"):
+            ms = forward[op, shape]["ms"] if (op, shape) in forward else ""
+            cells.append(f"{float(ms):.3f} ({softmax / float(ms):.2f}x)" if ms else "")
+        found.append([shape, f"{softmax:.3f}", *cells])
+    return markdown(["shape", "softmax attention, ms", "linear attention, ms", "hybrid, window of 64, ms"], found)
+
+
+# --- pages ---
+
+PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
+    "README.md": (mini,),
+    "docs/results.md": (controls, switched_off, headline, transfer, ranks, windows, verdicts),
+    "docs/running.md": (training,),
+    "docs/models.md": (parity,),
+    "docs/efficiency.md": (generating, shared, inputs, growth),
+    "docs/kernels.md": (kernels, lengths),
+}
+
+
+def written(page: str, text: str, reference: Path) -> str:
+    """The page, by its path in the repository, with all its tables as the committed results have them."""
+    for table in PAGES[page]:
+        text = replaced(text, f"relinear.draw.pages {table.__name__}", table(reference).rstrip("\n") + "\n")
+    return text
+
+
+def main() -> None:
+    """Write the tables into the pages."""
+    for page in PAGES:
+        path = ROOT / page
+        try:
+            write_text(path, written(page, path.read_text(encoding="utf-8"), ROOT / "results/reference"))
+        except UserError as error:
+            raise SystemExit(f"error: {page}: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""README.md and docs/: the site builds, links lead somewhere, tables and numbers are those of committed files, and the files named are there."""
+
+import csv
+import datetime
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from properdocs.exceptions import PluginError
+
+from relinear.benchmarks import hours
+from relinear.draw import pages
+from relinear.draw.costs import read_costs
+from relinear.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "results/reference"
+TEXTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"<!-- relinear\S* ?\w* -->.*?<!-- end -->", re.DOTALL)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def prose(page: str) -> str:
+    """A page without code blocks and without the tables that are written into it, its white space made single blanks."""
+    text = BLOCK.sub("", CODE.sub("", (ROOT / page).read_text()))
+    return " ".join(text.split())
+
+
+def committed(path: str) -> dict[str, dict[str, str]]:
+    """The rows of a committed table, by run."""
+    with (REFERENCE / path).open() as file:
+        return {row["run"]: row for row in csv.DictReader(file)}
+
+
+# --- the site ---
+
+
+def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
+    """`properdocs build`, as `make docs` gives it."""
+    command = [str(Path(sys.executable).parent / "properdocs"), "build", "--site-dir", str(out)]  # `--quiet` would be deaf to warnings, too
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_site_builds_with_everything_that_its_pages_show(tmp_path):
+    done = build(ROOT, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
+    for page in tmp_path.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
+            if "://" not in link and page.name != "404.html":
+                assert (page.parent / link).exists(), f"{page.relative_to(tmp_path)}: {link}"
+
+
+@pytest.mark.parametrize(("link", "said"), [("index.md", ""), ("nowhere.md", "nowhere.md"), ("index.md#nowhere", "nowhere"), ("../no.csv", "no.csv")])
+def test_a_link_that_leads_nowhere_stops_the_build(tmp_path, link, said):
+    settings = yaml.safe_load((ROOT / "properdocs.yml").read_text())
+    del settings["nav"]
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "properdocs.yml").write_text(yaml.safe_dump(settings))
+    shutil.copy(ROOT / "docs/repository.py", tmp_path / "docs")
+    (tmp_path / "docs/index.md").write_text(f"# A page\n\n[a link]({link})\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert (done.returncode == 0) == (not said) and said in done.stdout + done.stderr
+
+
+def test_a_page_finds_what_it_links_to_outside_docs():
+    spec = importlib.util.spec_from_file_location("repository", ROOT / "docs/repository.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    page = SimpleNamespace(src_uri="log/README.md", abs_src_path=str(ROOT / "docs/log/README.md"))
+    page.content_string = "[a](../../Makefile) [b](../plan.md) [c](kernels.md) ![d](../../LICENSE#x)"
+    assert hook.outside(page) == {"../../Makefile": "Makefile", "../../LICENSE": "LICENSE"}
+    page.content_string = "[a](../../nowhere)"
+    with pytest.raises(PluginError, match="log/README.md links to ../../nowhere, which is no file of the repository"):
+        hook.outside(page)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))])
+def test_links_lead_to_files_of_the_repository_too(page):
+    for link in re.findall(r"\]\(([^)#\s]+)", CODE.sub("", (ROOT / page).read_text())):
+        assert "://" in link or (ROOT / page).parent.joinpath(link).is_file(), link
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1700 and len(text.splitlines()) <= 150
+
+
+# --- tables ---
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_tables_are_what_the_committed_results_say(page):
+    text = (ROOT / page).read_text()
+    assert pages.written(page, text, REFERENCE) == text, "run `python -m relinear.draw.pages`"
+
+
+def test_a_page_without_its_marks_is_refused():
+    with pytest.raises(UserError, match="needs the lines <!-- relinear.draw.pages parity -->"):
+        pages.written("docs/models.md", "a page", REFERENCE)
+
+
+# --- numbers in the text ---
+
+
+def minutes(folder: str, commit: str) -> str:
+    """From the first start to the last end of a campaign's stages on GPUs."""
+    records = [json.loads(path.read_text()) for path in (REFERENCE / folder).rglob("run.json")]
+    spans = [
+        (datetime.datetime.fromisoformat(record["started"]).timestamp(), record["wall_seconds"])
+        for record in records
+        if record["git"]["commit"].startswith(commit) and record["hardware"].get("gpu")
+    ]
+    return f"{(max(start + wall for start, wall in spans) - min(start for start, _ in spans)) / 60:.0f} minutes"
+
+
+def readme() -> list[str]:
+    row = committed("mini/table2.csv")["lizard"]
+    items = [int(value) for column, value in row.items() if column.endswith("_acc_n") and value.isdecimal()]
+    return [f"{min(items)} to {max(items)} items a task"]
+
+
+def results() -> list[str]:
+    controls, headline = committed("controls_smollm2/comparison/controls.csv"), committed("smollm2/table2.csv")
+    novels = {run: f"{float(row['ppl_long']):.1f}" for run, row in controls.items()}
+    averages = {run: f"{float(row['avg_no_mmlu']):.1f}" for run, row in controls.items()}
+    seeds = {name: [float(row[f"{name}_seed_sd"]) for row in headline.values() if row[f"{name}_seed_sd"]] for name in ("avg_no_mmlu", "ppl")}
+    with (REFERENCE / "smollm2/claims.csv").open() as file:
+        verdicts = [row["verdict"] for row in csv.DictReader(file)]
+    reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
+    tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/table2.md").read_text())[1]
+    stage = int(committed("mini/table2.csv")["lizard"]["finetune_tokens"])
+    speeds = decoding()
+    return [
+        f"Beyond 1024 tokens Lizard's perplexity is {novels['lizard']}, and {float(controls['lizard']['ppl_long_no_linear']):.1f} with",
+        f"has {novels['window_128_lora']} there, and the teacher with LoRA {novels['teacher_lora']}.",
+        f"nothing trained has an average of {averages['window_128']}, the teacher {averages['teacher']}.",
+        f"made on H100s in {minutes('controls_smollm2', '946a505')} (commit `946a505`)",
+        f"Perplexity is that of {tokens} held-out tokens.",
+        f"a standard deviation of {min(seeds['avg_no_mmlu']):.2f} to {max(seeds['avg_no_mmlu']):.2f} points",
+        f"the perplexity one of {min(seeds['ppl']):.3f} to {max(seeds['ppl']):.2f}.",
+        f"Of {len(verdicts)} claims of the papers {reproduced} are reproduced, {contradicted} contradicted and {untested} not tested",
+        f"hold at scale `mini`, from {stage / 1000:.1f}k tokens a stage.",
+        f"Both tables come from two H100s in {minutes('lizard_smollm2', 'fe9bd6e')}. Their records name commit `fe9bd6e`",
+        f"LoLCATs without a window decodes {speeds['lolcats_linear'][0]:.1f} times as fast.",
+    ]
+
+
+def decoding() -> dict[str, tuple[float, float]]:
+    """How many times as fast as the teacher at its largest batch each run decodes at Mistral-7B's shape: at that batch, and at its own largest."""
+    rows = [row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if (row.model, row.sweep) == ("mistral-7b", "batch") and row.ok]
+    best = {run: max((row for row in rows if row.run == run), key=lambda row: row.batch) for run in {row.run for row in rows}}
+    teacher = best["teacher"]
+    same = {row.run: row.decode_tokens_per_second for row in rows if row.batch == teacher.batch}
+    speed = teacher.decode_tokens_per_second
+    return {run: (same[run] / speed, row.decode_tokens_per_second / speed) for run, row in best.items()}
+
+
+def efficiency() -> list[str]:
+    speeds = decoding()
+    with (REFERENCE / "efficiency/lolcats_figure2.claims.csv").open() as file:
+        figures = {row["claim"]: row["figures"] for row in csv.DictReader(file)}
+    published = {words.split("published ")[1] for words in figures.values() if "times" in words and " to " in words.split("published ")[1]}
+    assert "ratio 1.00;" in figures["Memory grows no more than 1.1 times from 512 to 131k generated tokens"]
+    assert "ratio 1.00;" in figures["Throughput stays nearly constant up to 131k generated tokens"]
+    growing = re.search(r"at 128: .* ratio ([\d.]+)", figures["The same, against FlashAttention as transformers generates with it"])[1]
+    inputs = {(row.run, row.prompt): row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if row.sweep == "input"}
+    teacher = {prompt: row.decode_tokens_per_second for (run, prompt), row in inputs.items() if run == "teacher"}
+    ahead = {run: [p for p in sorted(teacher) if inputs[run, p].decode_tokens_per_second > teacher[p]] for run in ("lizard", "lolcats_window")}
+    assert ahead == {"lizard": [4096, 8192, 16384, 32768], "lolcats_window": sorted(teacher)}
+    longest = [inputs[run, 32768].decode_tokens_per_second / teacher[32768] for run in ("lizard", "lolcats_window")]
+    assert all(inputs[run, 32768].peak_bytes < 0.25 * inputs["teacher", 32768].peak_bytes for run in ahead)
+    (same, own), (windowed, own_windowed), (shared, _) = (speeds[run] for run in ("lolcats_linear", "lolcats_window", "lolcats_linear_shared"))
+    return [
+        f"The paper has {published.pop()}." if len(published) == 1 else "one published range",
+        f"without a window is {same:.1f} times as fast, with its window {windowed:.1f} times; at",
+        f"their own largest batches {own:.1f} and {own_windowed:.1f} times.",
+        f"decodes {float(growing):.1f} times as fast at a batch of 128",
+        f"a quarter of the state, and {shared:.1f} times softmax attention's throughput",
+        f"At 32k tokens they are {longest[0]:.1f} and {longest[1]:.1f} times as fast, in a quarter of the memory.",
+    ]
+
+
+def kernels() -> list[str]:
+    with (REFERENCE / "kernels/bench.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    ours = [row for row in rows if row["provider"] == "relinear" and row["first_call_s"]]
+    first = {mode: max(float(row["first_call_s"]) for row in ours if row["mode"] == mode) for mode in ("forward", "forward+backward")}
+    forward = {
+        (row["op"], row["T"], row["B"]): float(row["ms"])
+        for row in rows
+        if row["provider"] in ("relinear", "SDPA causal") and row["mode"] == "forward"
+    }
+    bandwidth = json.loads((REFERENCE / "kernels/bench.provenance.json").read_text())["bandwidth_bytes_per_s"]
+    assert any("Triton >= 3.4.0 and < 3.7.1" in row["note"] for row in rows if "chunk_simple_gla" in row["provider"])
+    ahead = [int(t) for (op, t, b), ms in forward.items() if (op, b) == ("softmax attention", "1") and ms > forward["linear_attention", t, b]]
+    assert min(ahead) == 8192 and abs(forward["hybrid_attention w=64", "2048", "16"] / forward["softmax attention", "2048", "16"] - 1) < 0.05
+    return [
+        f"at {bandwidth / 1e12:.2f} TB/s",
+        "it refuses Triton 3.4 to 3.7.0",
+        f"takes {first['forward']} s at most forward and {first['forward+backward']} s with the backward",
+        "ahead from 8192 tokens on",
+    ]
+
+
+STAGES = ("distill", "finetune")
+
+
+def plan() -> list[str]:
+    _, _, speeds, curves, memory = pages.drawn(ROOT / "docs/plan.md")
+    measured = {(row["shape"], row["run"], row["stage"], row["scaling"], row["engine"], row["GPUs"]): row for row in speeds}
+    small, large = ("smollm2-135m", "lolcats_window"), ("llama-3-8b", "lolcats_window")
+
+    def gain(model, stage, scaling, engine="ddp"):
+        return measured[*model, stage, scaling, engine, "2"]["against 1 GPU"].rstrip("x")
+
+    def gib(stage, engine, gpus, run=large):
+        return f"{float(measured[*run, stage, 'weak, 4 a GPU', engine, gpus]['peak GiB/GPU']):.0f}"
+
+    def step(row):
+        sequences = int(re.search(r"(\d+) a GPU", row["scaling"])[1])
+        return 1000 * sequences * 1024 / int(row["tokens/s/GPU"].replace(",", ""))
+
+    weak = [row for row in speeds if row["scaling"].startswith("weak") and row["engine"] == "ddp" and row["GPUs"] == "2"]
+    alone = [measured[row["shape"], row["run"], row["stage"], row["scaling"], "ddp", "1"] for row in weak]
+    longer = [step(two) - step(one) for two, one in zip(weak, alone, strict=True)]
+    gains = sorted(row["against 1 GPU"].rstrip("x") for row in weak)
+    scaling = json.loads((REFERENCE / "scaling/scaling.json").read_text())["rows"]
+    trained = [row["trainable_params"] / 1e6 for row in scaling if row.get("scaling") == "weak" and row["run"] != "supra"]
+    apart = {(row["run"], row["GPUs"], row["piece"]): [float(row[f"{of} apart"]) for of in ("loss", "gradient norm")] for row in curves[::-1]}
+    sharded = [float(row["gradient norm apart"]) for row in curves if row["run"] == "supra" and row["GPUs"] == "2"]
+    assert max(sharded) < 0.05
+    size = {row[""]: row["llama-3-70b"] for row in memory}
+    shard, whole = (f"{float(size[name]):.0f}" for name in ("weights, bfloat16", "full finetuning (SUPRA): weights, gradients, moments"))
+    assert max(float(value) for name, value in size.items() if "with gradient and AdamW" in name) < 4
+    eight, sixty_four = ([gain(small, stage, f"strong, {n} a step") for stage in STAGES] for n in (8, 64))
+    eight_large = [gain(large, stage, "strong, 8 a step") for stage in STAGES]
+    shards = [gain(large, stage, "weak, 4 a GPU", "fsdp") for stage in STAGES]
+    room = [gib(stage, engine, gpus) for stage in STAGES for engine, gpus in (("fsdp", "2"), ("ddp", "1"))]
+    pieces = apart["supra", "1", "2"]
+    return [
+        f"replicas on two GPUs run {gains[0]} to {gains[-1]} times as fast.",
+        f"A step takes {min(longer):.0f} to {max(longer):.0f} ms longer than one GPU's {min(map(step, alone)):.0f} to {max(map(step, alone)):.0f}.",
+        f"{min(trained):.1f}M parameters at SmolLM2's shape, {max(trained):.0f}M at the 8B shape",
+        f"It gives {eight[0]} and {eight[1]} on two GPUs",
+        f"64 sequences a step give {sixty_four[0]} and {sixty_four[1]}.",
+        f"8 are enough: {eight_large[0]} and {eight_large[1]}.",
+        f"they run {shards[0]} (transfer) and {shards[1]} times (finetuning)",
+        f"A GPU needs {room[0]} instead of {room[1]} GiB, and {room[2]} instead of {room[3]}.",
+        f"SUPRA runs at all: {gib('finetune', 'fsdp', '2', ('llama-3-8b', 'supra'))} GiB",
+        f"SUPRA's loss is within {apart['supra', '2', '16'][0]:.0e} and its gradient norm within 5 %;".replace("e-0", "e-"),
+        f"in smaller pieces {pieces[0]:.0e}, and {100 * pieces[1]:.0f} % at its worst step.".replace("e-0", "e-"),
+        f"{shard} GiB each, {8 * float(size['weights, bfloat16']):.0f} GiB for eight on a machine",
+        f"Of an H200's {hours.GPU_GIB} GiB {shard} are weights",
+        f"AdamW's moments are {whole} GiB, {float(whole) / 8:.0f} a GPU on eight",
+        "less than 4 GiB on each GPU",
+    ]
+
+
+def running() -> list[str]:
+    documents = {kind: next(REFERENCE.glob(f"controls_smollm2/documents/{kind}@*/metrics.json")) for kind in ("novels", "papers")}
+    novels, papers = (json.loads(path.read_text())["documents"] for path in documents.values())
+    assert novels == 6
+    gains = re.search(r"run (\S+ to \S+) times as fast", prose("docs/plan.md"))[1]  # held there
+    return [f"both stages run {gains} times as fast as on one", f"six novels (from Debian) and {papers} papers"]
+
+
+SAID = {
+    "README.md": readme,
+    "docs/results.md": results,
+    "docs/efficiency.md": efficiency,
+    "docs/kernels.md": kernels,
+    "docs/plan.md": plan,
+    "docs/running.md": running,
+}
+STATED = {  # what is a setting, a version or a licence, and was not measured
+    "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0."],
+    "docs/models.md": ["a share such as 0.5"],
+    "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "CC BY-SA 4.0", "CC BY 4.0"],
+}
+UNITS = "times|ms|GiB|MiB|MB|GB|minutes|points|seconds|s|TB/s|tokens/s|hours"
+MEASURED = re.compile(rf"\d[\d,]*\.\d+|\b\d+e-\d+|\b\d[\d,]*(?= (?:{UNITS})\b|k tokens/s| ?%)")
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_number_in_the_text_is_read_from_a_committed_file(page):
+    """Decimals, and numbers with a unit. What the log of docs/log says stands in no committed file, and it says so."""
+    text = prose(page)
+    for words in [*SAID.get(page, list)(), *STATED.get(page, ())]:
+        assert words in text
+        text = text.replace(words, "")
+    assert MEASURED.findall(re.sub(r"`[^`]*`", "", text)) == []
+
+
+def test_a_number_that_nothing_holds_is_found():
+    found = MEASURED.findall("takes 3.4 of 1,024 tokens, 12 times, 3 % or 8e-5, in 20M + 20M tokens of `mini`: 440k tokens/s, 10 MiB")
+    assert found == ["3.4", "12", "3", "8e-5", "440", "10"]
+
+
+def test_what_is_said_of_the_linear_part_is_so():
+    controls, recall = (committed(f"controls_smollm2/comparison/{name}.csv") for name in ("controls", "recall"))
+    better = [(controls, "ppl", -1), (controls, "ratio_long", -1), (controls, "ratio_beyond", -1), (controls, "avg_no_mmlu", 1)]
+    better += [(controls, "lambada_openai_acc", 1)]
+    better += [(recall, column, 1) for column in ("needle_1024", "needle_2048", "kv_16", "kv_64", "kv_16_far", "kv_64_far", "f1_inside", "f1_beyond")]
+    for rows, column, sign in better:
+        for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
+            assert sign * float(rows[window][column]) >= sign * float(rows[hybrid][column]), (hybrid, column)
+    for page in ("README.md", "docs/results.md"):
+        assert re.search(r"equal bytes.*as good( as its hybrid)? or better", prose(page))
+    assert prose("docs/results.md").startswith("# Results **At 20M + 20M tokens on SmolLM2-135M, the linear parts")
+
+
+def test_what_is_said_of_the_transfer_is_so():
+    with (REFERENCE / "smollm2/lolcats/table1.csv").open() as file:
+        after = {row["run"]: float(row["ppl_at_2"]) for row in csv.DictReader(file)}
+    ratios = [after[f"lolcats_{feature}_notransfer"] / after[f"lolcats_{feature}"] for feature in ("elu", "relu", "exp")]
+    assert round(min(ratios)) == 2 and round(max(ratios)) == 6
+    assert "the same finetuning ends at two to six times the perplexity" in prose("docs/results.md")
+    for scale in ("smollm2", "mini"):
+        with (REFERENCE / f"{scale}/lolcats/table1.claims.csv").open() as file:
+            assert [row["verdict"] for row in csv.DictReader(file)] == ["reproduced"] * 9
+    assert "all nine are reproduced" in prose("docs/results.md")
+
+
+def test_what_is_said_of_lizards_ablations_is_so():
+    rows = list(committed("lizard_smollm2/lizard/table6.csv").values())
+    perplexities = [float(row["ppl"]) for row in rows]
+    assert max(perplexities) - min(perplexities) < min(float(row["ppl_stderr"]) for row in rows)
+
+
+# --- files ---
+
+
+def test_ten_changes_have_their_file():
+    section = re.search(r"## Which file\?(.*?)\n## ", (ROOT / "docs/adding.md").read_text(), re.DOTALL)[1]
+    changes = re.findall(r"^\| (.+?) \| `(.+?)` \| `(.+?)` \|$", section, re.MULTILINE)
+    assert len(changes) == 10
+    for change, path, there in changes:
+        assert there in (ROOT / path).read_text(), f"{change}: {path} has no {there}"
+
+
+def test_the_tree_names_what_is_there():
+    tree = re.search(r"## The tree\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    folder, named = ROOT, set()
+    for line in tree.splitlines():
+        names = re.match(r"  *(.*?)(?:  |$)|(.*?)(?:  |$)", line)
+        indented = line.startswith("  ")
+        for name in (names[1] if indented else names[2]).split():
+            path = (folder if indented else ROOT) / name
+            assert path.exists(), f"{line}: {path}"
+            named.add(path)
+        if not indented:
+            folder = path
+    rooms = {path for path in (ROOT / "src/relinear").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= named, "a room without a line"
