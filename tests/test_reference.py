@@ -251,11 +251,12 @@ def trained(tmp_path):
             folder.mkdir(exist_ok=True)
             artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
             parents = {
-                name: {"path": f"results/tiny/{path}"} for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
+                name: {"path": f"results/tiny/{path}", "key": "k"}
+                for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
             }
             config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
             record = {"schema": 2, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
-                      "parents": parents, "hardware": {"dtype": dtype}}  # fmt: skip
+                      "parents": parents, "hardware": {"dtype": dtype}, "scale": "tiny", "stage": folder.name, "key": "k"}  # fmt: skip
             (folder / "run.json").write_text(json.dumps(record))
             ahead += [stage] if stage in ("distill", "finetune") else []
         return root

@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.utils import logging
 
 from relinear.errors import UserError
-from relinear.linearize.assemble import assemble, chain_of
+from relinear.linearize.assemble import assemble
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
+from relinear.share.runs import chain_of
+from relinear.share.tensors import load_folder
 
 
 class Speed(NamedTuple):
@@ -47,18 +49,17 @@ class _Stopwatch(TextStreamer):
 
 
 def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is missing."""
+    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is not whole."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json and safetensors")
     precision, tokens = dtype_of(dtype, device), folder
-    try:
-        if (folder / "config.json").is_file():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device)
-        else:
-            tokens, links = chain_of(folder.resolve())
-            model = assemble(tokens, links, precision, device)
-    except (OSError, ValueError) as error:
-        raise UserError(f"no model to load: {error}; possible: a folder with config.json and safetensors, or a run that is distilled") from error
+    if (folder / "config.json").is_file():
+        model = load_folder(folder, precision).to(device)
+    elif not any(folder.glob("*/run.json")):
+        raise UserError(f"{folder} is no run: it has no finished step or measurement; possible: a folder with config.json and safetensors, or a run")
+    else:
+        tokens, links = chain_of(folder)
+        model = assemble(tokens, links, precision, device)
     try:
         return model.eval(), AutoTokenizer.from_pretrained(tokens)
     except (OSError, ValueError) as error:
