@@ -110,6 +110,7 @@ def draw(
     committed: Annotated[
         Path | None, typer.Option(help="Draw from the results in this folder, such as results/reference/smollm2, and into it.")
     ] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="An error where a measurement is not finished, in place of `not run`.")] = False,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
     if paper not in {a.paper for a in plan.artefacts.values()}:
@@ -119,7 +120,7 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
-    for path in draw_planned(plan, found) if committed is None else draw_committed(committed, found):
+    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
         print(path)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from relinear.files import sha256
 
 SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
 FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # that every record has
+ASIDE = "run.json.broken"
 
 
 class BrokenError(UserError):
@@ -69,3 +72,17 @@ def finished(folder: Path) -> dict[str, Any] | None:
     except BrokenError as error:
         print(f"{error}; it counts as not finished", file=sys.stderr)
         return None
+
+
+def set_aside(root: Path) -> Iterator[str]:
+    """Rename each record of a scale's results that cannot be believed, so that rules see that its stage is not finished; a line for each."""
+    for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
+        try:
+            believed(path.parent)
+        except BrokenError:
+            try:
+                believed(path.parent)  # a step may have moved its folder in just then
+            except BrokenError as error:
+                with suppress(FileNotFoundError):
+                    path.replace(path.with_name(ASIDE))
+                yield f"{error}; its step runs again"

@@ -24,7 +24,7 @@ for artefact in plan.artefacts.values():
             code=plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
-            "{RELINEAR} draw {params.options} 2>&1 | ({TEE} {log})"
+            "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log})"
 
     workflow.get_rule(artefact.name).docstring = f"{artefact.label}: {artefact.says}."
 

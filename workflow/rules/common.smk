@@ -9,12 +9,18 @@ sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 from relinear.errors import UserError
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
+from relinear.records import set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
     plan.check()
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# A record that is cut short, or that does not name the metrics.json beside it, is as if it were not there.
+if workflow.is_main_process:
+    for line in set_aside(plan.root):
+        print(line, file=sys.stderr)
 
 
 pathvars:

@@ -6,14 +6,13 @@ Imports neither torch nor transformers.
 """
 
 import functools
-import json
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from relinear import attention, stages
+from relinear import attention, records, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
@@ -324,10 +323,10 @@ class Plan:
         return keys[node]
 
     def finished(self, node: Node) -> Path | None:
-        """The folder of a node whose result is there as this plan would make it; None where it is not."""
-        record = self.folder(node) / "run.json"
-        current = record.is_file() and json.loads(record.read_text())["key"] == self.key(node)
-        return record.parent if current else None
+        """The folder of a node whose result is there as this plan would make it; None where it is not, or where its record is broken."""
+        folder = self.folder(node)
+        record = records.finished(folder)
+        return folder if record is not None and record["key"] == self.key(node) else None
 
     # --- tables and figures ---
 
