@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -236,6 +237,15 @@ def test_snakemake_says_that_there_is_no_gpu(fresh):
 def test_an_unknown_target_is_named(fresh):
     output = fresh.snakemake("results/table3.csv", fails=True)
     assert "results/table3.csv" in output and "Traceback" not in output
+
+
+def test_a_record_that_was_cut_is_told_and_its_step_runs_again(fresh):
+    fresh.snakemake(FIRST)
+    (fresh / FIRST).write_text('{"schema": 2')
+    output = fresh.snakemake(FIRST)
+    assert "models/tiny/run.json cannot be read" in output and "its step runs again" in output and "Traceback" not in output, output
+    assert json.loads((fresh / FIRST).read_text())["attempt"] == 2
+    assert "Nothing to be done" in fresh.snakemake(FIRST)
 
 
 def test_choices_are_those_of_the_plan():

@@ -373,6 +373,13 @@ def test_a_seed_gives_one_sample_and_stdin_is_a_prompt(results, monkeypatch, cap
     assert first != sample("--prompt", "ab", "--seed", 2)
 
 
+def test_a_seed_that_chooses_nothing_is_said_and_one_token_has_no_rate(results, monkeypatch, capsys):
+    code, text, figures = command(monkeypatch, capsys, results / "saved", "--prompt", "ab", "--seed", 7, "--max-new-tokens", 1)
+    assert code == 0 and "--seed chooses among texts that are sampled" in figures and "without --temperature or --top-p" in figures
+    assert "decode: 1 tokens, too few to time" in figures and "nan" not in figures
+    assert "--seed" not in command(monkeypatch, capsys, results / "saved", "--prompt", "ab", "--max-new-tokens", 1)[2]
+
+
 def test_a_chat_puts_the_prompt_into_the_tokenizer_s_template(results, monkeypatch, capsys):
     chat = command(monkeypatch, capsys, results / "chat", "--prompt", "why?", "--chat", "--max-new-tokens", 12)
     assert chat[0] == 0

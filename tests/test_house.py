@@ -20,6 +20,7 @@ FLOORS = [
     {"errors", "files"},
     {"records", "weights"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
+    {"plan.sane"},
     {"plan.assets", "plan.options"},
     {"attention"},
     {"families"},

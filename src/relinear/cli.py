@@ -35,7 +35,7 @@ PLAN = {
     "teacher": (Annotated[str | None, typer.Option(help="A model of models.yaml in place of every run's.")], None),
     "device": (Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")], None),
 }
-Seed = Annotated[int, typer.Option(help="Seed of what is sampled.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
 Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
 Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
@@ -175,7 +175,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most.")] = 128,
     temperature: Annotated[float | None, typer.Option(help="Sample at this temperature; greedy if not given.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", threads: Threads = None,
