@@ -16,6 +16,7 @@ from relinear import cli
 from relinear.plan import plan
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
+from relinear.plan.targets import misnamed
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -232,6 +233,27 @@ def test_snakemake_says_that_there_is_no_gpu(fresh):
     output = fresh.snakemake(FIRST, fails=True, device="cuda")
     assert "torch finds no GPU; possible here: cpu" in output and "Traceback" not in output
     assert not (fresh / "results").exists(), "work had begun"
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("lolcats_tabel1", ["no rule 'lolcats_tabel1'", "lolcats_table1", "`snakemake --list`"]),
+        ("zzzzzz", ["no rule 'zzzzzz'", "nothing is near it"]),
+        ("results/mini/runs/lizard/finetune/run.json", ["is of mini", "asked for are smoke", "`--config scale=mini`"]),
+        ("results/mini-x4-seed2/table.csv", ["`--config scale=mini budget=4 seed=2`"]),
+        ("lolcats_table1", None), ("results/table2.csv", None), ("results/smoke/runs/lizard/finetune/run.json", None),
+        ("results/reference/x.csv", None), ("elsewhere/mini/x.csv", None),
+    ],
+)  # fmt: skip
+def test_a_target_that_no_rule_makes_says_what_is_near_it(target, named):
+    said = misnamed(target, ["table2", "lolcats", "lolcats_table1"], Plan(scale="smoke"))
+    assert said is None if named is None else all(part in said for part in named), said
+
+
+def test_an_unknown_rule_is_told_with_those_near_it(fresh):
+    output = fresh.snakemake("lolcats_tabel1", fails=True)
+    assert "near it: lolcats_table1" in output and "Traceback" not in output
 
 
 def test_an_unknown_target_is_named(fresh):

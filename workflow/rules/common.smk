@@ -1,14 +1,19 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
 import math
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 REPOSITORY = Path(workflow.basedir)
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
+from snakemake.cli import parse_args
+
 from relinear.errors import UserError
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
+from relinear.plan.targets import misnamed
 from relinear.records import set_aside
 
 try:
