@@ -19,7 +19,7 @@ INSTALLED := .venv/installed
 # module's fixtures are made once.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help table2 test lint docs ui setup lock clean
+.PHONY: help table2 test faults lint docs ui setup lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -27,12 +27,16 @@ help: ## print this list
 table2: setup ## results/table2.csv, the main job: half an hour to an hour on two cores; CONFIG=scale=smoke: five minutes
 	@echo "relinear: results/table2.csv $(or $(CONFIG),scale=mini). Stop it at any time; the same command goes on."
 	@$(VENV) -m snakemake --cores $(CORES) results/table2.csv $(if $(CONFIG),--config $(CONFIG))
-	@echo "relinear: results/table2.csv is there; results/table2.md is for reading, \`make ui\` for the runs behind it."
+	@cat results/table2.md
+	@echo "relinear: results/table2.csv is there; results/table2.md is the table above, \`make ui\` for the runs behind it."
 
 test: export OMP_NUM_THREADS = 1
 test: setup ## the tests: twenty minutes on two cores
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
+
+faults: setup ## the fault campaign: a thousand malformed settings, and every file of finished results damaged; goes on where it stopped
+	@$(VENV) tests/faults.py --inputs 1000 --log results/faults.jsonl
 
 lint: setup ## ruff, snakefmt, snakemake --lint
 	@$(VENV) -m ruff check .

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from relinear import cli
 from relinear.plan import plan
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
+from relinear.plan.targets import misnamed
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -233,9 +235,39 @@ def test_snakemake_says_that_there_is_no_gpu(fresh):
     assert not (fresh / "results").exists(), "work had begun"
 
 
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("lolcats_tabel1", ["no rule 'lolcats_tabel1'", "lolcats_table1", "`snakemake --list`"]),
+        ("zzzzzz", ["no rule 'zzzzzz'", "nothing is near it"]),
+        ("results/mini/runs/lizard/finetune/run.json", ["is of mini", "asked for are smoke", "`--config scale=mini`"]),
+        ("results/mini-x4-seed2/table.csv", ["`--config scale=mini budget=4 seed=2`"]),
+        ("lolcats_table1", None), ("results/table2.csv", None), ("results/smoke/runs/lizard/finetune/run.json", None),
+        ("results/reference/x.csv", None), ("elsewhere/mini/x.csv", None),
+    ],
+)  # fmt: skip
+def test_a_target_that_no_rule_makes_says_what_is_near_it(target, named):
+    said = misnamed(target, ["table2", "lolcats", "lolcats_table1"], Plan(scale="smoke"))
+    assert said is None if named is None else all(part in said for part in named), said
+
+
+def test_an_unknown_rule_is_told_with_those_near_it(fresh):
+    output = fresh.snakemake("lolcats_tabel1", fails=True)
+    assert "near it: lolcats_table1" in output and "Traceback" not in output
+
+
 def test_an_unknown_target_is_named(fresh):
     output = fresh.snakemake("results/table3.csv", fails=True)
     assert "results/table3.csv" in output and "Traceback" not in output
+
+
+def test_a_record_that_was_cut_is_told_and_its_step_runs_again(fresh):
+    fresh.snakemake(FIRST)
+    (fresh / FIRST).write_text('{"schema": 2')
+    output = fresh.snakemake(FIRST)
+    assert "models/tiny/run.json cannot be read" in output and "its step runs again" in output and "Traceback" not in output, output
+    assert json.loads((fresh / FIRST).read_text())["attempt"] == 2
+    assert "Nothing to be done" in fresh.snakemake(FIRST)
 
 
 def test_choices_are_those_of_the_plan():

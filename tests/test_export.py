@@ -194,7 +194,7 @@ def rewrite(path: Path, change) -> None:
         (lambda run: shutil.rmtree(run), ["is no run", "results/<scale>/runs/<run>"]),
         (lambda run: shutil.rmtree(run.parents[1] / "models/tiny"), ["have lost their model", "models/tiny is not there"]),
         (lambda run: (run / "distill/method.safetensors").write_bytes((run / "finetune/adapter/adapter_model.safetensors").read_bytes()),
-         ["method.safetensors", "missing", "w_k"]),
+         ["method.safetensors is not what its run.json says", "`relinear distill hedgehog --scale smoke` again"]),
         (lambda run: rewrite(run / "finetune/adapter/adapter_config.json", lambda c: c.update(lora_alpha=99)),
          ["adapter_config.json is not what its run.json says", "`relinear finetune hedgehog --scale smoke` again"]),
         (lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),

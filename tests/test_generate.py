@@ -13,6 +13,7 @@ from test_laws import CASES, close, name, of, teacher, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relinear import cli, linearize
+from relinear.files import sha256
 from relinear.get.model import save_model
 from relinear.linearize.assemble import save_method
 from relinear.linearize.loading import load_teacher
@@ -305,19 +306,25 @@ def test_where_no_rotary_angle_grows_nothing_is_warned_of(given):
 # --- the command ---
 
 
+def record(folder, config, parents):
+    """The record of a finished stage."""
+    artefacts = {path.name: {"sha256": sha256(path)} for path in folder.iterdir()}
+    names = {"scale": "tiny", "run": folder.parent.name, "stage": folder.name, "measure": "", "key": "k"}
+    (folder / "run.json").write_text(json.dumps({"schema": 2, **names, "config": config, "parents": parents, "artefacts": artefacts}))
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What the stages leave: a model's folder and a run's; and the linearized model in a folder of its own."""
     root = tmp_path_factory.mktemp("results")
     save_model("random", root / "models/tiny", "float32")
-    (root / "models/tiny/run.json").write_text("{}")
+    record(root / "models/tiny", {}, {})
     model = linearize(load_teacher(root / "models/tiny", torch.float32), "lolcats", window=8)
     stage = root / "runs/lolcats/distill"
     stage.mkdir(parents=True)
     save_method(model, stage / "method.safetensors")
     links = [{"method": "lolcats", "options": {"window": 8}, "steps": []}]
-    record = {"schema": 2, "measure": "", "config": {"links": links}, "parents": {"model": {"path": "elsewhere/models/tiny"}}}
-    (stage / "run.json").write_text(json.dumps(record))
+    record(stage, {"links": links}, {"model": {"path": "elsewhere/models/tiny", "key": "k"}})
     model.save_pretrained(root / "saved")
     tokenizer = AutoTokenizer.from_pretrained(root / "models/tiny")
     for copy in ("bare", "chat"):
@@ -364,6 +371,13 @@ def test_a_seed_gives_one_sample_and_stdin_is_a_prompt(results, monkeypatch, cap
     first = sample("--prompt", "ab", "--seed", 1)
     assert first == sample("--prompt", "ab", "--seed", 1) == sample("--prompt", "-", "--seed", 1, stdin="ab")
     assert first != sample("--prompt", "ab", "--seed", 2)
+
+
+def test_a_seed_that_chooses_nothing_is_said_and_one_token_has_no_rate(results, monkeypatch, capsys):
+    code, text, figures = command(monkeypatch, capsys, results / "saved", "--prompt", "ab", "--seed", 7, "--max-new-tokens", 1)
+    assert code == 0 and "--seed chooses among texts that are sampled" in figures and "without --temperature or --top-p" in figures
+    assert "decode: 1 tokens, too few to time" in figures and "nan" not in figures
+    assert "--seed" not in command(monkeypatch, capsys, results / "saved", "--prompt", "ab", "--max-new-tokens", 1)[2]
 
 
 def test_a_chat_puts_the_prompt_into_the_tokenizer_s_template(results, monkeypatch, capsys):

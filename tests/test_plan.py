@@ -419,7 +419,8 @@ def test_a_finished_stage_counts_only_under_its_own_key(tmp_path):
     folder.mkdir(parents=True)
     assert p.finished(node) is None
     for key, expected in (("0" * 64, None), (p.key(node), folder)):
-        (folder / "run.json").write_text(f'{{"key": "{key}"}}')
+        record = {"schema": 2, "scale": "smoke", "run": "lizard", "stage": "mmlu", "key": key, "config": {}, "parents": {}, "artefacts": {}}
+        (folder / "run.json").write_text(json.dumps(record))
         assert p.finished(node) == expected
 
 

@@ -37,6 +37,9 @@ FILES = {
     "metrics.json": "{}", "history.jsonl": lines(CURVE), "items.jsonl": lines(ITEMS), "method.safetensors": "m", "model.safetensors": "whole",
     "adapter/adapter_model.safetensors": "a", "adapter/adapter_config.json": "{}", "adapter/README.md": "peft's", "weights.safetensors": "w",
 }  # fmt: skip
+RECORD = {
+    "schema": 2, "scale": "tiny", "run": "", "stage": "", "key": "k", "config": {}, "parents": {}, "artefacts": {}, "hardware": {"dtype": "float32"},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def results(tmp_path):
             (root / stage / name).parent.mkdir(parents=True, exist_ok=True)
             (root / stage / name).write_text(FILES[name])
         artefacts = {name: {"sha256": sha256(root / stage / name)} for name in names}
-        (root / stage / "run.json").write_text(json.dumps({"artefacts": artefacts, "hardware": {"dtype": "float32"}}))
+        (root / stage / "run.json").write_text(json.dumps({**RECORD, "artefacts": artefacts}))
     for name in (
         "comparison/table2.csv",
         "comparison/table2.provenance.json",
@@ -251,11 +254,12 @@ def trained(tmp_path):
             folder.mkdir(exist_ok=True)
             artefacts = {p.relative_to(folder).as_posix(): {"sha256": sha256(p)} for p in folder.rglob("*") if p.is_file()}
             parents = {
-                name: {"path": f"results/tiny/{path}"} for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
+                name: {"path": f"results/tiny/{path}", "key": "k"}
+                for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
             }
             config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
             record = {"schema": 2, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
-                      "parents": parents, "hardware": {"dtype": dtype}}  # fmt: skip
+                      "parents": parents, "hardware": {"dtype": dtype}, "scale": "tiny", "stage": folder.name, "key": "k"}  # fmt: skip
             (folder / "run.json").write_text(json.dumps(record))
             ahead += [stage] if stage in ("distill", "finetune") else []
         return root
@@ -316,7 +320,7 @@ def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
     size = sum(reference.export(results, tmp_path / "out").values())
     monkeypatch.setattr(reference, "LARGEST", size)  # which the float32 files exceed
     assert sum(reference.export(results, tmp_path / "out").values()) == size
-    (results / "runs/lizard/perplexity/run.json").write_text('{"artefacts": {}, "hardware": {"dtype": "float32"}}')
+    (results / "runs/lizard/perplexity/run.json").write_text(json.dumps(RECORD))
     with pytest.raises(UserError, match="more than"):
         reference.export(results, tmp_path / "out")
     reference.verify(tmp_path / "out")

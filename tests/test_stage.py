@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from conftest import ROOT
+from safetensors.torch import save_file
 
 from relinear import stage
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
+from relinear.records import set_aside
 from relinear.stage import StageError, run_stage
 from relinear.tracking import live as tracking
 
@@ -68,7 +71,7 @@ class Results(NamedTuple):
 
         def work(job):
             done.append(job)
-            (job.out / "method.safetensors").write_bytes(text)
+            (job.out / "made.bin").write_bytes(text)
             return {"loss": 1.0}
 
         run_stage(plan, self.node(words, plan), work)
@@ -112,9 +115,9 @@ def test_a_record_says_all_that_the_contract_names(results):
     assert record["parents"] == {
         role: {"path": str(results.folder(words)), "key": results.record(words)["key"]} for role, words in (("model", MODEL), ("written", WRITTEN))
     }
-    wrote = results.folder(TEXT) / "method.safetensors"
-    assert record["artefacts"]["method.safetensors"] == {"sha256": sha256(wrote), "bytes": len(b"weights")}
-    assert record["artefacts"].keys() == {"method.safetensors", "metrics.json"}
+    wrote = results.folder(TEXT) / "made.bin"
+    assert record["artefacts"]["made.bin"] == {"sha256": sha256(wrote), "bytes": len(b"weights")}
+    assert record["artefacts"].keys() == {"made.bin", "metrics.json"}
     assert {"python", "torch", "transformers"} <= record["versions"].keys()
     assert record["mlflow_run_id"] == Mirror.run_id
     assert record["lock"] == sha256(ROOT / "requirements.lock") and record["kernels"] == {}, "a text calls no operation"
@@ -129,9 +132,9 @@ def test_a_finished_stage_is_not_run_again(results):
 
 @pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"weigh")], ids=["missing", "cut short"])
 def test_a_damaged_result_is_made_again(results, damage):
-    damage(results.folder(TEXT) / "method.safetensors")
+    damage(results.folder(TEXT) / "made.bin")
     assert len(results.run(TEXT)) == 1
-    assert (results.folder(TEXT) / "method.safetensors").read_bytes() == b"weights"
+    assert (results.folder(TEXT) / "made.bin").read_bytes() == b"weights"
 
 
 def test_a_missing_parent_names_the_command_to_run(results):
@@ -160,7 +163,7 @@ def test_a_parent_of_another_key_is_refused(results, other):
 def test_a_parent_of_one_altered_byte_is_refused_naming_both_hashes(results):
     results.run(ACTIVATIONS)
     results.run("distill lizard")
-    path = results.folder("distill lizard") / "method.safetensors"
+    path = results.folder("distill lizard") / "made.bin"
     expected = sha256(path)
     path.write_bytes(b"weightt")
     with pytest.raises(StageError) as error:
@@ -177,7 +180,7 @@ def test_a_parent_of_one_altered_byte_is_refused_naming_both_hashes(results):
 def test_the_command_that_an_error_names_mends_an_altered_parent(results):
     results.run(ACTIVATIONS)
     results.run("distill lizard")
-    path = results.folder("distill lizard") / "method.safetensors"
+    path = results.folder("distill lizard") / "made.bin"
     path.write_bytes(b"weightt")  # of the same size
     with pytest.raises(StageError, match="run `relinear distill lizard .*` again"):
         results.run("finetune lizard")
@@ -188,7 +191,7 @@ def test_the_command_that_an_error_names_mends_an_altered_parent(results):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
 def test_work_that_fails_half_way_leaves_nothing_that_looks_finished(results, error):
     def work(job):
-        (job.out / "method.safetensors").write_bytes(b"half")
+        (job.out / "made.bin").write_bytes(b"half")
         raise error
 
     step = results.node(ACTIVATIONS)
@@ -199,7 +202,7 @@ def test_work_that_fails_half_way_leaves_nothing_that_looks_finished(results, er
         results.run("distill lizard")
     [job] = results.run(ACTIVATIONS)
     assert results.record(ACTIVATIONS)["attempt"] == 2
-    assert (results.folder(ACTIVATIONS) / "method.safetensors").read_bytes() == b"weights"
+    assert (results.folder(ACTIVATIONS) / "made.bin").read_bytes() == b"weights"
 
 
 def test_a_result_that_was_written_but_not_moved_is_not_finished(results, monkeypatch):
@@ -252,7 +255,7 @@ def test_an_old_result_stays_until_the_new_one_is_whole(results, other):
 
 def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(results, other):
     def dies(job):
-        (job.work / "checkpoint.pt").write_text("step 5")
+        torch.save({"step": 5}, job.work / "checkpoint.pt")
         raise Stop
 
     seen = []
@@ -405,3 +408,125 @@ def test_assets_are_obtained_for_the_work_and_checked(results, monkeypatch, tmp_
 
 def test_a_stage_error_is_one_a_user_can_mend():
     assert issubclass(StageError, UserError)
+
+
+# --- what is cut short, empty or another's counts as not there ---
+
+BROKEN = ["", '{"schema": 2', "[]", "{}", "\x00" * 40, '{"schema": 9}']
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_record_that_cannot_be_believed_is_made_again_and_one_line_says_so(results, capsys, text):
+    (results.folder(TEXT) / "run.json").write_text(text)
+    with pytest.raises(StageError, match=r"`text stories@tiny` is not finished: .*run.json .*; run `relinear text stories@tiny .*` again"):
+        results.run(ACTIVATIONS)
+    assert len(results.run(TEXT)) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "text/stories@tiny/run.json" in said[0] and "counts as not finished" in said[0]
+    assert results.record(TEXT)["key"] == results.plan.key(results.node(TEXT)) and results.record(TEXT)["attempt"] == 2
+    results.run(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("text", ["", '{"loss": 2.0}', "{"])
+def test_metrics_that_are_not_the_record_s_are_made_again(results, capsys, text):
+    (results.folder(TEXT) / "metrics.json").write_text(text)
+    assert len(results.run(TEXT)) == 1 and json.loads((results.folder(TEXT) / "metrics.json").read_text()) == {"loss": 1.0}
+    [said] = capsys.readouterr().err.splitlines()
+    assert "metrics.json is not what its run.json says" in said
+
+
+def interrupted(results, damage) -> list[str]:
+    """What the attempt after an interruption finds in its work folder, whose files were damaged."""
+
+    def dies(job):
+        torch.save({"step": 5, "parameters": torch.zeros(500)}, job.work / "checkpoint.pt")
+        job.log({"loss": 1.0}, 0)
+        job.log({"loss": 1.0}, 1)
+        (job.work / "00000.json").write_text("[1]")
+        raise Stop
+
+    seen = []
+    with pytest.raises(Stop):
+        run_stage(results.plan, results.node(ACTIVATIONS), dies)
+    damage(results.work(ACTIVATIONS))
+
+    def goes_on(job):
+        seen.extend(sorted(path.name for path in job.work.iterdir() if path.is_file()))
+        return {}
+
+    run_stage(results.plan, results.node(ACTIVATIONS), goes_on)
+    return seen
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def test_what_an_interrupted_attempt_left_whole_is_gone_on_with(results, capsys):
+    assert interrupted(results, lambda work: None) == ["00000.json", "attempt.json", "checkpoint.pt", "history.jsonl", "lock"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for name in ("checkpoint.pt", "attempt.json", "00000.json") for damage in (cut, flip)),
+        *((name, lambda path: path.write_bytes(b"")) for name in ("checkpoint.pt", "attempt.json", "00000.json")),
+        ("history.jsonl", flip),
+    ],
+)  # fmt: skip
+def test_what_an_interrupted_attempt_left_broken_is_named_and_the_next_begins_anew(results, capsys, name, damage):
+    assert interrupted(results, lambda work: damage(work / name)) == ["attempt.json", "lock"]
+    [said] = capsys.readouterr().err.splitlines()
+    assert f"{name} cannot be read" in said or f"{name}: " in said
+    assert said.startswith("activations stories@tiny: what an earlier attempt left cannot be read") and said.endswith("it begins anew")
+
+
+def test_a_result_is_on_the_disk_before_it_is_in_its_place(results, monkeypatch):
+    """A machine that goes down right after the rename leaves no file of length 0 in it."""
+    synced, place = [], results.folder(ACTIVATIONS)
+    monkeypatch.setattr(stage.os, "fsync", lambda handle: synced.append((Path(f"/proc/self/fd/{handle}").resolve().name, place.exists())))
+    results.run(ACTIVATIONS)
+    assert {("run.json", False), ("metrics.json", False), ("made.bin", False), ("out", False), (place.parent.name, True)} == set(synced)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_training_that_ends_in_weights_that_are_none_is_not_finished(results, value):
+    def work(job):
+        save_file({"w_q": torch.tensor([1.0, value])}, job.out / "method.safetensors")
+        return {}
+
+    results.run(ACTIVATIONS)
+    with pytest.raises(UserError, match="method.safetensors: w_q holds 1 numbers that are infinite or none"):
+        run_stage(results.plan, results.node("distill lizard"), work)
+    assert not results.folder("distill lizard").exists()
+
+
+def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_made_from_it(results):
+    record = results.folder(TEXT) / "run.json"
+    before = record.stat().st_mtime_ns
+    (record.parent / "made.bin").unlink()
+    results.run(TEXT)
+    assert record.stat().st_mtime_ns == before
+    (record.parent / "made.bin").unlink()
+    results.run(TEXT, text=b"other")
+    assert record.stat().st_mtime_ns > before
+
+
+def test_rules_are_told_of_broken_records_alone(results):
+    results.run(ACTIVATIONS)
+    assert list(set_aside(results.plan.root)) == []
+    (results.folder(TEXT) / "run.json").write_text("")
+    (results.folder(ACTIVATIONS) / "metrics.json").write_text("{}")
+    said = list(set_aside(results.plan.root))
+    assert len(said) == 2 and all(line.endswith("its step runs again") for line in said)
+    assert not (results.folder(TEXT) / "run.json").exists() and not (results.folder(ACTIVATIONS) / "run.json").exists()
+    assert (results.folder(MODEL) / "run.json").is_file()
+    assert len(results.run(TEXT)) == len(results.run(ACTIVATIONS)) == 1
+    assert list(set_aside(results.plan.root)) == []

@@ -678,14 +678,26 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
 
 
-def test_rebuild_refuses_what_it_cannot_read_or_does_not_own(uri, second, tmp_path):
-    folder = write_folder(tmp_path / "results", record(), {})
+def test_rebuild_refuses_what_it_does_not_own(second, tmp_path):
+    write_folder(tmp_path / "results", record(), {})
     store = client(second)
     store.create_run(store.create_experiment("relinear-mini"))
     with pytest.raises(ValueError, match="holds 1 runs that relinear did not write"):
         tracking.rebuild(second, tmp_path / "results")
-    (folder / "run.json").write_text('{"schema": 3}')
-    with pytest.raises(ValueError, match="has schema 3; this version reads 1 and 2"):
-        tracking.rebuild(uri, tmp_path / "results")
     with pytest.raises(ValueError, match="no folder"):
-        tracking.rebuild(uri, tmp_path / "nowhere")
+        tracking.rebuild(second, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("file", "text"), [("run.json", ""), ("run.json", '{"schema": 3}'), ("run.json", "{"), ("metrics.json", '{"loss": 9}')])
+def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_in_an_import(uri, tmp_path, capsys, file, text):
+    for run in ("lizard", "supra"):
+        folder = tmp_path / "results/mini/runs" / run / "distill"
+        write_folder(tmp_path / "results", record(run=run), {})
+        known = {"metrics.json": {"sha256": tracking.sha256(folder / "metrics.json")}}
+        (folder / "run.json").write_text(json.dumps(record(run=run, artefacts=known)))
+    (folder / file).write_text(text)
+    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    [said] = capsys.readouterr().err.splitlines()
+    assert f"supra/distill/{file}" in said and said.endswith("it counts as not finished, and is left out")
+    with pytest.raises(UserError, match=f"supra/distill/{file}"):
+        tracking.import_folder(uri, tmp_path / "results")

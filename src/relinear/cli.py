@@ -35,7 +35,7 @@ PLAN = {
     "teacher": (Annotated[str | None, typer.Option(help="A model of models.yaml in place of every run's.")], None),
     "device": (Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")], None),
 }
-Seed = Annotated[int, typer.Option(help="Seed of what is sampled.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
 Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
 Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
@@ -110,6 +110,7 @@ def draw(
     committed: Annotated[
         Path | None, typer.Option(help="Draw from the results in this folder, such as results/reference/smollm2, and into it.")
     ] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="An error where a measurement is not finished, in place of `not run`.")] = False,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
     if paper not in {a.paper for a in plan.artefacts.values()}:
@@ -119,7 +120,7 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
-    for path in draw_planned(plan, found) if committed is None else draw_committed(committed, found):
+    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
         print(path)
 
 
@@ -174,7 +175,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most.")] = 128,
     temperature: Annotated[float | None, typer.Option(help="Sample at this temperature; greedy if not given.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", threads: Threads = None,

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -22,9 +23,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from relinear import stages
+from relinear import records, stages, weights
 from relinear.errors import UserError
-from relinear.files import read_record, sha256, write_json
+from relinear.files import sha256, write_json
 from relinear.get import assets
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
@@ -71,8 +72,11 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         return folder
     scratch_root.mkdir(parents=True, exist_ok=True)
     with _locked(scratch_root / "lock", node):
-        record = read_record(folder)
-        if record is not None and record["key"] == key and _whole(folder, record):
+        record = records.finished(folder)
+        ours = record is not None and record["key"] == key
+        if ours and (wrong := _difference(folder, record)):
+            print(f"{node}: {wrong}; it is made again", file=sys.stderr)
+        elif ours:
             # The result is of now: rules compare times.
             os.utime(folder / "run.json")
             print(f"{node}: up to date", file=sys.stderr)
@@ -80,7 +84,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
             return folder
         parents = {role: _verified(plan, parent, node) for role, parent in plan.parents(node).items()}
         _require_disk(plan, node)
-        progress = _progress(scratch_root, key)
+        progress = _progress(scratch_root, key, node)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         job = job_of(plan, node, out=out, work=scratch_root)
@@ -88,11 +92,16 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         _agree(True)
         _run(plan, node, job, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if ours and _contents(record) == _contents(records.read(out)):
+            # What was made from it need not be made anew: rules compare times.
+            shutil.copystat(folder / "run.json", out / "run.json")
+        _sync(out)
         if folder.exists():
             # A folder cannot be renamed onto a full one; without its run.json the old one is not finished any more.
             (folder / "run.json").unlink(missing_ok=True)
             shutil.rmtree(folder)
         os.replace(out, folder)
+        _sync(folder.parent, deep=False)
         for leftover in scratch_root.iterdir():
             if leftover.name not in ("lock", "attempt.json"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -122,6 +131,9 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         job.mirror = tracker.log
         begin = time.monotonic()
         metrics = work(job)
+        if node.stage == "model" or stages.stage(node.stage).trains:
+            for path in sorted(job.out.rglob("*.safetensors")):
+                weights.require_finite(path)
         record |= {"tokens": job.tokens, "wall_seconds": round(time.monotonic() - begin, 2),
                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                    "mlflow_run_id": tracker.run_id}  # fmt: skip
@@ -146,10 +158,18 @@ def _locked(path: Path, node: Node):
         return lock.acquire()
 
 
-def _progress(work: Path, key: str) -> dict:
-    """Count this attempt. What an earlier attempt with another key left behind is of no use and goes."""
+def _progress(work: Path, key: str, node: Node) -> dict:
+    """Count this attempt. What an earlier attempt left behind goes where it is of another key or cannot be read: this one begins anew."""
     path = work / "attempt.json"
-    last = json.loads(path.read_text()) if path.is_file() else {"attempt": 0, "key": key}
+    last = {"attempt": 0, "key": key}
+    try:
+        if path.is_file():
+            told = records.read_json(path)
+            last = {"attempt": int(told["attempt"]), "key": str(told["key"])}
+        _require_readable(work)
+    except (KeyError, TypeError, ValueError) as error:
+        print(f"{node}: what an earlier attempt left cannot be read ({error}); it begins anew", file=sys.stderr)
+        last["key"] = None
     if last["key"] != key:
         for leftover in work.iterdir():
             if leftover.name not in ("lock", "attempt.json"):
@@ -159,16 +179,57 @@ def _progress(work: Path, key: str) -> dict:
     return now
 
 
-def _whole(folder: Path, record: dict) -> bool:
-    """Whether every artefact is there as it was written."""
-    return all((folder / n).is_file() and sha256(folder / n) == a["sha256"] for n, a in record["artefacts"].items())
+def _require_readable(work: Path) -> None:
+    """Raise ValueError where a file that an earlier attempt left is cut short or damaged; answers are whole line by line, which measures see to."""
+    for path in sorted(work.iterdir()):
+        if path.suffix == ".safetensors":
+            weights.header(path)
+        elif path.suffix == ".pt":
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()
+            except Exception as error:  # whatever a damaged archive makes of zipfile: it has no common class
+                raise ValueError(f"{path}: {error}") from None
+            if damaged:
+                raise ValueError(f"{path}: its part {damaged} is damaged")
+        elif path.suffix in (".json", ".jsonl"):
+            text = path.read_bytes()
+            for part in [text] if path.suffix == ".json" else text.splitlines(keepends=True):
+                if path.suffix == ".json" or part.endswith(b"\n"):  # a last line may be cut short, and is dropped
+                    try:
+                        json.loads(part)
+                    except ValueError as error:
+                        raise ValueError(f"{path}: {error}") from None
+
+
+def _difference(folder: Path, record: dict) -> str | None:
+    """How a stage's folder is not as it was written; None where it is."""
+    return next((wrong for name in record["artefacts"] if (wrong := records.difference(folder, record, name))), None)
+
+
+def _contents(record: dict) -> dict[str, str]:
+    """The sha256 of what a stage made; its history says when, too."""
+    return {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
+
+
+def _sync(folder: Path, deep: bool = True) -> None:
+    """Have a folder, and all files in it, on the disk and not in memory alone: a machine that goes down leaves them whole."""
+    for path in [*(p for p in folder.rglob("*") if deep), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
     command = f"relinear {parent} {plan.node_options()}"
-    record = read_record(folder)
+    try:
+        record = records.read(folder)
+    except records.BrokenError as error:
+        raise StageError(f"{child}: its parent `{parent}` is not finished: {error}; run `{command}` again") from None
     if record is None:
         raise StageError(f"{child}: its parent `{parent}` is not there ({folder}); run `{command}` first")
     if record["key"] != plan.key(parent):
@@ -176,11 +237,8 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
             f"{child}: its parent `{parent}` was made with other settings, code or parents: "
             f"key {record['key'][:12]} got, {plan.key(parent)[:12]} expected; run `{command}` again"
         )
-    for name, artefact in record["artefacts"].items():
-        path = folder / name
-        got = sha256(path) if path.is_file() else "no file"
-        if got != artefact["sha256"]:
-            raise StageError(f"{child}: {path} is not what `{parent}` wrote: sha256 {got} got, {artefact['sha256']} expected; run `{command}` again")
+    if wrong := _difference(folder, record):
+        raise StageError(f"{child}: {wrong}, by its parent `{parent}`; run `{command}` again")
     return {"path": str(folder), "key": record["key"]}
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from relinear import records
 from relinear.errors import UserError
-from relinear.files import read_record
 from relinear.plan.code import kernel_hashes
 from relinear.plan.plan import Plan
 from relinear.stage import lock_hash
@@ -32,7 +32,11 @@ def lines(plan: Plan) -> list[str]:
 
 
 def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
-    record = read_record(folder)
+    try:
+        record = records.believed(folder)
+    except records.BrokenError as error:
+        yield str(error)
+        return
     node = _node(plan, folder, record)
     if node is None:
         yield "the plan knows no such result"

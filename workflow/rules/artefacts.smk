@@ -24,7 +24,7 @@ for artefact in plan.artefacts.values():
             code=plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
-            "{RELINEAR} draw {params.options} 2>&1 | ({TEE} {log})"
+            "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log})"
 
     workflow.get_rule(artefact.name).docstring = f"{artefact.label}: {artefact.says}."
 
@@ -53,3 +53,12 @@ rule table2:
         "results/logs/table2.log",
     shell:
         "cp {input} results/ 2>&1 | ({TEE} {log})"
+
+
+# A target that no rule makes is told with what is near it, or with the choices that it lacks. Snakemake knows its targets only after this file.
+if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
+    with redirect_stderr(StringIO()):  # which profile is read has been said
+        asked = parse_args(sys.argv[1:])[1].targets or ()
+    for target in asked:
+        if said := misnamed(target, [rule.name for rule in workflow.rules], plan):
+            raise WorkflowError(said)

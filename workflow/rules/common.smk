@@ -1,20 +1,31 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
 import math
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 REPOSITORY = Path(workflow.basedir)
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
+from snakemake.cli import parse_args
+
 from relinear.errors import UserError
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
+from relinear.plan.targets import misnamed
+from relinear.records import set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
     plan.check()
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# A record that is cut short, or that does not name the metrics.json beside it, is as if it were not there.
+if workflow.is_main_process:
+    for line in set_aside(plan.root):
+        print(line, file=sys.stderr)
 
 
 pathvars:

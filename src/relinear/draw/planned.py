@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from relinear import records
 from relinear.draw import About, Measurements, make
 from relinear.draw.render import write_text
 from relinear.draw.schema1 import STAGES, load_schema1
@@ -17,10 +18,18 @@ from relinear.plan.specs import Artefact
 from relinear.stages._stage import Node
 
 
-def draw_planned(plan: Plan, artefact: Artefact) -> list[Path]:
-    """Draw an artefact into the plan's folder for it; measurements that are not finished, or left out at the scale, are `not run`."""
+def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list[Path]:
+    """Draw an artefact into the plan's folder for it; measurements that are not finished, or left out at the scale, are `not run`.
+
+    With `finished`, UserError says which are not.
+    """
     nodes = plan.reads(artefact)
     measured = {address: _measured(plan, node, address) for address, node in nodes.items()}
+    if finished and (missing := [node for address, node in nodes.items() if measured[address] is None]):
+        raise UserError(
+            f"{artefact.name}: {len(missing)} of {len(nodes)} measurements are not finished as this plan would make them: "
+            f"{', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run `relinear {missing[0]} {plan.node_options()}`"
+        )
     measured |= {address: None for address in artefact.reads() if address not in nodes}
     runs = dict.fromkeys(run for run, _ in artefact.reads())
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
@@ -84,12 +93,13 @@ def _base(run: str) -> str:
 
 
 def _load(run: Path, measure: str) -> Measured | None:
-    """A run's measurement, of either schema; None where it was not measured."""
+    """A run's measurement, of either schema; None where it was not measured. Raises BrokenError for one whose record cannot be believed."""
     record = run / measure / "run.json"
-    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["schema"] > 1:
+    if (found := records.believed(record.parent)) is not None and found["schema"] > 1:
         return load(record.parent)
     if measure not in STAGES:
         return None
+    records.believed(run / STAGES[measure][0])
     try:
         return load_schema1(run, measure)
     except FileNotFoundError:

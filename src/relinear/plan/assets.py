@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from relinear.errors import UserError
-from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse, read_yaml
+from relinear.plan.sane import read_settings
+from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 CATALOGUE = WORKFLOW / "assets.yaml"
 
@@ -55,7 +56,7 @@ class Asset(Strict):
 def catalogue(path: Path = CATALOGUE) -> dict[str, Asset]:
     """The catalogue: name -> `Asset`. Raises AssetError for a missing file or an invalid entry."""
     try:
-        return {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_yaml(path).items()}
+        return {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_settings(path).items()}
     except ConfigError as error:
         raise AssetError(str(error)) from None
 

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
 from relinear.plan.options import check_names, part_names
-from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
+from relinear.plan.sane import read_settings
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 from relinear.stages._stage import method_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -75,13 +76,13 @@ class Run(Strict):
 
 def one_of(what: str, name: str, have) -> str:
     """The name itself. Raises ConfigError naming the possible ones."""
-    if name not in have:
+    if not isinstance(name, str) or name not in have:
         raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}")
     return name
 
 
 def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
-    models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_yaml(workflow / "models.yaml").items()}
+    models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_settings(workflow / "models.yaml").items()}
     for name, model in models.items():
         _name("models.yaml", name)
         if SEED.search(name) or DOSE.search(name):
@@ -95,7 +96,7 @@ def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
 
 def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
     found = {}
-    for name, entry in read_yaml(workflow / "data.yaml").items():
+    for name, entry in read_settings(workflow / "data.yaml").items():
         _name("data.yaml", name)
         if not isinstance(entry, dict) or "make" not in entry:
             raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.MAKERS)}; got {entry!r}")
@@ -107,7 +108,7 @@ def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
 
 def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WORKFLOW) -> dict[str, Measure]:
     """The measures of measures.yaml, and every metric that it does not name as one with the metric's own defaults."""
-    measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_yaml(workflow / "measures.yaml").items()}
+    measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_settings(workflow / "measures.yaml").items()}
     measures |= {metric: Measure(metric=metric) for metric in metrics if metric not in measures}
     folder = Path(__file__).parents[1] / "measure"
     parts = list(dict.fromkeys(part for method in attention.available() for part in part_names(method_file(method))))
@@ -131,7 +132,7 @@ def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, 
     runs: dict[str, Run] = {}
     for path in sorted((workflow / "papers").glob("*/runs.yaml")):
         where = f"{path.parent.name}/runs.yaml"
-        for entry, data in read_yaml(path).items():
+        for entry, data in read_settings(path).items():
             if not isinstance(entry, str):
                 raise ConfigError(f"{where}: a name is of letters, digits and . _ + -; got {entry!r}")
             for name, run in expand(entry, parse(Run, data, f"{where}: {entry}"), where).items():

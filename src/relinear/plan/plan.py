@@ -6,23 +6,23 @@ Imports neither torch nor transformers.
 """
 
 import functools
-import json
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from relinear import attention, stages
+from relinear import attention, records, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
 from relinear.plan.options import check_names
+from relinear.plan.sane import read_settings
 from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
 from relinear.plan.specs import Artefact, available
-from relinear.plan.strict import WORKFLOW, ConfigError, read_yaml
+from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
 TEXTS = ("text", "sentences", "documents")  # kinds of data that the stage of that name makes for a model's vocabulary
@@ -289,7 +289,7 @@ class Plan:
         folder = self.workflow / "instructions" / model
         if not folder.is_dir():
             return {}
-        about = read_yaml(folder / "about.yaml")
+        about = read_settings(folder / "about.yaml")
         sources = {name: self.catalogue[name].sha256 for name in self.models[model].assets}
         ours = {"teacher": sources, "sampling": {k: v for k, v in sampling.items() if k != "tokens"}, "seed": self.seed}
         if ours != {name: about.get(name) for name in ours}:
@@ -324,10 +324,10 @@ class Plan:
         return keys[node]
 
     def finished(self, node: Node) -> Path | None:
-        """The folder of a node whose result is there as this plan would make it; None where it is not."""
-        record = self.folder(node) / "run.json"
-        current = record.is_file() and json.loads(record.read_text())["key"] == self.key(node)
-        return record.parent if current else None
+        """The folder of a node whose result is there as this plan would make it; None where it is not, or where its record is broken."""
+        folder = self.folder(node)
+        record = records.finished(folder)
+        return folder if record is not None and record["key"] == self.key(node) else None
 
     # --- tables and figures ---
 
@@ -393,6 +393,7 @@ class Plan:
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
             self.stand_in("models", self.teacher)
+        self.catalogue, stages.load("measure").check_tasks(self.workflow)  # whatever of them this scale reads
         for kind in ("models", "data"):
             for name in getattr(self.config.stand_ins, kind):
                 self.stand_in(kind, name)

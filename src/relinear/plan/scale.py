@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from relinear import stages
-from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse, read_yaml
+from relinear.plan.sane import read_settings
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 
 
 class StandIns(Strict):
@@ -84,7 +85,7 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
         raise ConfigError(f"budget must be a positive number; got {budget!r}")
     if name not in scales(workflow):
         raise ConfigError(f"no scale {name!r}; have {', '.join(scales(workflow))}")
-    data = read_yaml(workflow / "scales" / f"{name}.yaml")
+    data = read_settings(workflow / "scales" / f"{name}.yaml")
     where = f"scales/{name}.yaml"
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ConfigError(f"{where}: a scale's name is of letters, digits and _, since a budget and a seed end its folder; got {name!r}")

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from relinear.plan.claims import Read, Spec
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
-from relinear.plan.strict import ConfigError, Strict, parse, read_yaml
+from relinear.plan.sane import read_settings
+from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.plan.tables import Bars, Scatter, Table
 
 SHAPES: dict[str, type[Spec]] = {
@@ -108,7 +109,7 @@ class Artefact:
 
 def papers(folder: Path) -> dict[str, Paper]:
     """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good paper.yaml."""
-    return {sub.name: parse(Paper, read_yaml(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+    return {sub.name: parse(Paper, read_settings(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -136,14 +137,14 @@ def read(path: Path) -> Artefact:
 
 
 def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
-    where, data = f"{path.parent.name}/{path.name}", read_yaml(path)
+    where, data = f"{path.parent.name}/{path.name}", read_settings(path)
     if added:
         if not isinstance(data.get("rows"), list):
             raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
         data["rows"] += [{"run": run} for run in added]
     script = path.with_suffix(".py").is_file()
     shape = data.setdefault("draw", "own" if script else "table")
-    if shape not in SHAPES:
+    if not isinstance(shape, str) or shape not in SHAPES:
         raise ConfigError(f"{where}: no shape draw: {shape!r}; have {', '.join(SHAPES)}")
     if script != (shape == "own"):
         raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: own; got draw: {shape}, {'a' if script else 'no'} file")

@@ -12,10 +12,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
+from relinear import records
 from relinear.errors import UserError
-from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
-from relinear.linearize.assemble import assemble, chain_of
+from relinear.files import MANIFEST, folder_aside, sha256, write_json
+from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
+from relinear.share.runs import Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -40,15 +42,14 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
     if (run.parents[1] / MANIFEST).is_file():
         raise UserError(f"{run} is of committed results, whose files are not all that its records name; possible: a run of results/<scale>")
     _require_ours(out)
-    base, links = chain_of(run)
-    model = assemble(base, links)
-    record = provenance(run)
+    chain = chain_of(run)
+    model, record = assemble(*chain), provenance(run, chain)
     if isinstance(model, PeftModel):
         if self_contained and not merge:
             raise UserError("a self-contained folder has no adapter, since transformers ignores one silently where peft is missing; add --merge")
         model = model.merge_and_unload() if merge else model.unload()
-    last = [step for link in links for step in link.steps][-1:]  # the adapter of any other is in the weights
-    adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / "adapter" / name).is_file()]
+    own = () if merge else chain.steps[-1:]  # the adapter of any other step is in the weights
+    adapter = [path for step in own for name in ADAPTER if (path := step / "adapter" / name).is_file()]
     _round(model, getattr(torch, dtype))
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
         if self_contained and isinstance(model, Linearized):
             write_code(model, scratch)
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(base).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(chain.model).save_pretrained(scratch)
         for path in adapter:
             shutil.copy(path, scratch)
         if adapter:
@@ -66,34 +67,27 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
     return out
 
 
-def provenance(run: Path) -> dict:
+def provenance(run: Path, chain: Chain) -> dict:
     """Key, commit and artefact hashes of the run's model, of each step that trained it, of whichever run, and of the run's measurements.
 
     They are named by their folders below the scale's. Raises UserError where one is not what its or a later record says.
     """
-    root, (base, links) = run.parents[1], chain_of(run)
-    folders = [base, *(step for link in links for step in link.steps), *(path.parent for path in sorted(run.glob("*/run.json")))]
-    records = {folder.relative_to(root).as_posix(): record for folder in folders if (record := read_record(folder))}
-    for own, record in records.items():
+    root = run.parents[1]
+    folders = [chain.model, *chain.steps, *(path.parent for path in sorted(run.glob("*/run.json")))]
+    read = {folder.relative_to(root).as_posix(): record for folder in folders if (record := records.read(folder))}
+    for own, record in read.items():
         for role, parent in record["parents"].items():
-            made = next((name for name in records if parent["path"].endswith(f"/{name}")), None)  # the scale's folder may have been moved
-            if made is not None and parent["key"] != records[made]["key"]:
-                raise UserError(f"{root / own} was made from another {role} than {root / made}; {_again(record)}")
-        for name, artefact in record["artefacts"].items():
-            path = root / own / name
-            if not path.is_file() or sha256(path) != artefact["sha256"]:
-                raise UserError(f"{path} is not what its run.json says; {_again(record)}")
+            made = next((name for name in read if parent["path"].endswith(f"/{name}")), None)  # the scale's folder may have been moved
+            if made is not None and parent["key"] != read[made]["key"]:
+                raise UserError(f"{root / own} was made from another {role} than {root / made}; {again(record)}")
+        for name in record["artefacts"]:
+            if wrong := records.difference(root / own, record, name):
+                raise UserError(f"{wrong}; {again(record)}")
     stages = {
         name: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
-        for name, r in records.items()
+        for name, r in read.items()
     }
     return {"run": run.name, "stages": stages}
-
-
-def _again(record: dict) -> str:
-    """What to do about a folder that is not as its record says."""
-    words = f"measure {record['run']} {record['measure']}" if record.get("measure") else f"{record['stage']} {record['run']}"
-    return f"run `relinear {words} --scale {record['scale']}` again"
 
 
 def _require_ours(out: Path) -> None:

@@ -1,18 +1,21 @@
 """Text from a model in a folder: streamed as it comes, then how fast it was and how much memory the past takes."""
 
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.utils import logging
 
 from relinear.errors import UserError
-from relinear.linearize.assemble import assemble, chain_of
+from relinear.linearize.assemble import assemble
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
+from relinear.share.runs import chain_of
+from relinear.share.tensors import load_folder
 
 
 class Speed(NamedTuple):
@@ -27,9 +30,10 @@ class Speed(NamedTuple):
 
     def __str__(self) -> str:
         kind = "recurrent state" if self.recurrent else "key-value cache after the last token"
+        timed = f"{self.decode_tokens_per_second:.1f} tokens/s" if self.new_tokens > 1 else "too few to time"
         return (
             f"prefill: {self.prompt_tokens} tokens, {self.prefill_tokens_per_second:.1f} tokens/s\n"
-            f"decode: {self.new_tokens} tokens, {self.decode_tokens_per_second:.1f} tokens/s\n"
+            f"decode: {self.new_tokens} tokens, {timed}\n"
             f"{kind}: {self.state_bytes:,} bytes"
         )
 
@@ -47,18 +51,17 @@ class _Stopwatch(TextStreamer):
 
 
 def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is missing."""
+    """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is not whole."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json and safetensors")
     precision, tokens = dtype_of(dtype, device), folder
-    try:
-        if (folder / "config.json").is_file():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device)
-        else:
-            tokens, links = chain_of(folder.resolve())
-            model = assemble(tokens, links, precision, device)
-    except (OSError, ValueError) as error:
-        raise UserError(f"no model to load: {error}; possible: a folder with config.json and safetensors, or a run that is distilled") from error
+    if (folder / "config.json").is_file():
+        model = load_folder(folder, precision).to(device)
+    elif not any(folder.glob("*/run.json")):
+        raise UserError(f"{folder} is no run: it has no finished step or measurement; possible: a folder with config.json and safetensors, or a run")
+    else:
+        tokens, links = chain_of(folder)
+        model = assemble(tokens, links, precision, device)
     try:
         return model.eval(), AutoTokenizer.from_pretrained(tokens)
     except (OSError, ValueError) as error:
@@ -78,7 +81,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[
 
 
 def generate(
-    folder: Path, prompt: str, *, max_new_tokens: int = 128, temperature: float | None = None, top_p: float | None = None, seed: int = 0,
+    folder: Path, prompt: str, *, max_new_tokens: int = 128, temperature: float | None = None, top_p: float | None = None, seed: int | None = None,
     chat: bool = False, dtype: str = "auto", device: str = "cpu",
 ) -> Speed:  # fmt: skip
     """Print a continuation as it comes: the likeliest, or one sampled where a temperature or a top_p is given. Raises UserError."""
@@ -94,8 +97,10 @@ def generate(
     model, tokenizer = load(folder, dtype, device_of(device))
     inputs = {name: x.to(device) for name, x in encode(tokenizer, prompt, chat).items()}
     length = inputs["input_ids"].shape[1]
-    torch.manual_seed(seed)
     sample, watch = temperature is not None or top_p is not None, _Stopwatch(tokenizer)
+    if seed is not None and not sample:
+        print("--seed chooses among texts that are sampled: without --temperature or --top-p the likeliest one is written", file=sys.stderr)
+    torch.manual_seed(seed or 0)
     how = {"temperature": temperature or 1.0, "top_p": top_p or 1.0, "top_k": 0} if sample else dict.fromkeys(("temperature", "top_p", "top_k"))
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     out = model.generate(

@@ -1,17 +1,43 @@
 """A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns nothing."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from relinear.files import sha256
 from relinear.plan.options import part_names
-from relinear.plan.strict import ConfigError
+from relinear.plan.sane import read_settings
+from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
 from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
 DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
 NEXT_TOKEN = ("perplexity", "lm_eval", "needle", "kv_recall", "answers", *DOCUMENTS)  # metrics of models that predict one
+
+
+File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]  # below a folder of items, or of lm-eval's tasks
+Splits = Annotated[dict[Literal["train", "dev", "validation", "test"], File], Field(min_length=1)]
+
+
+class Task(Strict):
+    """A file of workflow/tasks: one of lm-eval's tasks, over files of items. What it says of shots and splits takes the place of lm-eval's."""
+
+    include: File  # {subject}: a task for each
+    training_split: File | None = None
+    validation_split: File | None = None
+    test_split: File | None = None
+    num_fewshot: Annotated[int, Field(ge=0, le=1000, strict=True)]
+    convert: Literal["arc", "boolq", "lambada"] | None = None
+    data: Splits
+    smoke: Splits
+
+
+def check_tasks(workflow: Path) -> None:
+    """Raise ConfigError for a file of workflow/tasks that says what none does."""
+    for path in sorted((workflow / "tasks").glob("*.yaml")):
+        parse(Task, read_settings(path), f"tasks/{path.name}")
 
 
 class Stage(_stage.Stage):

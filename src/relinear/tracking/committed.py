@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from relinear import records
 from relinear.errors import UserError
-from relinear.files import MANIFEST, folder_aside, read_record, sha256, write_json
+from relinear.files import MANIFEST, folder_aside, sha256, write_json
 
 LARGEST = 64_000_000  # bytes of all that is committed, of one folder too
 LINES = 250  # of a curve, and its last
@@ -99,7 +100,7 @@ def _rows(results: Path) -> set[str]:
 
 def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that an export has, by their names in `results`: with the weights of these runs."""
-    stages = {path.parent: read_record(path.parent) for path in _files(results) if path.name == "run.json"}
+    stages = {path.parent: records.read(path.parent) for path in _files(results) if path.name == "run.json"}
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
         if stage is None:
@@ -134,7 +135,7 @@ def _change(source: Path, rows: set[str]) -> Change | None:
 
 def _in_bfloat16(run: Path) -> bool:
     """Whether every stage of a run computed in bfloat16: what one of them loaded in float32 must keep its digits."""
-    return all(read_record(path.parent)["hardware"].get("dtype") == "bfloat16" for path in run.glob("*/run.json"))
+    return all(records.read(path.parent)["hardware"].get("dtype") == "bfloat16" for path in run.glob("*/run.json"))
 
 
 def _round(source: Path, to: Path) -> None:

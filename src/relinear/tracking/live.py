@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
+from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 
@@ -49,12 +50,10 @@ LARGEST_ARTIFACT = 5 * 2**20  # bytes
 WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".npz"}
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 ROW_TAGS = ("paper", "table", "row", "method", "variant", "scale")  # shown on the parent run
-SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
-RECORD_FIELDS = (*IDENTITY, "config", "config_hash", "code_hash", "datasets", "git", "versions", "hardware")
-RECORD_FIELDS += ("started", "wall_seconds", "tags")
+RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 
 Entry = tuple[str, float, int, int]  # metric name, value, milliseconds since the epoch, step
 
@@ -187,7 +186,7 @@ class Tracker:
         once the context is left without an error. Raises ValueError if run.json is that of another key.
         """
         folder = Path(folder)
-        record, metrics = _read_record(folder / "run.json"), _read_metrics(folder)
+        record, metrics = _read_record(folder), _read_metrics(folder)
         if record["key"] != self._key:
             raise ValueError(f"{folder / 'run.json'} has key {record['key']!r}, this run has {self._key!r}")
         self._buffer += _entries(_final(record, metrics), self._last_step)
@@ -302,11 +301,11 @@ def rebuild(uri: str, results: Path | str) -> int:
     replaced. The latest run of a stage, by its start, becomes the current one. Call it while no stage is
     running.
 
-    Raises ValueError, before any run is written, for a run.json that cannot be read and for an experiment
-    ``relinear-<scale>`` that holds runs of something else.
+    A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError, before any
+    run is written, for an experiment ``relinear-<scale>`` that holds runs of something else.
     """
     committed = {path.parent for path in Path(results).resolve().rglob(MANIFEST)}
-    return _mirror(uri, _stage_folders(Path(results), committed))
+    return _mirror(uri, _stage_folders(Path(results), committed, strict=False))
 
 
 def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int:
@@ -680,8 +679,10 @@ def _is_whole(run: Any) -> bool:
 # The files
 
 
-def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict]:
+def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = True) -> dict[Path, dict]:
     """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
+
+    A record that cannot be believed raises BrokenError, or, unless `strict`, is left out, which a line on stderr says.
 
     Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and
     unfinished work hold run.json too.
@@ -692,21 +693,25 @@ def _stage_folders(results: Path, but: Collection[Path] = ()) -> dict[Path, dict
     for path in sorted(results.resolve().rglob("run.json")):
         if any(parent in but for parent in path.parents):
             continue
-        record = _read_record(path)
+        try:
+            record = _read_record(path.parent)
+        except records.BrokenError as error:
+            if strict:
+                raise
+            print(f"{error}; it counts as not finished, and is left out", file=sys.stderr)
+            continue
         if path.parent.name in (record["stage"], record["run"]):
             folders.setdefault(_identity(record), (path.parent, record))
     return dict(sorted(folders.values(), key=lambda item: _span(item[1])))
 
 
-def _read_record(path: Path) -> dict:
-    try:
-        record = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if record.get("schema") not in SCHEMAS:
-        raise ValueError(f"{path} has schema {record.get('schema')!r}; this version reads {' and '.join(map(str, SCHEMAS))}")
+def _read_record(folder: Path) -> dict:
+    """A stage's record, once it is whole, has what the mirror shows and names the metrics.json beside it. Raises BrokenError."""
+    record = records.believed(folder)
+    if record is None:
+        raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}")
+        raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
     return record
 
 

@@ -1,0 +1,32 @@
+"""What a target of `snakemake` that no rule makes was meant to be."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from relinear.plan.plan import Plan
+from relinear.plan.scale import scales
+
+ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
+
+
+def misnamed(target: str, rules: Iterable[str], plan: Plan) -> str | None:
+    """What is wrong with a target, and what is near it; None where a rule may make it, or it is there."""
+    if Path(target).exists():
+        return None
+    if "/" not in target:
+        known = sorted(rules)
+        if target in known:
+            return None
+        near = get_close_matches(target, known, 5)
+        return f"no rule {target!r}; {'near it: ' + ', '.join(near) if near else 'nothing is near it'}. `snakemake --list` prints all"
+    try:
+        first, *rest = Path(target).relative_to(plan.results).parts
+    except ValueError:
+        return None
+    other = ROOT.fullmatch(first)
+    if not rest or other is None or first == plan.root.name or other["scale"] not in scales(plan.workflow):
+        return None
+    wanted = " ".join(f"{name}={value}" for name, value in other.groupdict().items() if value)
+    return f"{target} is of {first}, but the results asked for are {plan.root.name}; add `--config {wanted}`"

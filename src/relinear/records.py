@@ -1,0 +1,88 @@
+"""Records of finished stages, which are whole or as if they were not there: run.json, and metrics.json as run.json names it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from relinear.errors import UserError
+from relinear.files import sha256
+
+SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
+FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # that every record has
+ASIDE = "run.json.broken"
+
+
+class BrokenError(UserError):
+    """A record that is there and cannot be believed; the message names the file and what is wrong with it."""
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or lacks what all have."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return None
+    record = read_json(path)
+    if record.get("schema") not in SCHEMAS:
+        raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {' and '.join(map(str, SCHEMAS))}")
+    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
+        raise BrokenError(f"{path} lacks {', '.join(lacking)}")
+    for kind, part in (("artefacts", "sha256"), ("parents", "path"), ("parents", "key")):
+        for name, entry in record[kind].items():
+            if not (isinstance(entry, dict) and isinstance(entry.get(part), str)):
+                raise BrokenError(f"{path} lacks {kind}.{name}.{part}")
+    return record
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BrokenError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
+    return found
+
+
+def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:
+    """How a file of a stage's folder is not the one that its record names; None where it is."""
+    path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
+    got = sha256(path) if path.is_file() else "no file"
+    return None if got == expected else f"{path} is not what its run.json says: sha256 {got} got, {expected} expected"
+
+
+def believed(folder: Path) -> dict[str, Any] | None:
+    """The record of a stage whose metrics.json is the one that it names, if it names one; None where there is no record.
+
+    Raises BrokenError for any other folder.
+    """
+    record = read(folder)
+    if record is not None and "metrics.json" in record["artefacts"] and (wrong := difference(folder, record, "metrics.json")):
+        raise BrokenError(wrong)
+    return record
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """As `believed`; a record that is broken is None too, and one line on stderr says why."""
+    try:
+        return believed(folder)
+    except BrokenError as error:
+        print(f"{error}; it counts as not finished", file=sys.stderr)
+        return None
+
+
+def set_aside(root: Path) -> Iterator[str]:
+    """Rename each record of a scale's results that cannot be believed, so that rules see that its stage is not finished; a line for each."""
+    for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
+        try:
+            believed(path.parent)
+        except BrokenError:
+            try:
+                believed(path.parent)  # a step may have moved its folder in just then
+            except BrokenError as error:
+                with suppress(FileNotFoundError):
+                    path.replace(path.with_name(ASIDE))
+                yield f"{error}; its step runs again"

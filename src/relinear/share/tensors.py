@@ -1,0 +1,116 @@
+"""Whether files of weights hold what a model needs, tensor by tensor, before any of it is loaded: the model is built without memory for it.
+
+transformers fills what is missing at random, and peft ignores what it does not know; both only warn.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import PeftConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from relinear.errors import UserError
+from relinear.linearize.loading import auto_class
+from relinear.linearize.model import Linearized, linearize
+from relinear.plan.job import Link
+from relinear.weights import files_of, require_finite, require_whole, some
+
+
+def require_loadable(model: Path, links: Sequence[Link]) -> None:
+    """Raise UserError unless the folders of a model and of the steps behind it hold exactly the tensors that are loaded, in their shapes, all
+    finite. The message names the file and the tensor."""
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")  # loading warns
+        built = _empty(model)
+        _require(files_of(model), *_names(built))
+        for link in links:
+            if link.method != "softmax" and not isinstance(built, Linearized):
+                built = linearize(built, link.method, **link.options)
+            for step in link.steps:
+                built = _stepped(built, step)
+
+
+def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder that transformers loads: exported, saved or anyone's. Raises UserError where it is not whole, finite safetensors."""
+    adapter = folder / "adapter_model.safetensors"
+    try:
+        for path in (*files_of(folder), *([adapter] if adapter.is_file() else [])):
+            require_finite(path)
+        if (folder / "adapter_config.json").is_file():
+            # What transformers then says of what it found is of the adapter alone, so the base is compared here.
+            with torch.device("meta"):
+                built = _empty(folder)
+                require_whole(files_of(folder), *_names(built))
+                _require_adapter(built, folder)
+        with _silent():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"no model to load from {folder}: {error}; possible: a folder with config.json and safetensors, or a run") from error
+    if wrong := {what: names for what, names in found.items() if what in ("missing_keys", "unexpected_keys", "mismatched_keys") and names}:
+        said = "; ".join(f"{what.removesuffix('_keys')} tensors: {some(map(str, names))}" for what, names in wrong.items())
+        raise UserError(f"{folder} is not what its model needs: {said}")
+    return model
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """transformers' report of what it found, a table, is not printed: what is wrong is an error."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _empty(folder: Path) -> PreTrainedModel:
+    """The model of a folder's config, on no device."""
+    return auto_class(folder).from_config(AutoConfig.from_pretrained(folder))
+
+
+def _names(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
+    """The shape of each tensor that a model saves, and the names of those that are tied."""
+    tensors = model.state_dict(keep_vars=True)
+    tied: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        tied.setdefault(id(tensor), []).append(name)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, [names for names in tied.values() if len(names) > 1]
+
+
+def _require(files: Sequence[Path], expected: dict[str, tuple[int, ...]], tied: Sequence[list[str]] = ()) -> None:
+    require_whole(files, expected, tied)
+    for path in files:
+        require_finite(path)
+
+
+def _stepped(model: PreTrainedModel, step: Path) -> PreTrainedModel:
+    """The model behind a step, whose files are checked."""
+    everything, method, adapter = (step / name for name in ("model.safetensors", "method.safetensors", "adapter"))
+    if everything.is_file():
+        _require([everything], {name: tuple(p.shape) for name, p in model.named_parameters()})
+    if method.is_file():
+        own = model.method_parameters() if isinstance(model, Linearized) else {}
+        _require([method], {name: tuple(p.shape) for name, p in own.items()})
+    return _require_adapter(model, adapter) if adapter.is_dir() else model
+
+
+def _require_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model, once the adapter in a folder was compared with the one that its config makes of it."""
+    try:
+        adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'adapter_config.json'} makes no adapter of this model: {error}") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()}
+    _require([folder / "adapter_model.safetensors"], expected)
+    return adapted.unload()

@@ -1,0 +1,310 @@
+"""The fault campaign: settings that are malformed, and result files that are cut, emptied, flipped or deleted, each with what must happen.
+
+`python tests/faults.py --inputs 1000 --log FILE` judges that many inputs and every file of a finished folder, and prints what was wrong; tests
+do a part of it. Everything is drawn from a seed, so that a case can be made again by its number.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import math
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from relinear import stages
+from relinear.errors import UserError
+from relinear.plan.plan import Plan, from_cli
+from relinear.plan.strict import WORKFLOW
+from relinear.records import believed, set_aside
+from relinear.stage import run_stage
+
+# What became of an input: refused in words; without effect; another setting that can be; nonsense that was taken; a traceback.
+CLEAR, HARMLESS, TAKEN, SILENT, CRASH = "clear", "harmless", "taken", "silent", "crash"
+GOOD = (CLEAR, HARMLESS, TAKEN)
+# What no setting can mean: taken by a plan, it would be found out by a stage or by nobody.
+NONSENSE = (math.nan, math.inf, -math.inf, 10**30, "x`touch PWNED`", "../../esc", "a" * 5000, "\x07")
+STRANGE = (None, "", 0, -1, 1.5, True, 1e308, [], {}, [None], {"x": 1}, "zzz", *NONSENSE)
+SLOWEST = 5.0  # seconds that a plan may take to judge an input
+
+
+class Outcome(NamedTuple):
+    """A case, what became of it, and what was said."""
+
+    case: str
+    what: str
+    said: str
+
+
+# --- settings ---
+
+
+def settings(workflow: Path = WORKFLOW) -> list[Path]:
+    """Every YAML file that the plan of the smoke scale reads, below `workflow`."""
+    found = (p.relative_to(workflow) for p in sorted(workflow.rglob("*.yaml")))
+    return [p for p in found if p.parts[0] not in ("instructions", "rules") and (p.parts[0] != "scales" or p.stem == "smoke")]
+
+
+def linked(to: Path, workflow: Path = WORKFLOW) -> Path:
+    """A copy of the YAML files of `workflow`, with all that is large in links."""
+    for path in workflow.rglob("*"):
+        if path.is_file():
+            (to / path.relative_to(workflow)).parent.mkdir(parents=True, exist_ok=True)
+            (to / path.relative_to(workflow)).symlink_to(path)
+    return to
+
+
+def places(tree: Any, at: tuple = ()) -> Iterator[tuple]:
+    """The paths to all values in a tree."""
+    if at:
+        yield at
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from places(value, (*at, key))
+
+
+def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
+    """One way to break a file: in words, what it then holds, and whether that is nonsense whoever reads it."""
+    data = text.encode()
+    of_bytes = {
+        "empty": lambda: b"", "cut": lambda: data[: draw.randrange(len(data))], "not UTF-8": lambda: data + b"\xff\xfe: 1\n",
+        "a list": lambda: b"- 1\n", "a word": lambda: b"zzz\n", "a number": lambda: b"3\n", "not YAML": lambda: data + b"\na: [1\n",
+        "a tab": lambda: b"\t" + data, "an anchor that is none": lambda: data + b"\nzzz: *nothing\n",
+        "a tag": lambda: data + b"\nzzz: !!python/name:os.system\n",
+        "a key twice": lambda: data + b"\n" + _entry(draw, text).encode(),
+    }  # fmt: skip
+    if draw.random() < 0.25:
+        what = draw.choice(sorted(of_bytes))
+        return what, of_bytes[what](), what != "cut"
+    tree = yaml.safe_load(text)
+    where = draw.choice(list(places(tree)))
+    parent = tree
+    for key in where[:-1]:
+        parent = parent[key]
+    at = ".".join(map(str, where))
+    how = draw.choice(("value", "value", "value", "gone", "renamed"))
+    if how == "gone":
+        del parent[where[-1]]
+        return f"{at} gone", _dumped(tree), False
+    if how == "renamed" and isinstance(parent, dict):
+        name = draw.choice((f"{where[-1]}x", "zzz", "", 5, "x`touch PWNED`", "a/b", "../esc", "--help", None, "no: 1"))
+        parent[name] = parent.pop(where[-1])
+        return f"{at} called {name!r}", _dumped(tree), False
+    old, value = parent[where[-1]], draw.choice(STRANGE)
+    parent[where[-1]] = value
+    nonsense = any(value is x for x in NONSENSE) and not isinstance(old, str) or (isinstance(value, bool) and type(old) in (int, float))
+    return f"{at} = {str(value)[:40]!r}", _dumped(tree), nonsense
+
+
+def _entry(draw: random.Random, text: str) -> str:
+    tree = yaml.safe_load(text)
+    name = draw.choice(sorted(map(str, tree)))
+    return yaml.safe_dump({name: tree.get(name)}, allow_unicode=True)
+
+
+def _dumped(tree: Any) -> bytes:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode()
+
+
+def meaning(workflow: Path) -> tuple:
+    """All that the rules ask of a plan: nodes with their keys, folders and commands; tables with what they read and write. Raises as rules would."""
+    plan = from_cli({"scale": "smoke"}, workflow=workflow)
+    plan.check()
+    drawn = {name: (a.spec.model_dump_json(), a.outputs("out"), plan.files(a), list(plan.reads(a))) for name, a in plan.artefacts.items()}
+    nodes = plan.behind([node for artefact in plan.artefacts.values() for node in plan.reads(artefact).values()])
+    told = {str(node): (plan.settings(node), plan.folder(node).as_posix()) for node in nodes}
+    return drawn, told, plan.config.model_dump_json()
+
+
+def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
+    """What becomes of a workflow, and the words."""
+    began = time.monotonic()
+    try:
+        found = meaning(workflow)
+    except UserError as error:
+        said = str(error)
+        clear = said.strip() and len(said) < 8000 and time.monotonic() - began < SLOWEST
+        return (CLEAR if clear else SILENT), said
+    except Exception:
+        return CRASH, traceback.format_exc(limit=-3)
+    if found == usual:
+        return HARMLESS, ""
+    if time.monotonic() - began > SLOWEST:
+        return SILENT, f"took {time.monotonic() - began:.0f} s"
+    return (SILENT if nonsense else TAKEN), ""
+
+
+def inputs(count: int, seed: int = 0) -> Iterator[Outcome]:
+    """Judge that many malformed settings; files take turns, so that each kind has its share."""
+    usual, files = meaning(WORKFLOW), settings()
+    random.Random(seed).shuffle(files)
+    with tempfile.TemporaryDirectory() as folder:
+        workflow = linked(Path(folder) / "workflow")
+        for number in range(count):
+            draw, name = random.Random(f"{seed} {number}"), files[number % len(files)]
+            what, data, nonsense = mutate(draw, (WORKFLOW / name).read_text(encoding="utf-8"))
+            (workflow / name).unlink()
+            (workflow / name).write_bytes(data)
+            outcome, said = judge(workflow, usual, nonsense)
+            (workflow / name).unlink()
+            (workflow / name).symlink_to(WORKFLOW / name)
+            yield Outcome(f"{number} {name}: {what}", outcome, said)
+
+
+# --- result files ---
+
+
+class Silent:
+    """In the place of MLflow's mirror."""
+
+    run_id = ""
+
+    def __init__(self, uri, **about):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def log(self, metrics, step, time=None):
+        pass
+
+    def finish(self, folder):
+        pass
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"cut": cut, "emptied": lambda path: path.write_bytes(b""), "flipped": flip, "deleted": Path.unlink}
+LAST = "measure hedgehog perplexity"
+COMMAND = re.compile(r"run `relinear ([^`]+?) --scale")
+
+
+def prepared(results: Path) -> Plan:
+    """A finished chain of every kind of step at smoke scale: a model, what it wrote, a text, activations, two trainings, two measurements."""
+    plan = Plan(scale="smoke", results=results)
+    for node in plan.behind([plan.node(*LAST.split())]):
+        run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
+    return plan
+
+
+def contents(plan: Plan) -> dict[str, str]:
+    """The sha256 of what the last step made: its readings."""
+    record = believed(plan.folder(plan.node(*LAST.split())))
+    return {name: entry["sha256"] for name, entry in record["artefacts"].items()} if record else {}
+
+
+def files_of(plan: Plan) -> list[Path]:
+    return sorted(p.relative_to(plan.root) for p in plan.root.rglob("*") if p.is_file() and ".work" not in p.parts)
+
+
+def again(plan: Plan) -> tuple[str, str]:
+    """Ask for the last step as a user does: rules see what is missing, a step that fails names a command, and that command is given."""
+    said = list(set_aside(plan.root))
+    last = plan.node(*LAST.split())
+    for node in plan.behind([last]):
+        if (plan.folder(node) / "run.json").is_file() and node != last:
+            continue
+        for _ in range(12):
+            try:
+                run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
+                break
+            except UserError as error:
+                said.append(str(error))
+                if "\n" in str(error) or not (command := COMMAND.search(str(error))):
+                    return SILENT, " | ".join(said)
+                mended = plan.node(*command[1].split())
+                with contextlib.suppress(UserError):
+                    run_stage(plan, mended, importlib.import_module(stages.stage(mended.stage).work).work)
+        else:
+            return SILENT, f"not mended by what it names: {said}"
+    return CLEAR, " | ".join(said)
+
+
+def rounds(plan: Plan, wanted: Callable[[int], bool] = lambda number: True) -> Iterator[Outcome]:
+    """Damage each file of a finished folder in each way, run its last step again, and compare every step's contents with what they were."""
+    usual, last = contents(plan), plan.folder(plan.node(*LAST.split()))
+    cases = [(name, damage) for name in files_of(plan) for damage in DAMAGES]
+    with tempfile.TemporaryDirectory() as folder:
+        whole = shutil.copytree(plan.results, Path(folder) / "results")
+        for number, (name, damage) in enumerate(cases):
+            if not wanted(number):
+                continue
+            shutil.rmtree(plan.results)
+            shutil.copytree(whole, plan.results)  # to the same place, since an adapter names the folder of its model
+            DAMAGES[damage](plan.root / name)
+            if last not in (plan.root / name).parents:
+                shutil.rmtree(last)  # or there would be nothing to do
+            yield Outcome(f"{number} {name} {damage}", *_round(plan, usual, (plan.root / name).parent))
+
+
+def _round(plan: Plan, usual: dict[str, str], damaged: Path) -> tuple[str, str]:
+    """What becomes of a damaged folder when its last step is asked for again, and the words."""
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
+            what, said = again(plan)
+    except Exception:
+        return CRASH, traceback.format_exc(limit=-4)
+    said += heard.getvalue()
+    if what == CLEAR and contents(plan) != usual:
+        return SILENT, f"ends with other readings: {said}"
+    if what == CLEAR and damaged.relative_to(plan.root).as_posix() not in said:
+        return HARMLESS, said  # a file that the last step does not read, or says nothing to it
+    return what, said
+
+
+def main() -> int:
+    """Judge, log each outcome as a line of JSON, and say what was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-rounds", action="store_true", help="settings alone")
+    parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
+    given = parser.parse_args()
+    importlib.import_module("relinear.tracking.live").Tracker = Silent
+    known = [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()] if given.log and given.log.is_file() else []
+    done = {outcome.case for outcome in known}
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(given.log.open("a")) if given.log else sys.stdout
+        judged = [inputs(given.inputs, given.seed)]
+        if not given.no_rounds:
+            plan = prepared(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "results")
+            names = [f"{number} {name} {damage}" for number, (name, damage) in enumerate((n, d) for n in files_of(plan) for d in DAMAGES)]
+            judged.append(rounds(plan, lambda number: names[number] not in done))
+        for outcome in (one for part in judged for one in part):
+            if outcome.case not in done:
+                log.write(json.dumps(outcome) + "\n")
+                log.flush()
+                known.append(outcome)
+    counts = {what: sum(outcome.what == what for outcome in known) for what in (*GOOD, SILENT, CRASH)}
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    bad = [outcome for outcome in known if outcome.what not in GOOD]
+    for outcome in bad:
+        print(f"{outcome.what}: {outcome.case}\n{outcome.said}", file=sys.stderr)
+    return len(bad) > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""A part of the fault campaign (`make faults`): malformed settings are refused in words, damaged results are told, made again, and end the same."""
+
+import importlib
+import json
+
+import pytest
+import yaml
+from faults import CRASH, DAMAGES, GOOD, HARMLESS, LAST, NONSENSE, Silent, again, contents, files_of, inputs, judge, linked, meaning, prepared, rounds
+
+from relinear.draw.planned import draw_planned
+from relinear.errors import UserError
+from relinear.plan.plan import from_cli
+from relinear.plan.strict import WORKFLOW, ConfigError
+
+EACH_KIND = (
+    "scales/smoke.yaml", "models.yaml", "measures.yaml", "assets.yaml", "papers/lizard/runs.yaml", "papers/lizard/paper.yaml",
+    "papers/lolcats/table1.yaml", "tasks/piqa.yaml",
+)  # fmt: skip
+INPUTS, EVERY = 100, 9  # of the settings, and of the rounds one in so many
+
+
+def test_malformed_settings_are_refused_in_words_before_any_work():
+    bad = [outcome for outcome in inputs(INPUTS) if outcome.what not in GOOD]
+    assert not bad, "\n".join(map(str, bad))
+
+
+def test_the_campaign_sees_a_traceback_and_what_is_taken(tmp_path, monkeypatch):
+    """Or the test above would say nothing."""
+    usual, workflow = meaning(WORKFLOW), linked(tmp_path / "workflow")
+    assert judge(workflow, usual, nonsense=True) == (HARMLESS, "")
+    scale = workflow / "scales/smoke.yaml"
+    text = scale.read_text().replace("seq_len: 128", "seq_len: 64")
+    scale.unlink()
+    scale.write_text(text)
+    assert judge(workflow, usual, nonsense=True)[0] not in GOOD
+    monkeypatch.setattr("relinear.plan.scale.parse", lambda *given: [][1])
+    assert judge(workflow, usual, nonsense=False)[0] == CRASH
+
+
+@pytest.mark.parametrize("value", [*NONSENSE[:4], NONSENSE[-1], NONSENSE[-2]], ids=lambda value: str(value)[:8])
+def test_what_no_setting_means_is_refused_wherever_it_stands(tmp_path, value):
+    workflow = linked(tmp_path / "workflow")
+    for name in EACH_KIND:
+        tree = yaml.safe_load((WORKFLOW / name).read_text())
+        (workflow / name).unlink()
+        (workflow / name).write_text(yaml.safe_dump(tree | {"extra": value}))
+        with pytest.raises(UserError, match=f"{name.rpartition('/')[2]}: extra"):
+            from_cli({"scale": "smoke"}, workflow=workflow).check()
+        (workflow / name).unlink()
+        (workflow / name).symlink_to(WORKFLOW / name)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("relinear.tracking.live"), "Tracker", Silent)
+        yield prepared(tmp_path_factory.mktemp("faults") / "results")
+
+
+def test_damaged_results_are_told_mended_by_what_is_named_and_end_the_same(plan):
+    found = list(rounds(plan, lambda number: number % EVERY == 0))
+    assert len(found) >= 12
+    bad = [outcome for outcome in found if outcome.what not in GOOD]
+    assert not bad, "\n".join(map(str, bad))
+    again(plan)
+
+
+def test_rounds_have_each_damage_of_each_kind_of_step(plan):
+    assert {path.parts[0] for path in files_of(plan)} == {"models", "written", "text", "activations", "runs"}
+    assert {path.parts[2] for path in files_of(plan) if path.parts[0] == "runs"} == {"distill", "finetune", "gate", "perplexity"}
+    assert len(DAMAGES) == 4 and contents(plan).keys() == {"metrics.json"}
+
+
+# --- tables read no number that its record does not name ---
+
+
+def test_a_changed_number_is_not_drawn(plan, tmp_path, capsys):
+    artefact, path = plan.artefacts["comparison_table2"], plan.folder(plan.node(*LAST.split())) / "metrics.json"
+    before, cell = path.read_text(), next(r["value"] for r in json.loads(path.read_text())["readings"] if r["metric"] == "perplexity")
+    out = plan.out(artefact) / f"{artefact.stem}.csv"
+    draw_planned(plan, artefact)
+    assert f"{cell:.6g}" in out.read_text()
+    path.write_text(before.replace(str(cell), str(cell + 1000)))
+    capsys.readouterr()
+    draw_planned(plan, artefact)
+    assert f"{cell + 1000:.6g}" not in out.read_text() and f"{cell:.6g}" not in out.read_text()
+    assert "metrics.json is not what its run.json says" in capsys.readouterr().err
+    path.write_text(before)
+
+
+def test_rules_draw_no_table_in_which_a_row_is_missing(plan):
+    with pytest.raises(
+        UserError, match=r"comparison_table2: \d+ of \d+ measurements are not finished.*; run `relinear measure teacher .* --scale smoke"
+    ):
+        draw_planned(plan, plan.artefacts["comparison_table2"], finished=True)
+
+
+def test_a_setting_that_is_a_list_where_a_name_belongs_is_refused(tmp_path):
+    workflow = linked(tmp_path / "workflow")
+    figure = workflow / "papers/lolcats/figure5.yaml"
+    text = figure.read_text()
+    figure.unlink()
+    figure.write_text(f"draw: []\n{text}")
+    with pytest.raises(ConfigError, match=r"figure5.yaml.*(draw|twice)"):
+        from_cli({"scale": "smoke"}, workflow=workflow).check()
