@@ -166,6 +166,53 @@ def test_a_metric_is_one_file_and_the_spec_that_shows_it(add, clone):
     assert sizes["lizard"] > sizes["teacher"] > 0
 
 
+GUESSES = '''
+"""How often a model's first guess at the next token is right, at the start of whole documents."""
+
+from relinear.measure import _documents
+from relinear.measure._limit import limit_of
+from relinear.plan.readings import Reading
+
+NEEDS = ("next_token", "documents")
+
+
+class Options(_documents.Options):
+    """Which documents are read."""
+
+
+def measure(model, data, options, job):
+    """`right`, a share."""
+    def score(separator, tokens):
+        for position, logits, targets in _documents.pieces(model, tokens, separator, options.piece):
+            yield position, {"right": (logits.argmax(-1) == targets).float()}
+
+    _, rows = _documents.read(data, options, limit_of(model), score, job.name)
+    tokens, right = (sum(sums[name] for row in rows for sums in row.sums.values()) for name in ("tokens", "right"))
+    yield Reading("right", "documents", {}, right / tokens, None, int(tokens))
+'''
+
+
+def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line(add, clone):
+    """It is refused, before torch loads, where it can measure nothing: nowhere else is it named."""
+    add.write("src/relinear/measure/guesses.py", GUESSES)
+    lines = {"guesses_novels": ("novels", 128), "guesses_alpaca": ("alpaca", 128), "guesses_far": ("novels", 10**6)}
+    for name, (data, last) in lines.items():
+        options = f"{{positions: [0, {last}], documents: 2}}"
+        add.append("workflow/measures.yaml", f"{name}: {{metric: guesses, data: {data}, options: {options}}}\n")
+    assert len(add.files) == 2
+    assert clone.planned() == [], "a new metric reruns nothing"
+    for run, measure, said in (
+        ("teacher", "guesses_alpaca", "reads whole documents, and its data, 'stories', are none; possible: "),
+        ("teacher", "guesses_far", "positions up to 1000000 asked for"),
+        ("hedgehog_untrained", "guesses_novels", "guesses scores how a model predicts the next token"),
+    ):
+        done = clone.relinear("measure", run, measure, "--scale", "smoke")
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr, done.stderr
+    clone.python("tests/verbs.py", "cpu", *(f"{node} --scale smoke" for node in ("documents story-documents@tiny", "measure teacher guesses_novels")))
+    [reading] = json.loads((clone.stage("teacher", "guesses_novels") / "metrics.json").read_text())["readings"]
+    assert reading["metric"] == "right" and reading["n"] == 256 and 0 <= reading["value"] <= 1
+
+
 STAGE = '''
 """Weights shrunk by a factor, as a step of a run."""
 

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 
 from relinear import stages
+from relinear.plan import code
 from relinear.plan.plan import metrics
 
 PACKAGE = ROOT / "src" / "relinear"
@@ -105,6 +106,13 @@ def test_every_room_stands_on_those_below_it():
 
 def test_no_room_is_listed_that_there_is_not():
     assert {room(name) for name in MODULES if name != "relinear"} == {r for floor in FLOORS for r in floor}
+
+
+def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
+    """Keys do not count the constant (`relinear.plan.code`), so nothing may depend on it but what the plan refuses."""
+    uses = [(name, node) for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    said = [(name, type(node.ctx)) for name, node in uses if node.id == code.UNCOUNTED]
+    assert said and all(name.startswith("relinear.measure.") and of is ast.Store for name, of in said), said
 
 
 # --- libraries ---
