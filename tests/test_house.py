@@ -9,8 +9,9 @@ import pytest
 from conftest import ROOT
 
 from relinear import stages
+from relinear.benchmarks import overhead
 from relinear.plan import code
-from relinear.plan.plan import metrics
+from relinear.plan.plan import Plan, metrics
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks", "tracking")  # rooms that are moved as they are, and not yet cut into pieces
@@ -164,6 +165,13 @@ def test_a_stage_loads_what_it_needs_and_no_more(work):
 def test_work_without_torch_loads_none():
     without = [stages.stage(name).work for name in stages.available() if not stages.stage(name).torch]
     assert without and not {"torch", "transformers"} & loads("relinear.stage", *without)
+
+
+def test_drawing_costs_at_most_two_seconds_over_importing_its_libraries(tmp_path):
+    """`python -m relinear.benchmarks.overhead` says it of measuring and training too, in minutes."""
+    found = overhead.measure("draw comparison table2", Plan(scale="smoke", results=tmp_path), repeats=1)
+    assert 0 < found["libraries"] < found["job"] < found["libraries"] + 2, found
+    assert (tmp_path / "smoke/comparison/table2.csv").is_file()
 
 
 # --- sizes ---
