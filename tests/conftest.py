@@ -267,43 +267,34 @@ def smollm2(tmp_path_factory) -> Path:
 
 
 def run_whole(clone: Clone) -> None:
-    """Run the DAG: Lizard's steps and measurements as a user does, all other nodes in two processes."""
-    run_nodes(clone, "text stories@tiny")
-    lizard = [f"results/smoke/runs/lizard/{measure}/run.json" for measure in ("mmlu", "perplexity")]
-    clone.snakemake("results/.tracking", *lizard)
-    run_nodes(clone, *DRAWN)
+    """Run the DAG: Lizard's steps and measurements, and all that they need, as a user does; the other nodes in two processes."""
+    clone.snakemake("results/smoke/runs/lizard/mmlu/run.json", "results/smoke/runs/lizard/perplexity/run.json")
+    run_nodes(clone, DRAWN)
     clone.snakemake(*TARGETS)
 
 
-# Prints the nodes behind arguments, parents first: node, whether it is of a run, its run.json.
+# Prints the nodes that tables and figures are drawn from and all behind them, parents first: node, what it is of, its run.json.
 BEHIND = """
 import json, sys
-from relinear import stages
 from relinear.plan.plan import Plan
 
 plan = Plan(scale="smoke")
-nodes = []
-for words in map(str.split, sys.argv[1:]):
-    nodes += [plan.node(*words)] if len(words) > 1 else plan.reads(plan.artefacts[words[0]]).values()
-for node in plan.behind(nodes):
-    of_run = bool(node.part) or stages.stage(node.stage).trains
-    print(json.dumps([str(node), node.name if of_run else None, (plan.folder(node) / "run.json").as_posix()]))
+for node in plan.behind([node for name in sys.argv[1:] for node in plan.reads(plan.artefacts[name]).values()]):
+    print(json.dumps([str(node), node.name, (plan.folder(node) / "run.json").as_posix()]))
 """
 
 
-def run_nodes(clone: Clone, *wanted: str) -> None:
-    """Run what tables and figures ("lolcats_table1") are drawn from, or nodes ("measure lizard gate"), with all behind them: texts in one process,
-    then runs in two. Then tell Snakemake that it is there. A job of its own takes nine seconds of a core to import torch, transformers and mlflow, so
-    tests of what Snakemake does run few nodes as jobs."""
-    whole = [json.loads(line) for line in clone.python("-c", BEHIND, *wanted).splitlines()]
-    waiting = [(node, run) for node, run, record in whole if not (clone / record).is_file()]
-    runs = list(dict.fromkeys(run for _, run in waiting if run))
-    for together in ([{None}], [set(runs[::2]), set(runs[1::2])]):
-        parts = [[f"{node} --scale smoke --threads 1" for node, run in waiting if run in names] for names in together]
-        processes = [clone.start("tests/verbs.py", "cpu", *lines) for lines in parts if lines]
-        for process in processes:
-            _, errors = process.communicate()
-            assert process.returncode == 0, errors[-6000:]
+def run_nodes(clone: Clone, artefacts: list[str]) -> None:
+    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. A job of its own takes nine seconds of a
+    core to import torch, transformers and mlflow, so tests of what Snakemake does run few nodes as jobs."""
+    whole = [json.loads(line) for line in clone.python("-c", BEHIND, *artefacts).splitlines()]
+    waiting = [(node, name) for node, name, record in whole if not (clone / record).is_file()]
+    names = list(dict.fromkeys(name for _, name in waiting))
+    parts = [[f"{node} --scale smoke --threads 1" for node, name in waiting if name in half] for half in (names[::2], names[1::2])]
+    processes = [clone.start("tests/verbs.py", "cpu", *lines) for lines in parts if lines]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-6000:]
     clone.snakemake(*(record for _, _, record in whole), options=("--touch", "--forceall"))
 
 

@@ -70,7 +70,7 @@ def test_a_method_is_one_file_and_its_run(add, clone, finished):
     assert len(add.files) == 2
     measured = [f"measure elu {measure}" for measure in ("gate", "perplexity", "commonsense", "mmlu")]
     assert clone.planned() == sorted(["finetune elu", *measured, "comparison_table2", "table2"]), "only its own jobs"
-    run_nodes(clone, "comparison_table2")
+    run_nodes(clone, ["comparison_table2"])
     assert clone.planned() == ["comparison_table2", "table2"]
     clone.snakemake("results/table2.csv")
     table, before = rows(clone / "results/table2.csv"), rows(finished / "results/table2.csv")
@@ -122,7 +122,7 @@ def test_a_sweep_table_is_two_files(add, clone):
     runs = [f"swept_w{window}_m{meta}" for window in (8, 16) for meta in (0, 2)]
     jobs = [job for run in runs for job in (f"distill {run}", f"measure {run} gate", f"measure {run} perplexity")]
     assert clone.planned("comparison_matrix") == sorted([*jobs, "comparison_matrix"])
-    run_nodes(clone, "comparison_matrix")
+    run_nodes(clone, ["comparison_matrix"])
     assert clone.planned("comparison_matrix") == ["comparison_matrix"]
     clone.snakemake("comparison_matrix")
     table = rows(clone / "results/smoke/comparison/matrix.csv")
