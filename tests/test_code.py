@@ -253,6 +253,10 @@ def test_editing_the_words_of_any_file_reruns_nothing(whole, name):
     assert whole(reworded, name) == set()
 
 
+def test_what_a_metric_says_it_needs_reruns_nothing(whole):
+    assert whole(lambda text: text.replace("NEEDS = (", 'NEEDS = ("tasks", '), "measure/perplexity.py", "measure/agreement.py") == set()
+
+
 def following(made) -> set[Node]:
     """The nodes for which `made` holds, and everything that is made from them."""
     return {node for node in NODES if any(map(made, PLAN.behind([node])))}

@@ -315,11 +315,14 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
 # --- interruptions ---
 
 
+LAST = "results/smoke/runs/lolcats_window/commonsense/run.json"  # what the calls that are interrupted are for
+
+
 def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
     """Start the command; it and the process of the stage, once that has come to `moment` and stays there."""
     (clone / "held").unlink(missing_ok=True)
     (clone / "hold").write_text(moment)
-    process = clone.popen(TARGETS[0])
+    process = clone.popen(LAST)
     wait(lambda: (clone / "held").is_file() or process.poll() is not None, f"the stage to come to {moment!r}")
     assert process.poll() is None, process.communicate()[0]
     return process, psutil.Process(int((clone / "held").read_text()))
@@ -363,7 +366,7 @@ def test_killed_again_and_again_it_ends_as_if_never_disturbed(clone, finished):
     process, orphan = hold(clone, f"{run} finetune step 9")
     process.kill()
     process.wait()
-    second = clone.popen(TARGETS[0])
+    second = clone.popen(LAST)
     waits = "another process is at it"
     wait(lambda: waits in text(clone / f"results/smoke/logs/{run}.finetune.log") or second.poll() is not None, "the second job to wait for the first")
     assert second.poll() is None and orphan.is_running()

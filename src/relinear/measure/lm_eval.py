@@ -10,6 +10,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("next_token", "tasks")
+
 METRICS = ("acc", "acc_norm")
 
 

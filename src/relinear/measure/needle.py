@@ -21,6 +21,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("next_token",)
+
 OF = "needle"
 SCORES = ("exact_match", "choice", "token_accuracy", "nats")
 KINDS = ("right", "unended", "first key", "last key", "other key", "mixture", "none")

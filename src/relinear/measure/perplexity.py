@@ -17,6 +17,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("next_token",)
+
 
 class Options(Strict):
     """Measure the first `tokens` of the held-out text in windows of `seq_len`, `batch_size` of them a forward pass."""

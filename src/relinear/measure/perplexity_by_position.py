@@ -11,6 +11,8 @@ from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
+NEEDS = ("next_token", "documents")
+
 
 class Options(_documents.Options):
     """Which documents are read, and the bands of positions."""

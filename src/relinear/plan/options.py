@@ -1,4 +1,5 @@
-"""Names of the options of methods and metrics, and of the parts of methods, read from their source: a wrong one is an error before torch loads."""
+"""Names of the options of methods and metrics, the parts of methods and what metrics need, read from their source: a wrong one is an error before
+torch loads."""
 
 import ast
 import functools
@@ -34,6 +35,22 @@ def part_names(file: Path) -> tuple[str, ...]:
     [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Method"]
     found = [n.value for n in kind.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "PARTS"]
     return ast.literal_eval(found[0]) if found else ()
+
+
+# What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of
+# workflow/tasks that its options name.
+POSSIBLE_NEEDS = ("next_token", "documents", "tasks")
+
+
+@functools.cache
+def metric_needs(file: Path) -> tuple[str, ...]:
+    """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for what there is not. It says which runs and data the
+    metric can be asked of, and not what it measures, so no key counts it (`relinear.plan.code`)."""
+    found = [n.value for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "NEEDS"]
+    needs = ast.literal_eval(found[0]) if found else ()
+    if unknown := [need for need in needs if need not in POSSIBLE_NEEDS]:
+        raise ConfigError(f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}")
+    return needs
 
 
 def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:

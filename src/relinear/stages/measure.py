@@ -6,15 +6,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from relinear.files import sha256
-from relinear.plan.options import part_names
+from relinear.plan.code import PACKAGES
+from relinear.plan.options import metric_needs, part_names
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
 from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
-DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
-NEXT_TOKEN = ("perplexity", "lm_eval", "needle", "kv_recall", "answers", *DOCUMENTS)  # metrics of models that predict one
+
+
+def _needs(metric: str) -> tuple[str, ...]:
+    return metric_needs(PACKAGES["relinear"] / "measure" / f"{metric}.py")
 
 
 File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]  # below a folder of items, or of lm-eval's tasks
@@ -91,7 +94,9 @@ class Stage(_stage.Stage):
         return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
-        if (metric := plan.measures[node.part].metric) in NEXT_TOKEN:
+        metric = plan.measures[node.part].metric
+        needs = _needs(metric)
+        if "next_token" in needs:
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
         self._check_parts(plan, node)
         options = self._options(plan, node)
@@ -99,7 +104,7 @@ class Stage(_stage.Stage):
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:
                 raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
-        if metric in DOCUMENTS:
+        if "documents" in needs:
             self._check_documents(plan, node, options)
 
     def _check_documents(self, plan, node: Node, options: dict[str, Any]) -> None:
@@ -136,7 +141,7 @@ class Stage(_stage.Stage):
 
     def _files(self, plan, node: Node, options: dict) -> dict[str, str]:
         """Files of `workflow/` that the metric reads: sha256 by path."""
-        tasks = options.get("items", {}) if plan.measures[node.part].metric == "lm_eval" else ()
+        tasks = options.get("items", {}) if "tasks" in _needs(plan.measures[node.part].metric) else ()
         paths = [self._task(plan.workflow, task) for task in tasks]
         items = self._items(plan, node)
         if items and items["folder"]:
