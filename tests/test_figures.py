@@ -165,10 +165,18 @@ def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_
         heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=(reading("acc", 1.0, of="passkey"),)))
 
 
+def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", **GRID))
+    nowhere = reading("acc", None, None, 0, "passkey")._replace(why="nothing to find")
+    measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): measurement("lolcats", "needle", nowhere)}
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert (verdict["verdict"], verdict["reason"]) == (UNTESTED, "LoLCATs: acc is not defined: nothing to find")
+
+
 def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
     panels = [{"title": "cosine", "run": "supra", "metric": "cosine"}, {"title": "singular values", "run": "supra", "metric": "distance"}]
-    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels, log=True))
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell | {"log": True}, panels=panels))
     values = [
         reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
         for m, k in (("cosine", 0.01), ("distance", 3.0))
