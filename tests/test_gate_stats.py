@@ -1,7 +1,10 @@
 """What Lizard's gates remember and what its parts bring: against its own definition, and against gates whose memory is known."""
 
+import importlib.util
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import made
@@ -10,9 +13,13 @@ from safetensors.torch import load_file
 from relinear.attention import load as method
 from relinear.attention import options
 from relinear.attention._base import Heads, Inputs
+from relinear.draw import About, make
 from relinear.measure.gate_stats import METRICS, WEIGHTS, gates, parts_of, seen
 from relinear.plan.plan import Plan
 from relinear.plan.readings import load
+from relinear.plan.specs import read
+
+FIGURE2 = Path(__file__).parents[1] / "workflow/papers/lizard/figure2.yaml"
 
 HEADS, LENGTH = Heads(hidden=24, heads=6, groups=3, dim=8, scale=8**-0.5), 11
 FORMS = {
@@ -114,3 +121,34 @@ def test_the_weights_of_one_head_are_kept(found):
 
 def test_a_run_without_a_gate_says_so(found):
     assert {(r.metric, r.of): (r.value, r.why) for r in found["teacher"].readings} == dict.fromkeys(METRICS, (None, "softmax has no gate"))
+
+
+# --- Lizard's Figure 2 ---
+
+
+def test_figure_2_is_drawn_of_what_was_kept_and_judges_the_paper_s_window(found, tmp_path):
+    ours = found["lizard_w3_m2"]
+    measured = {("lizard_w3_m2", "gate_stats"): ours, ("lizard", "gate_stats"): ours._replace(run="lizard")}
+    for number, given in enumerate((measured, {("lizard_w3_m2", "gate_stats"): None})):
+        picture, _, _, claims = make(read(FIGURE2), given, About("smoke"), tmp_path / str(number))
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert ("meta_weight was not run" in claims.read_text()) == (number == 1)
+
+
+def test_figure_2_s_equal_scores_are_those_of_the_kernels():
+    spec = read(FIGURE2).spec.options
+    loaded = importlib.util.spec_from_file_location("figure2", FIGURE2.with_suffix(".py"))
+    figure2 = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(figure2)
+    lizard, given = layer(window=spec["window"], meta=spec["meta"], gate="pool"), inputs()
+    parts = parts_of(lizard, given._replace(q=torch.zeros_like(given.q)))
+    drawn = figure2.drawn(**{**spec, "positions": LENGTH})
+    for part in ("window", "meta"):  # of equal scores, alpha times as much
+        np.testing.assert_allclose(parts[part][0].detach() / lizard.alpha[0].item(), drawn[part], atol=1e-6)
+    # Features of q = 0 are all alike, so the products are; a gate of logit log(9) is 0.9.
+    lizard, given = layer(window=spec["window"], meta=spec["meta"], gate="pool"), inputs()
+    with torch.no_grad():
+        lizard.w_k.zero_()
+    alike = given._replace(q=torch.zeros_like(given.q), k=torch.full_like(given.k, math.log(9)))
+    gated = parts_of(lizard, alike)["linear"][0].detach()
+    np.testing.assert_allclose(gated / gated[0, 0], drawn["linear"], atol=1e-5)

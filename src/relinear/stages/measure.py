@@ -11,7 +11,7 @@ from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
 DOCUMENTS = ("agreement", "perplexity_by_position")  # metrics that read whole documents
-NEXT_TOKEN = ("perplexity", "lm_eval", "needle", "kv_recall", "answers", *DOCUMENTS)  # metrics of models that predict one
+NEXT_TOKEN = ("perplexity", "lm_eval", "needle", "passkey_example", "kv_recall", "answers", *DOCUMENTS)  # metrics of models that predict one
 
 
 class Stage(_stage.Stage):
