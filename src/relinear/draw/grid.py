@@ -54,7 +54,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
             return f"{point.row}: {spec.place(panel).metric} is {NOT_DEFINED}: {undefined[panel.name]}"
         reading = heats[panel.name].readings.get((x, y)) if panel.name in heats else None
         place = spec.place(panel)
-        return value_of(reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
+        return value_of(found[panel.name], reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
 
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
