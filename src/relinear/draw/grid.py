@@ -9,20 +9,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, value_of
 from relinear.draw.pictures import judged, save
 from relinear.draw.provenance import Origin, write_provenance
-from relinear.draw.render import NOT_DEFINED, NOT_RUN
+from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
+WIDE = 100  # ratio of the ends of a logarithmic scale, from which on powers of ten are ticks enough
 WRITTEN = 110  # cells a panel can have with their numbers written into them
 
 
@@ -138,9 +139,11 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
                           fontsize=7, color="white" if dark else "black")  # fmt: skip
     label = f"{(place.metric or '').replace('_', ' ')}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
     bar = figure.colorbar(image, ax=axis, label=label, shrink=0.9)
-    for which in ("major", "minor"):
-        if isinstance(norm, LogNorm):  # plain numbers, and of the finer ticks those that there is room for
-            getattr(bar.ax.yaxis, f"set_{which}_formatter")(LogFormatter(minor_thresholds=(2, 0.5)))
+    if isinstance(norm, LogNorm):
+        few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # of powers of ten there would be one, or none
+        bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
+        bar.minorticks_off()
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
 
 
 def _tick(value: Scalar) -> str:
