@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, make
+from relinear.draw import About, costs, make, render
 from relinear.draw.attention_maps import per_head
 from relinear.draw.claims import UNTESTED, judge
 from relinear.draw.curves import curve_of_costs, readings_along
@@ -165,10 +165,18 @@ def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_
         heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=(reading("acc", 1.0, of="passkey"),)))
 
 
+def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", **GRID))
+    nowhere = reading("acc", None, None, 0, "passkey")._replace(why="nothing to find")
+    measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): measurement("lolcats", "needle", nowhere)}
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert (verdict["verdict"], verdict["reason"]) == (UNTESTED, "LoLCATs: acc is not defined: nothing to find")
+
+
 def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
     panels = [{"title": "cosine", "run": "supra", "metric": "cosine"}, {"title": "singular values", "run": "supra", "metric": "distance"}]
-    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels, log=True))
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell | {"log": True}, panels=panels))
     values = [
         reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
         for m, k in (("cosine", 0.01), ("distance", 3.0))
@@ -176,6 +184,40 @@ def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
         for h in range(3)
     ]
     draw(artefact, {("supra", "maps"): measurement("supra", "maps", *values)}, tmp_path / "out")
+
+
+# --- Lizard's Figure 3 ---
+
+
+def test_figure_3_shows_the_keys_and_what_was_answered(tmp_path, monkeypatch):
+    shown = []
+    real = render.write_figure
+
+    def keep(path, figure):
+        shown.append([text.get_text() for text in figure.axes[0].texts])
+        real(path, figure)
+
+    monkeypatch.setattr(render, "write_figure", keep)
+    artefact = read(ROOT / "workflow/papers/lizard/figure3.yaml")
+    keys = ["12345", "543210"]
+    example = {"prompt": "Find it. " + " ".join(f"{'Grass. ' * 60}The {n} pass key is {k}." for n, k in zip(("red", "tin"), keys, strict=True))
+               + "\n\nThe tin pass key is", "names": ["red", "tin"], "keys": keys, "asked": 1}  # fmt: skip
+    measured = {}
+    for run, more, readings in (
+        ("teacher", {"answer": " 543210."}, [reading("exact_match", 1.0, None, 1, "needle")]),
+        ("lizard", {}, [reading("exact_match", None, None, 0, "needle")._replace(why="it cannot read so far")]),
+    ):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "items.jsonl").write_text(json.dumps(example | more))
+        measured[run, "passkey_example"] = measurement(run, "passkey_example", *readings, folder=tmp_path / run)
+    draw(artefact, measured, tmp_path / "out")
+    words = " ".join(shown[0])
+    assert words.count("12345") == 1 and words.count("543210") == 3, "in the prompt, as what is right, and as an answer"
+    assert "'543210.', right" in words and "not defined: it cannot read so far" in words and "characters ...]" in words
+    draw(artefact, dict.fromkeys(measured), tmp_path / "none")
+    (tmp_path / "lizard/items.jsonl").write_text(json.dumps(example | {"prompt": "another"}))
+    with pytest.raises(ValueError, match="prompts of teacher and lizard are not the same"):
+        make(artefact, measured, MINI, tmp_path / "other")
 
 
 # --- bars and scatter plots ---

@@ -61,7 +61,8 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
 def test_tables_of_committed_runs_are_drawn_from_their_records_and_named_in_the_manifest(tmp_path):
     reference = ROOT / "results/reference/smollm2"
     folder = tmp_path / "reference/smollm2"
-    for file in [reference / "reference.json", *reference.glob("runs/*/*/run.json"), *reference.glob("runs/*/*/metrics.json")]:
+    names = ("run.json", "metrics.json", "items.json.xz")  # the items, since differences are paired
+    for file in [reference / "reference.json", *(path for name in names for path in reference.glob(f"runs/*/*/{name}"))]:
         (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / file.relative_to(reference))
     for spec in DRAWN:

@@ -20,10 +20,11 @@ from relinear.families.tiny import byte_tokenizer, number_tokenizer
 from relinear.get import needles
 from relinear.get.needles import HEADER, NAMES, Cutter, example, noise, sentences
 from relinear.linearize.model import linearize
-from relinear.measure import answers, kv_recall, needle
+from relinear.measure import answers, kv_recall, needle, passkey_example
 from relinear.measure._answering import Answered, ask, share_of
 from relinear.measure._limit import limit_of
 from relinear.plan.claims import Claim
+from relinear.plan.items import read_items
 from relinear.plan.job import Job
 from relinear.plan.plan import Plan
 from relinear.plan.specs import read
@@ -334,9 +335,22 @@ def test_the_table_and_the_plane_are_drawn_and_what_was_not_run_says_so(measured
 
 
 def job(plan, tmp_path, **settings):
-    (tmp_path / "out").mkdir()
+    (tmp_path / "out").mkdir(exist_ok=True)
     parents = {"model": plan.folder(plan.model_of("teacher"))}
     return Job(name="toy", settings={"seed": 0, "files": {}} | settings, parents=parents, out=tmp_path / "out", work=tmp_path)
+
+
+def test_an_example_is_one_prompt_in_full_and_undefined_beyond_what_a_model_reads(measured, tmp_path):
+    given = passkey_example.Options(length=900, filler="noise")
+    [right] = passkey_example.measure(teacher(2048), None, given, job(measured, tmp_path))
+    [item] = read_items(tmp_path / "out")
+    assert (right.metric, right.value, right.n) == ("exact_match", 0.0, 1), "a random model finds nothing"
+    assert len(CUTTER.ids(item["prompt"])) == 900 and item["prompt"].endswith(f"The {item['names'][item['asked']]} pass key is")
+    assert all(item["prompt"].count(key) == 1 for key in item["keys"]) and item["answer"]
+    [right] = passkey_example.measure(teacher(800), None, given, job(measured, tmp_path))
+    assert (right.value, right.why) == (None, "softmax attention, made for 800 positions")
+    [unread] = read_items(tmp_path / "out")
+    assert unread == {field: value for field, value in item.items() if field != "answer"}
 
 
 def test_beyond_the_teacher_s_positions_a_needle_is_not_defined_and_a_linear_one_is_asked(measured, tmp_path):

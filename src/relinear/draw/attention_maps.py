@@ -50,7 +50,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     def look(point: Point) -> Value | str:
         found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
-        return value_of(reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
+        return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
     return [*pictures, *written, *judged(artefact, look, about, out)]
 

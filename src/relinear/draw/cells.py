@@ -1,12 +1,14 @@
 """The cells of a table from its measurements: numbers with errors, means over seeds and over columns, and the records behind them."""
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Look, Value, checked
+from relinear.draw.paired import Pulls, mean, scaled
 from relinear.draw.render import NOT_DEFINED, NOT_RUN
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
@@ -16,11 +18,12 @@ PASSED, FAILED = "passed", "failed"
 
 
 class Score(NamedTuple):
-    """A number in its column's unit; percent is 100 times the reading."""
+    """A number in its column's unit; percent is 100 times the reading. `pulls` gives those of the items behind it, or None."""
 
     value: float
     stderr: float | None
     n: int | None
+    pulls: Callable[[], Pulls | None] = lambda: None
 
 
 class Cell(NamedTuple):
@@ -132,7 +135,7 @@ def _score(column: Column, place: Address, found: Measured | None) -> Score | No
             raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
         return None
     unit = 100.0 if column.unit == "percent" else 1.0
-    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n)
+    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n, scaled(found, reading, unit))
 
 
 def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
@@ -154,8 +157,13 @@ def _mean(parts: list[Cell]) -> Cell:
         own = [part.seeds[i if len(part.seeds) > 1 else 0] for part in parts]  # a number by definition has no seeds
         errors = [s.stderr for s in own]
         error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
-        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None))
+        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own)))
     return _over_seeds(scores, tuple(dict.fromkeys(file for part in parts for file in part.files)))
+
+
+def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
+    """What gives the pulls on a mean of scores, once."""
+    return functools.cache(lambda: mean([score.pulls() for score in scores]))
 
 
 def look_in(rows: list[Row]) -> Look:
@@ -169,6 +177,10 @@ def look_in(rows: list[Row]) -> Look:
             return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
-        return checked(cell.value, cell.stderr, point.row, column)
+        value = checked(cell.value, cell.stderr, point.row, column)
+        if isinstance(value, str):
+            return value
+        apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
+        return value._replace(pulls=_mean_pulls(cell.seeds), apart=apart)
 
     return look

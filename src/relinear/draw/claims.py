@@ -9,25 +9,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from relinear.draw.paired import Pulls, minus, scaled
 from relinear.draw.render import number, plus_minus, write_csv
 from relinear.plan.claims import Claim, Point
-from relinear.plan.readings import Reading
+from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
 Verdict = Literal["reproduced", "contradicted", "not tested at this scale"]
 UNTESTED: Verdict = "not tested at this scale"
 STANDARD_ERRORS = 2.0
 OFF_THE_FLOOR = 3.0  # standard errors
+PAIRED = " (paired)"  # behind an error that is that of differences on the same items
 
 COLUMNS = ("claim", "paper", "source", "verdict", "figures", "reason")
 
 
 class Value(NamedTuple):
-    """A number to judge by. `stderr` 0: it is the median of so many repeats that their spread is far below any margin. `name`: for reading."""
+    """A number to judge by. `stderr` 0: it is the median of so many repeats that their spread is far below any margin. `name`: for reading.
+
+    `pulls`: what gives the pulls of the items that it was measured on, or None where they are not kept. `apart`: the part of its error that is not
+    of items, such as that of the seeds.
+    """
 
     value: float
     stderr: float
     name: str
+    pulls: Callable[[], Pulls | None] = lambda: None
+    apart: float = 0.0
 
     def __str__(self) -> str:
         return plus_minus(self.value, self.stderr or None)
@@ -45,9 +53,10 @@ class Judgement(NamedTuple):
 def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "") -> Judgement:
     """Judge a claim by the numbers at its points.
 
-    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two combined standard errors, else not
-    tested. The errors are combined as if independent; models scored on the same items differ by less, so a verdict is given too seldom
-    rather than too often. `remark` stands beside the numbers. `unlike`: in what our training differs from the paper's; then no verdict is given.
+    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. The
+    error is that of the paired difference where both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors
+    are combined as if independent, and a verdict is given too seldom rather than too often. `remark` stands beside the numbers. `unlike`: in what
+    our training differs from the paper's; then no verdict is given.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
@@ -66,13 +75,31 @@ def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
     return value._replace(name=f"{value.name} {point.column}")
 
 
+def error_of(left: Value, right: Value, by: float = 1.0) -> tuple[float, Pulls | None]:
+    """The error of `left - by * right`, and the paired differences that it comes from where both were measured on the same items."""
+    theirs = right.pulls()
+    paired = theirs and minus(left.pulls(), theirs.times(by))
+    if paired is None:
+        return math.hypot(left.stderr, by * right.stderr), None
+    return math.hypot(paired.stderr, left.apart, by * right.apart), paired
+
+
+def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
+    """On how many items the left side is better, and on how many both are alike; nothing where they are not paired."""
+    if paired is None:
+        return ""
+    sign, n = (1.0 if claim.op == ">" else -1.0), len(paired.items)
+    better, tied = sum(sign * x > claim.tie for x in paired.outcomes), sum(abs(x) <= claim.tie for x in paired.outcomes)
+    return f"; of {n:,} items {100 * better / n:.1f} % better, {100 * tied / n:.1f} % tied"
+
+
 def _difference(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
     floor = values[-1].value if isinstance(claim.floor, Point) else claim.floor
     left, right, *ceiling = values[:-1] if isinstance(claim.floor, Point) else values
-    difference, error = left.value - right.value, math.hypot(left.stderr, right.stderr)
+    difference, (error, paired) = left.value - right.value, error_of(left, right)
     shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in values))
-    stated = f"difference {plus_minus(difference, error)}"
-    figures = f"{column}{shown}; {stated}{remark}{published}"
+    stated = f"difference {plus_minus(difference, error)}{PAIRED * bool(paired)}"
+    figures = f"{column}{shown}; {stated}{_item_by_item(claim, paired)}{remark}{published}"
 
     sign, margin = (1.0 if claim.op == ">" else -1.0), claim.margin or 0.0
     needed = sign * margin + 0.0  # + 0.0: never -0.00
@@ -92,29 +119,32 @@ def _difference(claim: Claim, values: list[Value], column: str, remark: str, pub
 def _ratio(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
     """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared plainly."""
     bound, left = claim.ratio or 0.0, values[0]
-    ours, error = left.value, left.stderr
+    ours, error, paired = left.value, left.stderr, None
     figures = f"{column}{', '.join(f'{value.name}: {value}' for value in values)}"
     if len(values) > 1:
         right = values[1]
         if right.value == 0:
             return Judgement(UNTESTED, f"{figures}{remark}{published}", f"{right.name} is zero")
         ours = left.value / right.value
-        error = math.hypot(left.stderr / right.value, ours * right.stderr / right.value)
-        figures += f"; ratio {plus_minus(ours, error or None)}"
+        error, paired = error_of(left, right, by=ours)
+        error /= abs(right.value)
+        figures += f"; ratio {plus_minus(ours, error or None)}{PAIRED * bool(paired)}"
     figures += f"{remark}{published}"
     if error and abs(ours - bound) <= STANDARD_ERRORS * error:
-        return Judgement(UNTESTED, figures, f"{plus_minus(ours, error)} is within error of {number(bound)}")
+        return Judgement(UNTESTED, figures, f"{plus_minus(ours, error)}{PAIRED * bool(paired)} is within error of {number(bound)}")
     holds = ours > bound if claim.op == ">" else ours < bound
     return Judgement("reproduced" if holds else "contradicted", figures, f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}")
 
 
-def value_of(reading: Reading | None, name: str, column: str, percent: bool = False) -> Value | str:
-    """A reading to judge by, or why it is none."""
+def value_of(found: Measured | None, reading: Reading | None, name: str, column: str, percent: bool = False) -> Value | str:
+    """A reading of a measurement to judge by, or why it is none."""
     if reading is None:
         return f"{name}: {column} was not run"
     if reading.value is None:
         return f"{name}: {column} is not defined: {reading.why}"
-    return checked(*((100 if percent else 1) * v if v is not None else None for v in reading[3:5]), name=name, column=column)
+    unit = 100 if percent else 1
+    value = checked(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
+    return value if isinstance(value, str) or found is None else value._replace(pulls=scaled(found, reading, unit))
 
 
 def checked(value: float, stderr: float | None, name: str, column: str) -> Value | str:

@@ -117,7 +117,7 @@ def _of_readings(artefact: Artefact, spec: Curves, measured: Measurements, about
         if gate_of(measured, run) == FAILED:
             return f"{run} failed its gate: its parallel and recurrent forms disagree"
         reading = next((reading for x, reading, _ in curves[series.name, panel.name] if x == at), None)
-        return value_of(reading, f"{point.row} at {at}", point.column or "", panel.unit == "percent")
+        return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.unit == "percent")
 
     cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
     for (series, column), points in curves.items():

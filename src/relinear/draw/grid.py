@@ -1,5 +1,6 @@
 """Grids: heatmaps of readings along two axes, a panel a run, such as needle accuracy by length and depth."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,19 +9,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, value_of
 from relinear.draw.pictures import judged, save
 from relinear.draw.provenance import Origin, write_provenance
-from relinear.draw.render import NOT_RUN
+from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
+WIDE = 100  # ratio of the ends of a logarithmic scale, from which on powers of ten are ticks enough
 WRITTEN = 110  # cells a panel can have with their numbers written into them
 
 
@@ -40,21 +43,31 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     """
     spec: Grid | Any = artefact.spec
     found = {panel.name: measured.get((panel.run, spec.place(panel).measure or "")) for panel in spec.panels}
-    heats = {panel.name: heat_of(spec, panel, m) for panel in spec.panels if (m := found[panel.name])}
-    pictures = save(artefact, _figure(spec, heats, about), out)
+    undefined = {panel.name: why for panel in spec.panels if (m := found[panel.name]) and (why := why_not(spec, panel, m))}
+    heats = {panel.name: heat_of(spec, panel, m) for panel in spec.panels if (m := found[panel.name]) and panel.name not in undefined}
+    pictures = save(artefact, _figure(spec, heats, undefined, about), out)
 
     def look(point: Point) -> Value | str:
         panel, x, y = spec.panel(point.row), point.at[spec.cell.x], point.at[spec.cell.y]
         if gate_of(measured, panel.run) == FAILED:
             return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
+        if panel.name in undefined:
+            return f"{point.row}: {spec.place(panel).metric} is {NOT_DEFINED}: {undefined[panel.name]}"
         reading = heats[panel.name].readings.get((x, y)) if panel.name in heats else None
         place = spec.place(panel)
-        return value_of(reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
+        return value_of(found[panel.name], reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
 
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
     return [*pictures, *written, *judged(artefact, look, about, out)]
+
+
+def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:
+    """Why a panel's metric is not defined anywhere in its measurement; empty where it has a value."""
+    place = spec.place(panel)
+    readings = [r for r in found.readings if r.metric == place.metric and place.of in (None, r.of)]
+    return readings[0].why if readings and all(r.value is None for r in readings) else ""
 
 
 def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
@@ -74,7 +87,7 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
     return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
-def _figure(spec: Grid, heats: Mapping[str, Heat], about: About) -> Figure:
+def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str], about: About) -> Figure:
     rows = -(-len(spec.panels) // MOST_BESIDE)
     columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
@@ -89,7 +102,8 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], about: About) -> Figure:
             _heatmap(figure, axis, spec, panel, heats[panel.name], norms[spec.place(panel).metric or ""])
         else:
             axis.set(xticks=[], yticks=[])
-            axis.text(0.5, 0.5, NOT_RUN, ha="center", va="center", transform=axis.transAxes, color="0.4")
+            words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 32) if panel.name in undefined else NOT_RUN
+            axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes, color="0.4")
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()
     return figure
@@ -99,11 +113,12 @@ def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
     """One colour scale a metric, over all its panels."""
     norms: dict[str, Normalize] = {}
     for metric in {spec.place(panel).metric or "" for panel in spec.panels}:
-        values = [heats[p.name].values.ravel() for p in spec.panels if p.name in heats and spec.place(p).metric == metric]
-        finite = np.concatenate([np.zeros(0), *values])
-        finite = finite[np.isfinite(finite) & ((finite > 0) | (not spec.log))]
+        own = [panel for panel in spec.panels if spec.place(panel).metric == metric]
+        log = any(spec.place(panel).log for panel in own)
+        finite = np.concatenate([np.zeros(0), *(heats[panel.name].values.ravel() for panel in own if panel.name in heats)])
+        finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
         low, high = spec.limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
-        norms[metric] = LogNorm(low, high, clip=True) if spec.log and 0 < low < high else Normalize(low, high)
+        norms[metric] = LogNorm(low, high, clip=True) if log and 0 < low < high else Normalize(low, high)
     return norms
 
 
@@ -123,7 +138,12 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
                 axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
                           fontsize=7, color="white" if dark else "black")  # fmt: skip
     label = f"{(place.metric or '').replace('_', ' ')}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
-    figure.colorbar(image, ax=axis, label=label, shrink=0.9)
+    bar = figure.colorbar(image, ax=axis, label=label, shrink=0.9)
+    if isinstance(norm, LogNorm):
+        few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # of powers of ten there would be one, or none
+        bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
+        bar.minorticks_off()
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
 
 
 def _tick(value: Scalar) -> str:

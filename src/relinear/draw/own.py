@@ -34,13 +34,10 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     def look(point: Point) -> Value | str:
         if gate_of(measured, point.row) == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
-        readings = [
-            m.find(point.column or "", at=point.at or None)
-            for run, measure in spec.reads()
-            if run == point.row and (m := measured.get((run, measure)))
-        ]
+        own = [m for run, measure in spec.reads() if run == point.row and (m := measured.get((run, measure)))]
+        readings = ((m, reading) for m in own if (reading := m.find(point.column or "", at=point.at or None)))
         name = " at ".join(filter(None, (point.row, point.place)))
-        return value_of(next((reading for reading in readings if reading), None), name, point.column or "")
+        return value_of(*next(readings, (None, None)), name, point.column or "")
 
     verdicts = [judge(claim, look, about.nothing_to_judge) for claim in spec.claims]
     return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]

@@ -80,6 +80,7 @@ class Claim(Strict):
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
     recipe: str | None = None
     published: str | None = None  # the paper's own figures, in its words
+    tie: Annotated[float, Field(ge=0)] = 0.0  # of two outcomes of one item: shares, or nats a token, that differ by no more are tied
 
     @model_validator(mode="after")
     def _difference_or_ratio(self) -> Self:

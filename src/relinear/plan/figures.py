@@ -147,6 +147,7 @@ class Where(Strict):
     metric: str | None = None
     of: str | None = None
     unit: Literal["percent", "raw"] | None = None
+    log: bool = False
 
 
 class GridPanel(Where):
@@ -168,12 +169,12 @@ class GridCell(Where):
 
 
 class Grid(Spec):
-    """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own."""
+    """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
+    on a logarithmic scale where one of its panels or the cell says `log`."""
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
-    log: bool = False
 
     def place(self, panel: GridPanel) -> Where:
         """What a panel shows. Raises ValueError where neither it nor the cell says."""

@@ -25,13 +25,14 @@ from typing import Any
 from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
+from relinear.plan.items import PACKED as ITEMS
+from relinear.plan.items import read_items as read_items
 
 LARGEST = 64_000_000  # bytes of all that is committed, of one folder too
 LINES = 250  # of a curve, and its last
 PARTS_EVERY = 10  # of these lines have the parts of a loss (by layer), and the last
 DECIMALS = 2  # of an item's scores, in nats
 SCORED = {"scores", "target"}  # of an item, in the headline table's rows alone
-ITEMS = "items.json.xz"
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}
@@ -189,24 +190,6 @@ def _pack(source: Path, to: Path, scored: bool) -> None:
     if "scores" in columns:
         columns["scores"] = [scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]]
     to.write_bytes(lzma.compress(json.dumps(columns, separators=(",", ":")).encode(), preset=9))
-
-
-def read_items(folder: Path | str) -> list[dict]:
-    """The items that a stage scored, in their order: {"task", "doc_id", "target", "acc", ...} as the measurement wrote them.
-
-    Of a stage's own items.jsonl, or of committed ones, whose scores are rounded, or left out with the targets. A field that is null is left out of
-    an item. Raises UserError for a folder without items.
-    """
-    folder = Path(folder)
-    plain, packed = folder / "items.jsonl", folder / ITEMS
-    if plain.is_file():
-        items = [json.loads(line) for line in plain.read_text().splitlines()]
-    elif packed.is_file():
-        columns = json.loads(lzma.decompress(packed.read_bytes()))
-        items = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    else:
-        raise UserError(f"{folder} has no items: neither items.jsonl nor {ITEMS}")
-    return [{field: value for field, value in item.items() if value is not None} for item in items]
 
 
 def verify(folder: Path | str) -> None:

@@ -1,0 +1,184 @@
+"""What each item adds to a number's error, so that two numbers that were measured on the same items are compared item by item.
+
+A pull is how far one item moves the number off its mean: the squares of all pulls sum to the square of the standard error, of a mean over items and
+of a perplexity over documents alike. The error of a difference of two such numbers is what the differences of their pulls come to.
+"""
+
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relinear.errors import UserError
+from relinear.plan.items import read_columns, read_items
+from relinear.plan.readings import Measured, Reading
+
+SAME = 1e-6  # relative, of a reading and what its items come to
+
+# Fields that say which needle, pair or question a row is of: those of them that it has.
+WHICH = ("set", "length", "pairs", "distance", "key", "value", "keys", "asked")
+ALL_SETS = "answers"  # what a reading of all sets of questions together is of
+
+# Metric of documents -> the sums whose signed total it is the mean of, a token, and whether it is the exponential of that.
+TERMS: Mapping[str, tuple[Mapping[str, int], bool]] = {
+    "perplexity": ({"loss": 1}, True), "perplexity_ratio": ({"loss": 1, "teacher_loss": -1}, True), "kl": ({"kl": 1}, False),
+    "top1": ({"top1": 1}, False),
+}  # fmt: skip
+
+
+class Pulls(NamedTuple):
+    """How far each item pulls a number, in the number's unit, and its own outcome: a score, or nats a token of a document."""
+
+    items: tuple[Hashable, ...]
+    pulls: tuple[float, ...]
+    outcomes: tuple[float, ...]
+
+    @property
+    def stderr(self) -> float:
+        return math.sqrt(math.fsum(pull * pull for pull in self.pulls))
+
+    def times(self, factor: float) -> "Pulls":
+        return self._replace(pulls=tuple(factor * pull for pull in self.pulls))
+
+
+def minus(left: Pulls | None, right: Pulls | None) -> Pulls | None:
+    """The pulls on a difference, and the differences of outcomes; None where the items are not the same, and where no item tells the two numbers
+    apart: of what is always equal nobody knows how seldom it is not."""
+    if left is None or right is None or left.items != right.items:
+        return None
+    pulls, outcomes = (tuple(a - b for a, b in zip(*both, strict=True)) for both in ((left.pulls, right.pulls), (left.outcomes, right.outcomes)))
+    return Pulls(left.items, pulls, outcomes) if any(pulls) else None
+
+
+def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
+    """The pulls on a mean of numbers: of several trainings on the same items, or of columns that have no item in common; None for anything else."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    if all(part.items == known[0].items for part in known):
+        pulls, outcomes = (
+            tuple(math.fsum(values) / len(known) for values in zip(*parts, strict=True))
+            for parts in ([part.pulls for part in known], [part.outcomes for part in known])
+        )
+        return Pulls(known[0].items, pulls, outcomes)
+    items = _shared(tuple(item for part in known for item in part.items))
+    pulls, outcomes = tuple(pull / len(known) for part in known for pull in part.pulls), tuple(x for part in known for x in part.outcomes)
+    return Pulls(items, pulls, outcomes) if len(set(items)) == len(items) else None
+
+
+def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
+    """The pulls on a reading, in its own unit; None where its measurement kept no items, or not those that the reading is of."""
+    if reading.value is None or (kept := _kept(found.folder, found.source.metrics_sha256)) is None:
+        return None
+    outcomes = _of_documents(kept.rows, reading) if kept.documents else _of_items(kept, reading)
+    return outcomes and outcomes._replace(items=_shared(outcomes.items))
+
+
+def scaled(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls | None]:
+    """What gives the pulls on a reading in another unit, such as percent: items are read when they are asked for, once."""
+    return functools.cache(lambda: (pulls := pulls_of(found, reading)) and pulls.times(unit))
+
+
+@functools.cache
+def _shared(items: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """One tuple for all runs that were measured on the same items: then comparing two is asking whether they are one."""
+    return items
+
+
+class Kept(NamedTuple):
+    """The items of a measurement: the scores of tasks by task and metric, or rows as they are."""
+
+    tasks: Mapping[tuple[str, str], Mapping[Hashable, float]]
+    rows: list[dict[str, Any]]
+
+    @property
+    def documents(self) -> bool:
+        return bool(self.rows) and "positions" in self.rows[0]
+
+
+@functools.cache
+def _kept(folder: Path, _: str) -> Kept | None:
+    """What a folder holds, read once for each content of its metrics; None without items."""
+    try:
+        columns = read_columns(folder)
+    except UserError:
+        return None
+    if "task" not in columns:
+        return Kept({}, read_items(folder))
+    tasks: dict[tuple[str, str], dict[Hashable, float]] = defaultdict(dict)
+    which = list(zip(columns["task"], columns.get("subject", repeat(None)), columns["doc_id"], strict=False))
+    for metric in ("acc", "acc_norm"):
+        for item, value in zip(which, columns.get(metric, ()), strict=False):
+            if value is not None:
+                tasks[item[0], metric][item] = float(value)
+    return Kept(tasks, [])
+
+
+def _which(row: Mapping[str, Any]) -> Hashable:
+    names = (*WHICH, "item") if "set" in row else WHICH  # others are numbered by how many a model was asked
+    return tuple(tuple(value) if isinstance(value, list) else value for name in names if (value := row.get(name)) is not None)
+
+
+def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
+    """The pulls on a mean over items, where it is the mean of these."""
+    values, alike = dict(kept.tasks.get((reading.of, reading.metric), {})), Counter[Hashable]()
+    for row in kept.rows:
+        own = row.get("set") in (None, reading.of) or reading.of == ALL_SETS
+        if own and all(_at(row, axis, place) for axis, place in reading.at.items()) and (value := _outcome(row, reading.metric)) is not None:
+            which = _which(row)
+            alike[which] += 1  # a drawn item can come twice
+            values[which, alike[which]] = value
+    n = len(values)
+    if n < 2 or n != reading.n or not _same(centre := math.fsum(values.values()) / n, reading.value):
+        return None
+    spread = math.sqrt(1 / (n * (n - 1)))
+    return Pulls(tuple(values), tuple(spread * (value - centre) for value in values.values()), tuple(values.values()))
+
+
+def _at(row: Mapping[str, Any], axis: str, place: int | float | str) -> bool:
+    """Whether an item is of a place of a reading."""
+    return row["distance"] > place if axis == "beyond" else row.get(axis) == place
+
+
+def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
+    """What a metric of needles, pairs and answers is the mean of; None of a metric that is no such mean, and where a row does not say."""
+    if metric == "exact_match" and "exact" in row:
+        return float(row["exact"])
+    if metric == "choice" and "choice" in row:
+        return float(row["choice"] == row["value"] if "value" in row else row["choice"] == row["asked"])
+    if metric == "token_accuracy" and "tokens_right" in row:
+        return sum(row["tokens_right"]) / len(row["tokens_right"])
+    if metric == "nats" and "scores" in row:
+        return -row["scores"][row["asked"]]
+    return float(row[metric]) if metric in ("nats", "f1", "contains") and metric in row else None
+
+
+def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
+    """The pulls on a mean per token over documents, or on the exponential of one, where it is that of these documents."""
+    if reading.metric not in TERMS:
+        return None
+    terms, exponential = TERMS[reading.metric]
+    own = [row for row in rows if row["source"] == reading.of] or rows
+    sums: dict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in own:
+        for band in [reading.at["position"]] if reading.at else row["positions"]:
+            found = row["positions"].get(band, {})
+            if not terms.keys() <= found.keys():
+                return None
+            sums[row["sha256"]][0] += sum(sign * found[name] for name, sign in terms.items())
+            sums[row["sha256"]][1] += found["tokens"]
+    n, tokens = len(sums), math.fsum(count for _, count in sums.values())
+    centre = math.fsum(total for total, _ in sums.values()) / tokens
+    value = math.exp(centre) if exponential else centre
+    if n < 2 or n != reading.n or not _same(value, reading.value):
+        return None
+    spread = math.sqrt(n / (n - 1)) / tokens * (value if exponential else 1.0)
+    items = tuple((document, count) for document, (_, count) in sums.items())
+    return Pulls(items, tuple(spread * (total - count * centre) for total, count in sums.values()), tuple(s / c for s, c in sums.values()))
+
+
+def _same(ours: float, read: float | None) -> bool:
+    return read is not None and math.isclose(ours, read, rel_tol=SAME, abs_tol=1e-12)

@@ -1,0 +1,145 @@
+"""Paired errors: the error of a difference of two numbers that were measured on the same items is that of the items' differences."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import measurement, paper, reading
+
+from relinear.draw import About
+from relinear.draw.claims import UNTESTED, value_of
+from relinear.draw.claims import judge as judged
+from relinear.draw.paired import Pulls, mean, minus, pulls_of
+from relinear.draw.table import draw
+from relinear.plan.claims import Claim
+from relinear.plan.readings import load
+from relinear.plan.specs import read
+
+REFERENCE = Path(__file__).parents[1] / "results/reference"
+CONTROLS = REFERENCE / "controls_smollm2/runs"
+N = 400
+
+
+def outcomes(seed, share=0.6, like=None, changed=0.0):
+    """Whether each item was answered rightly; like another run's, but for a share of items."""
+    rng = np.random.default_rng(seed)
+    own = (rng.random(N) < share).astype(float)
+    return own if like is None else np.where(rng.random(N) < changed, own, like)
+
+
+def scored(folder, run, **tasks):
+    """A measurement of tasks that kept its items."""
+    (folder / run).mkdir(parents=True)
+    rows = [{"task": task, "doc_id": i, "acc": x} for task, values in tasks.items() for i, x in enumerate(values)]
+    (folder / run / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    readings = [reading("acc", x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x), task) for task, x in tasks.items()]
+    return measurement(run, "commonsense", *readings, folder=folder / run)
+
+
+COLUMNS = [{"name": f"{task}_acc", "measure": "commonsense", "metric": "acc", "of": task, "unit": "percent"} for task in ("piqa", "winogrande")]
+CLAIM = {"claim": "better", "source": "s", "left": "lizard", "right": "t2r", "op": ">"}
+SPEC = {"columns": [*COLUMNS, {"name": "avg", "mean": ["piqa_acc", "winogrande_acc"]}], "rows": [{"run": "lizard"}, {"run": "t2r"}]}
+
+
+def verdicts(folder, measured, claims, **about):
+    artefact = read(paper(folder, **SPEC, claims=claims))
+    draw(artefact, measured, About("mini", **about), folder / "out")
+    return list(csv.DictReader((folder / "out/table1.claims.csv").read_text().splitlines()))
+
+
+def test_the_difference_of_two_rows_on_the_same_items_is_paired_and_decides_what_two_errors_apart_cannot(tmp_path):
+    worse = {task: outcomes(i) for i, task in enumerate(("piqa", "winogrande"))}
+    better = {task: np.maximum(x, outcomes(7 + i, 0.05)) for i, (task, x) in enumerate(worse.items())}
+    measured = {(run, "commonsense"): scored(tmp_path, run, **own) for run, own in (("lizard", better), ("t2r", worse))}
+    found = verdicts(tmp_path, measured, [CLAIM | {"column": column} for column in ("piqa_acc", "avg")])
+    [one, both] = [[100 * (better[task] - worse[task]) for task in tasks] for tasks in (("piqa",), tuple(worse))]
+    for row, differences in zip(found, (one, both), strict=True):
+        error = math.hypot(*(x.std(ddof=1) / math.sqrt(N) for x in differences)) / len(differences)
+        difference = np.mean([x.mean() for x in differences])
+        assert f"difference {difference:.2f} ± {error:.2f} (paired)" in row["figures"] and row["verdict"] == "reproduced"
+        share = 100 * np.concatenate(differences).astype(bool).mean()
+        assert f"of {N * len(differences)} items {share:.1f} % better, {100 - share:.1f} % tied" in row["figures"]
+        assert difference < 2 * math.sqrt(2) * 100 * np.std(worse["piqa"]) / math.sqrt(N * len(differences)), "apart they could not tell"
+    for run in ("lizard", "t2r"):
+        (tmp_path / run / "items.jsonl").unlink()
+        again = {key: m._replace(source=m.source._replace(metrics_sha256=run)) for key, m in measured.items()}
+        [row] = verdicts(tmp_path, again, [CLAIM | {"column": "avg"}])
+        assert "paired" not in row["figures"] and "items" not in row["figures"] and row["verdict"] == UNTESTED
+
+
+def test_items_that_are_others_or_not_those_of_the_reading_are_not_paired(tmp_path):
+    same = outcomes(0)
+    measured = {("lizard", "commonsense"): scored(tmp_path, "lizard", piqa=same, winogrande=same)}
+    for name, theirs in (("fewer", same[:-1]), ("equal", same)):
+        found = scored(tmp_path / name, "t2r", piqa=theirs, winogrande=theirs)
+        [row] = verdicts(tmp_path / name, measured | {("t2r", "commonsense"): found}, [CLAIM | {"column": "piqa_acc"}])
+        assert "paired" not in row["figures"] and row["verdict"] == UNTESTED, name
+    own = measured["lizard", "commonsense"]
+    assert pulls_of(own, own.readings[0]) is not None
+    for foreign in ({"value": 0.123}, {"n": N + 1}, {"of": "boolq"}, {"metric": "acc_norm"}):
+        assert pulls_of(own, own.readings[0]._replace(**foreign)) is None, foreign
+
+
+def test_of_several_seeds_items_are_paired_and_the_seeds_are_not(tmp_path):
+    base = outcomes(0)
+    runs = {"lizard": 1, "lizard-seed1": 2, "lizard-seed2": 3, "t2r": 4}
+    own = {run: outcomes(seed, like=base, changed=0.1) for run, seed in runs.items()}
+    measured = {(run, "commonsense"): scored(tmp_path, run, piqa=x, winogrande=x) for run, x in own.items()}
+    claim = CLAIM | {"column": "piqa_acc"}
+    artefact = read(paper(tmp_path, **SPEC, claims=[claim], seeds=True))
+    draw(artefact, measured, About("mini", repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path / "out")
+    [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
+    seeds = 100 * np.stack([own[run] for run in runs if run != "t2r"])
+    items = (seeds.mean(0) - 100 * own["t2r"]).std(ddof=1) / math.sqrt(N)
+    error = math.hypot(items, seeds.mean(1).std(ddof=1) / math.sqrt(3))
+    assert f"± {error:.2f} (paired)" in row["figures"]
+
+
+# --- on what is committed ---
+
+
+@pytest.mark.parametrize("measure", ["commonsense", "ppl_novels", "agreement_novels", "lambada"])
+def test_the_pulls_on_committed_readings_come_to_their_errors(measure):
+    found = load(CONTROLS / "lizard" / measure)
+    for own in found.readings:
+        assert pulls_of(found, own).stderr == pytest.approx(own.stderr, rel=1e-6), own
+
+
+@pytest.mark.parametrize("measure", ["answers", "kv_recall", "needle_1024"])
+def test_answers_in_context_are_paired_as_far_as_their_items_say(measure):
+    found = load(CONTROLS / "lizard" / measure)
+    for metric in {"answers": ("f1", "contains"), "kv_recall": ("exact_match", "choice", "nats")}.get(measure, ("exact_match", "choice")):
+        for own in (own for own in found.all(metric) if "distance" not in own.at):
+            pulls = pulls_of(found, own)
+            spread = np.std(pulls.outcomes, ddof=1) / math.sqrt(own.n)
+            assert len(pulls.items) == own.n and np.mean(pulls.outcomes) == pytest.approx(own.value) and pulls.stderr == pytest.approx(spread)
+
+
+def test_a_ratio_of_perplexities_of_the_same_novels_has_the_error_that_agreement_measures():
+    """`agreement` reads model and teacher side by side and gives the paired error; two perplexities of the same documents come to the same."""
+    lizard, teacher = (load(CONTROLS / run / "ppl_novels") for run in ("lizard", "teacher"))
+    agreement = load(CONTROLS / "lizard/agreement_novels")
+    claim = Claim(claim="c", source="s", left="lizard", right="teacher", column="perplexity", op=">", ratio=1)
+    for own in agreement.all("perplexity_ratio"):
+        values = [value_of(m, m.find("perplexity", at=own.at or None), m.run, "perplexity") for m in (lizard, teacher)]
+        figures = judged(claim, lambda point, values=values: values[point.row == "teacher"]).figures
+        assert f"ratio {own.value:.2f} ± {own.stderr:.2f} (paired)" in figures
+
+
+# --- pulls ---
+
+
+def test_what_is_always_equal_is_not_paired():
+    pulls = Pulls(("a", "b"), (0.1, -0.1), (1.0, 0.0))
+    assert minus(pulls, pulls) is None and minus(pulls, None) is None and minus(pulls._replace(items=("a", "c")), pulls) is None
+    assert minus(pulls.times(3), pulls).pulls == pytest.approx((0.2, -0.2))
+
+
+def test_a_mean_is_over_columns_without_a_common_item_or_over_the_same_items():
+    one, other = Pulls(("a", "b"), (0.1, -0.1), (1.0, 0.0)), Pulls(("c", "d"), (0.3, -0.3), (1.0, 0.0))
+    assert mean([one, other]).pulls == pytest.approx((0.05, -0.05, 0.15, -0.15))
+    assert mean([one, one.times(3)]).pulls == pytest.approx((0.2, -0.2))
+    assert mean([one, other._replace(items=("b", "c"))]) is None and mean([one, None]) is None
