@@ -31,16 +31,20 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
             f"{', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run `relinear {missing[0]} {plan.node_options()}`"
         )
     measured |= {address: None for address in artefact.reads() if address not in nodes}
-    runs = dict.fromkeys(run for run, _ in artefact.reads())
-    names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
-    about = About(
-        scale=plan.scale, teacher=", ".join(dict.fromkeys(plan.run(plan.name(run)).model for run in runs)) or None,
-        demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
-        repeats={run: plan.repeats(run) for run in runs} if artefact.seeds else {},
-        files=dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True)),
-    )  # fmt: skip
+    repeats = {run: plan.repeats(run) for run, _ in artefact.reads()} if artefact.seeds else {}
+    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
+    about = _about(plan, artefact)._replace(repeats=repeats, files=files)
     return make(artefact, measured, about, plan.out(artefact))
+
+
+def _about(plan: Plan, artefact: Artefact) -> About:
+    """What a table or figure says of the scale that it is drawn at: the models that its runs begin with, and the data that stand in."""
+    models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
+    names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
+    return About(
+        scale=plan.scale, teacher=", ".join(models) or None, demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
+        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
+    )  # fmt: skip
 
 
 def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | None:
@@ -67,8 +71,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
         raise UserError(f"{folder} has none of the runs of {artefact.name}; have {have}")
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
-    plan = Plan(scale=facts["scale"])
-    about = About(plan.scale, plan.stand_in("models", "llama-3-8b"), plan.config.demonstration, plan.config.nothing_to_judge, repeats)
+    about = _about(Plan(scale=facts["scale"]), artefact)._replace(repeats=repeats)
     written = make(artefact, measured, about, folder / artefact.paper)
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))
