@@ -151,6 +151,22 @@ def transfer(reference: Path) -> str:
     return markdown([*columns.values()], [[row[column] for column in columns] for row in table])
 
 
+def recall(reference: Path) -> str:
+    """Hedgehog Tables 2 and 3: accuracy on associative recall, the floor, entropy, and the paper's accuracy."""
+    rows: dict[str, list[str]] = {}
+    for table in ("table2", "table3"):
+        for row in drawn(reference / f"hedgehog_smollm2/hedgehog/{table}.md")[0]:  # the second table repeats rows of the first
+            rows.setdefault(row["Attention"].split(", 2 seeds")[0], [cell(row, column) for column in ("AR", "Floor", "Entropy", "paper's AR")])
+    return markdown(["Attention", "Recall", "Without recall", "Entropy", "Paper: recall"], [[name, *cells] for name, cells in rows.items()])
+
+
+def maps(reference: Path) -> str:
+    """Hedgehog Table 4: KL from softmax attention on an encoder, and the paper's."""
+    [table] = drawn(reference / "hedgehog_smollm2/hedgehog/table4.md")
+    head = [column.split(" (")[0].replace("paper's", "Paper:") for column in table[0]]  # without the data that stand in
+    return markdown(head, [[*row.values()] for row in table])
+
+
 def windows(reference: Path) -> str:
     """Lizard Table 4, a line for each combination of window and meta tokens that was run; last, how many of how many."""
     [table] = drawn(reference / "lizard_smollm2/lizard/table4.md")
@@ -294,7 +310,7 @@ def lengths(reference: Path) -> str:
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
-    "docs/results.md": (controls, switched_off, headline, transfer, ranks, windows, verdicts),
+    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, verdicts),
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
