@@ -16,5 +16,5 @@ def __getattr__(name: str):
     if name == "linearize":
         return importlib.import_module("relinear.linearize")
     if name == "load_run":
-        return importlib.import_module("relinear.linearize.assemble").load_run
+        return importlib.import_module("relinear.share.runs").load_run
     raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

@@ -23,6 +23,8 @@ def aside(path: Path) -> Iterator[Path]:
     """Where to write what takes the path's place when the block ends: a reader sees the old file or the new one, never half of it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     yield unfinished
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())  # or a machine that goes down after the rename leaves a file of length 0
     os.replace(unfinished, path)
 
 
@@ -30,12 +32,6 @@ def write_json(path: Path, value: Any) -> None:
     """The value as a file, whole or not at all."""
     with aside(path) as unfinished:
         unfinished.write_text(json.dumps(value, indent=1))
-
-
-def read_record(folder: Path) -> dict | None:
-    """run.json of a finished stage; None if it is not finished."""
-    path = folder / "run.json"
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 @contextmanager

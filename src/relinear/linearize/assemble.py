@@ -1,6 +1,5 @@
 """Models out of the folders that stages leave: the pretrained model, then what each step of each run of a chain trained."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from relinear.errors import UserError
-from relinear.files import MANIFEST
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized, linearize, recipe_of
 from relinear.plan.job import Link
@@ -94,58 +92,6 @@ def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
 def save_method(model: PreTrainedModel, path: Path) -> None:
     """Write the parameters that the method added, as safetensors."""
     save_file({n: p.detach().cpu().contiguous() for n, p in model.method_parameters().items()}, path)
-
-
-def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    """The model of a run folder (`results/<scale>/runs/<run>`), as far as its steps are finished. Raises UserError for any other folder."""
-    model, links = chain_of(Path(folder).resolve())
-    return assemble(model, links, dtype, device)
-
-
-def chain_of(run: Path) -> tuple[Path, list[Link]]:
-    """The folder of the model that a run began with, and the run's chain, as its records tell. Raises UserError for a folder that is no run."""
-    records = {path.parent.name: json.loads(path.read_text()) for path in sorted(run.glob("*/run.json"))}
-    chains = [_chain(run, name, record) for name, record in records.items() if record["schema"] > 1]
-    if not chains and (old := {name: r for name, r in records.items() if "method" in r["config"]}):
-        config = next(iter(old.values()))["config"]
-        chains = [("teacher", [Link(config["method"], config["options"], tuple(run / s for s in ("distill", "finetune") if s in old))])]
-    if not chains:
-        raise UserError(f"{run} is no run: it has no finished training step or measurement; a run is results/<scale>/runs/<run>")
-    model, links = max(chains, key=lambda chain: sum(len(link.steps) for link in chain[1]))
-    return model_folder(run.parents[1], model), links
-
-
-def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link]]:
-    """The model and the chain that one record of a run tells of: what it began with, and itself where it is a training step."""
-    recorded = {role: Path(parent["path"]) for role, parent in record["parents"].items()}
-    scale = recorded["model"].parents[1]  # as it was called and lay then
-    folders = {role: run.parents[1] / path.relative_to(scale) for role, path in recorded.items()}
-    links = [Link(x["method"], x["options"], tuple(folders[role] for role in x["steps"])) for x in record["config"]["links"]]
-    if not record["measure"]:
-        links[-1] = links[-1]._replace(steps=(*links[-1].steps, run / name))
-    return str(folders["model"].relative_to(run.parents[1])), links
-
-
-def model_folder(scale: Path, name: str) -> Path:
-    """A model of a scale's results; of committed ones (`results/reference/<scale>`), which have its record alone, as made in `results/<scale>`.
-
-    Raises UserError where it is not there, and where its weights are others than the record's.
-    """
-    own = scale / name
-    if not (own / "run.json").is_file():
-        raise UserError(f"the runs of {scale} have lost their model: {own} is not there")
-    if not (scale / MANIFEST).is_file():
-        return own
-    record = json.loads((own / "run.json").read_text())
-    model = record["run"] if record["schema"] > 1 else record["config"]["teacher"]["asset"]
-    made = scale.parents[1] / scale.name / "models" / model
-    if not (made / "run.json").is_file():
-        raise UserError(f"the model of {scale} is not in {made}; `relinear model {model} --scale {scale.name}` makes it")
-    records = (record, json.loads((made / "run.json").read_text()))
-    theirs, ours = ({name: x["sha256"] for name, x in r["artefacts"].items() if name.endswith(".safetensors")} for r in records)
-    if theirs != ours:
-        raise UserError(f"{made} is another model than that of {scale}: by their run.json the weights differ")
-    return made
 
 
 def trained_parameters(steps: Sequence[Path]) -> int:

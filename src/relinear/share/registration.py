@@ -60,18 +60,11 @@ def _register(auto: ModuleType) -> None:
             auto.AutoConfig.register(f"relinear_{teacher}", Unloaded)
 
 
-def load_run(*args, **options):
-    """`relinear.load_run`: the model of a run folder, every file of it checked (`relinear.share.runs.load_run`)."""
-    # Put into the package from here, since the package's own file is part of every training's key.
-    return importlib.import_module("relinear.share.runs").load_run(*args, **options)
-
-
 def install() -> None:
     """Register now where transformers' table is loaded, else once it is; any number of calls, in any order with transformers.
 
     Never raises: an error would make `import torch` fail, so it is a warning.
     """
-    sys.modules["relinear"].load_run = load_run
     try:
         auto = sys.modules.get(AUTO)
         if auto is None:
