@@ -104,6 +104,8 @@ def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
     old, value = parent[where[-1]], draw.choice(STRANGE)
     parent[where[-1]] = value
     nonsense = any(value is x for x in NONSENSE) and not isinstance(old, str) or (isinstance(value, bool) and type(old) in (int, float))
+    if where[0] == "options" and tree.get("draw") == "own":
+        nonsense = False  # they are what a paper prints, for a script of the artefact's own
     return f"{at} = {str(value)[:40]!r}", _dumped(tree), nonsense
 
 

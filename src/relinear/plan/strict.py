@@ -1,10 +1,11 @@
 """The one strict reader of every YAML below `workflow/`, and the base of all models of what they may say."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from relinear.errors import UserError
 
@@ -13,10 +14,27 @@ WORKFLOW = Path(__file__).resolve().parents[3] / "workflow"
 Positive = Annotated[int, Field(gt=0)]
 
 
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
+
+
 class Strict(BaseModel):
-    """Settings that people write by hand. Frozen, and an unknown key is an error."""
+    """Settings that people write by hand. Frozen; an unknown key is an error, and so is `true` where a number belongs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if isinstance(value, bool) and (field := cls.model_fields.get(name)):
+                kinds = set(map(str, _kinds(field.annotation)))
+                if kinds & {str(int), str(float)} and not kinds & {str(bool), str(Any)}:
+                    raise ValueError(f"{name} is {str(value).lower()}; it must be a number")
+        return given
 
 
 Schema = TypeVar("Schema", bound=BaseModel)
