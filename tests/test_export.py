@@ -1,8 +1,8 @@
 """A linearized model as a folder: what transformers, peft and lm-eval make of it is the run's model, or an error that says what is wrong."""
 
-import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,11 +88,15 @@ def probe(model) -> torch.Tensor:
 @pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
 @pytest.mark.parametrize("name", ["hedgehog", "t2r", "supra", "teacher_lora", "teacher", "more", "only"])
 def test_the_folder_is_the_run(plan, tmp_path, name, merge):
+    if not merge and name not in ADAPTED:
+        with pytest.raises(UserError, match=f"{name} ends without a LoRA, .* leave --adapter out"):
+            export(folder(plan, name), tmp_path / "out", merge=merge)
+        return
     out = export(folder(plan, name), tmp_path / "out", merge=merge)
     model, run = load(out), load_run(folder(plan, name))
     torch.testing.assert_close(probe(model), probe(run), rtol=1e-5, atol=1e-5)
-    assert (out / "adapter_model.safetensors").is_file() == (name in ADAPTED and not merge)
-    assert not list(out.glob("*.bin")) and not list(out.glob("*.py"))
+    assert (out / "adapter_model.safetensors").is_file() == (not merge)
+    assert bool(list(out.glob("*.py"))) == (merge and not name.startswith("teacher")) and not list(out.glob("*.bin"))
     ids = tokens(9)
     assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), run.generate(ids, max_new_tokens=8, do_sample=False))
     tokenizer, original = (AutoTokenizer.from_pretrained(f) for f in (out, plan.root / "models/tiny"))
@@ -102,28 +106,28 @@ def test_the_folder_is_the_run(plan, tmp_path, name, merge):
 
 def test_an_adapter_changes_the_model(plan, tmp_path):
     """Else the test above would not see it missing."""
-    model = load(export(folder(plan, "hedgehog"), tmp_path / "out"))
+    model = load(export(folder(plan, "hedgehog"), tmp_path / "out", merge=False))
     with_adapter = probe(model)
     model.disable_adapters()
     assert (probe(model) - with_adapter).abs().max() > 1e-3
 
 
 def test_peft_takes_the_adapter(plan, tmp_path):
-    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=False)
     run = load_run(folder(plan, "hedgehog"))
     expected = probe(run)
     torch.testing.assert_close(probe(PeftModel.from_pretrained(run.unload(), out)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_peft_trains_a_merged_folder(plan, tmp_path):
-    model = get_peft_model(load(export(folder(plan, "hedgehog"), tmp_path / "out", merge=True)), LoraConfig(target_modules=["q_proj"]))
+    model = get_peft_model(load(export(folder(plan, "hedgehog"), tmp_path / "out")), LoraConfig(target_modules=["q_proj"]))
     model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
     gradients = [p.grad for n, p in model.named_parameters() if "lora_B" in n]
     assert gradients and all(g.abs().sum() > 0 for g in gradients)
 
 
 def test_bfloat16_rounds_the_merged_weights_and_leaves_the_method_and_the_rotary_frequencies(plan, tmp_path):
-    whole, rounded = (export(folder(plan, "hedgehog"), tmp_path / d, merge=True, dtype=d) for d in ("float32", "bfloat16"))
+    whole, rounded = (export(folder(plan, "hedgehog"), tmp_path / d, dtype=d) for d in ("float32", "bfloat16"))
     exact, half = (load_file(f / "model.safetensors") for f in (whole, rounded))
     for key, tensor in exact.items():
         assert torch.equal(half[key], tensor if ".method." in key else tensor.bfloat16()), key
@@ -142,8 +146,20 @@ def test_it_says_where_it_came_from(plan, tmp_path):
         origin = json.loads((plan.root / path / "run.json").read_text())
         assert stage["key"] == origin["key"] and stage["artefacts"] == {n: a["sha256"] for n, a in origin["artefacts"].items()}
     assert record["files"] == {p.name: sha256(p) for p in out.iterdir() if p.name != RECORD}
-    written = "".join(p.read_text() for p in out.glob("*.json"))
+    written = "".join(p.read_text() for p in (*out.glob("*.json"), out / "README.md"))
     assert str(plan.results) not in written, "a path of this machine"
+
+
+def test_its_card_says_how_it_was_made_what_it_scores_and_what_it_does_not_do(plan, tmp_path):
+    text = (export(folder(plan, "hedgehog"), tmp_path / "out") / "README.md").read_text()
+    assert "# hedgehog, linearized from tiny" in text and "library_name: transformers" in text
+    for step in ("distill", "finetune"):
+        record = json.loads((folder(plan, "hedgehog") / step / "run.json").read_text())
+        assert re.search(rf"\| {step} +\| {record['tokens']:,} +\| {record['config']['recipe']['lr']} ", text)
+    piqa = next(r for r in readings(folder(plan, "hedgehog") / "commonsense").readings if (r.of, r.metric) == ("piqa", "acc"))
+    assert re.search(rf"\| piqa +\| acc +\| {piqa.value:.4g} ± {piqa.stderr:.2g} +\| {piqa.n} ", text)
+    assert "Its state has a fixed size" in text
+    assert "fixed size" not in (export(folder(plan, "teacher"), tmp_path / "teacher") / "README.md").read_text()
 
 
 def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_path):
@@ -157,8 +173,8 @@ def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_
 
 def test_an_export_is_replaced_and_nothing_else_is(plan, tmp_path):
     out = tmp_path / "out"
+    export(folder(plan, "hedgehog"), out, merge=False)
     export(folder(plan, "hedgehog"), out)
-    export(folder(plan, "hedgehog"), out, merge=True)
     assert not (out / "adapter_config.json").exists()
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"did not write \(notes.txt\)"):
@@ -176,7 +192,7 @@ def test_an_export_that_fails_leaves_what_was_there(plan, tmp_path, monkeypatch)
     before = {p.name: sha256(p) for p in out.iterdir()}
     monkeypatch.setattr("relinear.share.export.AutoTokenizer.from_pretrained", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        export(folder(plan, "hedgehog"), out, merge=True)
+        export(folder(plan, "hedgehog"), out, merge=False)
     assert {p.name: sha256(p) for p in out.iterdir()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -223,8 +239,6 @@ def test_a_step_of_another_run_that_is_another_one_now_is_noticed(run, tmp_path)
 def test_what_cannot_be_asked_for(plan, tmp_path):
     with pytest.raises(UserError, match="no dtype 'int8'; have float32, bfloat16, float16"):
         export(folder(plan, "hedgehog"), tmp_path / "out", dtype="int8")
-    with pytest.raises(UserError, match="add --merge"):
-        export(folder(plan, "hedgehog"), tmp_path / "out", self_contained=True)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +304,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def exported(plan, tmp_path_factory) -> Path:
-    return export(folder(plan, "hedgehog"), tmp_path_factory.mktemp("exported") / "hedgehog")
+    return export(folder(plan, "hedgehog"), tmp_path_factory.mktemp("exported") / "hedgehog", merge=False)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -312,23 +326,9 @@ def test_pickles_are_not_even_asked_for(exported):
 # --- which import makes it known ---
 
 LOAD = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained(sys.argv[1])"
-MIDST = """
-class Plugin:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch.functional":  # torch is being imported, by the module of transformers' table
-            from relinear.share.registration import AUTO, install
-            assert not hasattr(sys.modules[AUTO], "AutoConfig")
-            install()
-
-sys.meta_path.insert(0, Plugin())
-from transformers import AutoConfig
-AutoConfig.from_pretrained(sys.argv[1])
-"""
 ORDERS = {
     "relinear first": f"import relinear; assert not {{'torch', 'transformers'}} & set(sys.modules); {LOAD}",
     "transformers first": f"from transformers import AutoConfig; import relinear; {LOAD}",
-    "torch's plugin in the midst of transformers": MIDST,
-    "torch's plugin": f"from relinear.share.registration import install; install(); import torch; {LOAD}",
 }
 
 
@@ -347,12 +347,8 @@ def test_every_teacher_is_registered():
     assert {f"relinear_{t}" for t in registration.TEACHERS} == {config.model_type for config, _ in CLASSES.values()}
 
 
-def test_torch_can_be_imported_whatever_happens_in_its_plugin(monkeypatch):
-    [plugin] = PYPROJECT["project"]["entry-points"]["torch.backends"].values()
-    module, _, function = plugin.partition(":")
-    monkeypatch.setattr(registration, "_register", lambda auto: 1 / 0)
-    with pytest.warns(UserWarning, match="division by zero"):
-        getattr(importlib.import_module(module), function)()
+def test_no_import_but_its_own_runs_our_code():
+    assert "entry-points" not in PYPROJECT["project"] and list(PYPROJECT["project"]["scripts"]) == ["relinear"]
 
 
 # --- the folder without relinear ---
@@ -398,7 +394,7 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         with torch.inference_mode():
             text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
             torch.save((ids, model(ids).logits, text), f"{out}.pt")
-    alone = {"PYTHONPATH": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    alone = {"PYTHONPATH": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -423,8 +419,8 @@ def test_a_method_may_take_an_operation_from_the_package_or_from_its_module(tmp_
 
 @pytest.mark.parametrize("trust", [None, True])
 def test_with_relinear_no_code_of_a_folder_is_run(plan, tmp_path, trust):
-    out = export(folder(plan, "hedgehog"), tmp_path / "out", merge=True, self_contained=True)
-    expected = probe(load(export(folder(plan, "hedgehog"), tmp_path / "plain", merge=True)))
+    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    expected = probe(load_run(folder(plan, "hedgehog")).merge_and_unload())
     for path in out.glob("*.py"):
         path.write_text("raise SystemExit('the code of the folder was run')")
     assert torch.equal(probe(load(out, trust_remote_code=trust)), expected)

@@ -249,7 +249,7 @@ def test_a_plain_folder_answers_whole_or_not_at_all(monkeypatch, plain, case):
 def test_an_adapter_beside_a_plain_model_is_checked_and_so_is_the_model(monkeypatch, root, tmp_path, file, case):
     from relinear.share.export import export
 
-    out = export(root / "runs/teacher_lora", tmp_path / "out")
+    out = export(root / "runs/teacher_lora", tmp_path / "out", merge=False)
     assert relinear(monkeypatch, "generate", str(out), "--prompt", "x", "--max-new-tokens", "2")[0] == 0
     tensors = load_file(out / file)
     named = CHANGES[case](tensors)

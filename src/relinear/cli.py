@@ -149,14 +149,15 @@ def run_benchmark(results: Results = Path("results")) -> None:
 def export_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
     out: Annotated[Path, typer.Argument(help="The folder to make; one that an earlier export made is replaced.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to the weights; without, it lies beside them.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
+    ] = True,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    self_contained: Annotated[bool, typer.Option("--self-contained", help="Add the code, to load without relinear by trust_remote_code.")] = False,
 ) -> None:
     """Write a run as a folder that transformers, peft and lm-eval load."""
     from relinear.share.export import export
 
-    print(export(run, out, merge=merge, dtype=dtype, self_contained=self_contained))
+    print(export(run, out, merge=merge, dtype=dtype))
 
 
 @app.command("tasks")

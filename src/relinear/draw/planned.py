@@ -86,7 +86,7 @@ def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
         found[run, measure] = None
         for own in sorted((folder / "runs").glob(f"{run}*")):
             if _base(own.name) == run:
-                found[own.name, measure] = _load(own, measure)
+                found[own.name, measure] = measured_in(own, measure)
     return found
 
 
@@ -95,8 +95,11 @@ def _base(run: str) -> str:
     return SEED.sub("", run)
 
 
-def _load(run: Path, measure: str) -> Measured | None:
-    """A run's measurement, of either schema; None where it was not measured. Raises BrokenError for one whose record cannot be believed."""
+def measured_in(run: Path, measure: str) -> Measured | None:
+    """The measurement in a run's folder, of either schema; None where it was not measured.
+
+    Raises BrokenError for one whose record cannot be believed.
+    """
     record = run / measure / "run.json"
     if (found := records.believed(record.parent)) is not None and found["schema"] > 1:
         return load(record.parent)

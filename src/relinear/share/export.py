@@ -1,60 +1,64 @@
-"""A run as one transformers folder: weights, adapter or none, tokenizer, generation settings, and where it all came from.
+"""A run as one transformers folder: weights, tokenizer, generation settings, the model's code, a card, and where it all came from.
 
-With an adapter beside the weights, `AutoModelForCausalLM.from_pretrained(folder)` loads both, by transformers' own adapter loading: nobody
-gets half a model. `merge` adds the adapter to the weights instead.
+Such a folder loads where there is only transformers, by `trust_remote_code=True`; with relinear its code is never run. An adapter is added to
+the weights. Left beside them, `AutoModelForCausalLM.from_pretrained(folder)` loads both, by transformers' own adapter loading, and `import
+relinear` must come before: transformers ignores an adapter silently where peft is missing, so such a folder has no code of its own.
 """
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear import records
+from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
+from relinear.share.card import card
 from relinear.share.runs import Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
 DTYPES = ("float32", "bfloat16", "float16")
+CARD = "README.md"
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str = "float32", self_contained: bool = False) -> Path:
+def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
     """Write the run folder `run` (`results/<scale>/runs/<run>`) as the transformers folder `out`, whole or not at all; returns `out`.
 
     Args:
-        merge: add the LoRA to the weights, computed in float32 before they are rounded to `dtype`.
+        merge: add the LoRA to the weights, computed in float32 before they are rounded to `dtype`; else it lies beside them, and the folder
+            has no code of its own.
         dtype: of the weights; a method's own parameters stay float32.
-        self_contained: also write the modeling code, so that the folder loads without relinear (`trust_remote_code=True`).
 
-    Raises UserError for a folder that is no run, is not as its records say or is of committed results, an `out` that holds what export did
-    not write, an unknown dtype, and an adapter in a self-contained folder.
+    Raises UserError for a folder that is no run or is not as its records say, an `out` that holds what export did not write, an unknown dtype,
+    and an adapter to be left beside the weights where there is none.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
-    if (run.parents[1] / MANIFEST).is_file():
-        raise UserError(f"{run} is of committed results, whose files are not all that its records name; possible: a run of results/<scale>")
     _require_ours(out)
     chain = chain_of(run)
-    model, record = assemble(*chain), provenance(run, chain)
+    model, read = assemble(*chain), verified(run, chain)
+    last = chain.steps[-1:]  # the adapter of any other step is in the weights
+    adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / "adapter" / name).is_file()]
+    if not (merge or adapter):
+        raise UserError(f"{run} ends without a LoRA, so there is none to leave beside the weights; leave --adapter out")
     if isinstance(model, PeftModel):
-        if self_contained and not merge:
-            raise UserError("a self-contained folder has no adapter, since transformers ignores one silently where peft is missing; add --merge")
         model = model.merge_and_unload() if merge else model.unload()
-    own = () if merge else chain.steps[-1:]  # the adapter of any other step is in the weights
-    adapter = [path for step in own for name in ADAPTER if (path := step / "adapter" / name).is_file()]
     _round(model, getattr(torch, dtype))
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:
-        if self_contained and isinstance(model, Linearized):
+        if isinstance(model, Linearized) and not adapter:
             write_code(model, scratch)
         model.save_pretrained(scratch)
         AutoTokenizer.from_pretrained(chain.model).save_pretrained(scratch)
@@ -62,32 +66,41 @@ def export(run: Path | str, out: Path | str, *, merge: bool = False, dtype: str 
             shutil.copy(path, scratch)
         if adapter:
             _forget_base(scratch / ADAPTER[0])
+        write_text(scratch / CARD, card(run, chain, {folder: read[folder] for folder in (chain.model, *chain.steps)}))
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
-        write_json(scratch / RECORD, {**record, "merged": merge, "dtype": dtype, "files": files})
+        write_json(scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, read), "merged": merge, "dtype": dtype, "files": files})
     return out
 
 
-def provenance(run: Path, chain: Chain) -> dict:
-    """Key, commit and artefact hashes of the run's model, of each step that trained it, of whichever run, and of the run's measurements.
+def verified(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
+    """The records of the run's model, of each step that trained it, of whichever run, and of the run's measurements, by their folders.
 
-    They are named by their folders below the scale's. Raises UserError where one is not what its or a later record says.
+    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made smaller; those that
+    the model is loaded from were checked with the chain.
     """
-    root = run.parents[1]
     folders = [chain.model, *chain.steps, *(path.parent for path in sorted(run.glob("*/run.json")))]
-    read = {folder.relative_to(root).as_posix(): record for folder in folders if (record := records.read(folder))}
+    read = {folder: record for folder in folders if (record := records.read(folder))}
+    names = {folder: f"{folder.parent.name}/{folder.name}" for folder in read}
+    committed = (run.parents[1] / MANIFEST).is_file()
     for own, record in read.items():
         for role, parent in record["parents"].items():
-            made = next((name for name in read if parent["path"].endswith(f"/{name}")), None)  # the scale's folder may have been moved
+            made = next((folder for folder, name in names.items() if parent["path"].endswith(f"/{name}")), None)  # the scale's may have been moved
             if made is not None and parent["key"] != read[made]["key"]:
-                raise UserError(f"{root / own} was made from another {role} than {root / made}; {again(record)}")
-        for name in record["artefacts"]:
-            if wrong := records.difference(root / own, record, name):
+                raise UserError(f"{own} was made from another {role} than {made}; {again(record)}")
+        for name in () if committed else record["artefacts"]:
+            if wrong := records.difference(own, record, name):
                 raise UserError(f"{wrong}; {again(record)}")
-    stages = {
+    return read
+
+
+def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dict[str, Any]:
+    """Key, commit and hashes of what each stage made, by its folder below the scale's."""
+    roots = (run.parents[1], chain.model.parents[1])  # a committed run's model lies with the results
+    named = {next(folder.relative_to(root) for root in roots if root in folder.parents).as_posix(): record for folder, record in read.items()}
+    return {
         name: {"key": r["key"], "commit": r["git"]["commit"], "artefacts": {n: a["sha256"] for n, a in r["artefacts"].items()}}
-        for name, r in read.items()
+        for name, r in named.items()
     }
-    return {"run": run.name, "stages": stages}
 
 
 def _require_ours(out: Path) -> None:

@@ -1,14 +1,12 @@
 """Tells transformers' Auto classes about linearized folders, without importing torch or transformers before somebody else does.
 
-`import relinear` calls `install`, and so does torch, for the sake of programs that never import relinear, such as lm-eval: of lm-eval,
-transformers and torch only torch calls plugins on its own (its entry points for backends, see pyproject.toml).
+`import relinear` calls `install`. A program that never imports relinear runs none of its code: it loads an exported folder by that folder's own.
 """
 
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-import warnings
 from types import ModuleType
 
 AUTO = "transformers.models.auto.configuration_auto"
@@ -43,17 +41,6 @@ class _Watch(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Half(ModuleType):
-    """That module where it imports torch, which comes here, before it has its table: registers at the first look at it afterwards."""
-
-    def __getattribute__(self, name):
-        value = super().__getattribute__(name)  # AttributeError as long as there is none
-        if name == "AutoConfig":
-            self.__class__ = ModuleType
-            _register(self)
-        return value
-
-
 def _register(auto: ModuleType) -> None:
     for teacher in TEACHERS:
         if f"relinear_{teacher}" not in auto.CONFIG_MAPPING:
@@ -61,18 +48,8 @@ def _register(auto: ModuleType) -> None:
 
 
 def install() -> None:
-    """Register now where transformers' table is loaded, else once it is; any number of calls, in any order with transformers.
-
-    Never raises: an error would make `import torch` fail, so it is a warning.
-    """
-    try:
-        auto = sys.modules.get(AUTO)
-        if auto is None:
-            if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-                sys.meta_path.insert(0, _Watch())
-        elif hasattr(auto, "AutoConfig"):  # defined last
-            _register(auto)
-        else:
-            auto.__class__ = _Half
-    except Exception as error:
-        warnings.warn(f"relinear could not register with transformers: {error}", stacklevel=2)
+    """Register now where transformers' table is loaded, else once it is; any number of calls, before or after transformers is imported."""
+    if (auto := sys.modules.get(AUTO)) is not None:
+        _register(auto)
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())

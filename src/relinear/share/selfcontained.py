@@ -53,7 +53,7 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     layout = ", ".join(f"{name}={value.__name__ if value is swapped else repr(value)}" for name, value in model.layout._asdict().items())
     (folder / f"{STAND_INS}.py").write_text(find("relinear.share._stand_ins").read_text())
     (folder / f"{MAIN}.py").write_text(
-        f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export --self-contained`."""\n\n'
+        f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export`."""\n\n'
         f"from transformers import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
         f"from ._layer import Layout\nfrom .model import _classes\n\n"
         f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
