@@ -224,3 +224,15 @@ NAMED = {name for words in re.findall(r"snakemake ((?:--cores all )?[a-z0-9_ \n]
 def test_every_target_that_the_texts_name_is_a_rule():
     assert len(NAMED) > 5
     assert set(available(ROOT / "workflow" / "papers")) >= NAMED
+
+
+def test_the_citation_is_of_this_version_and_of_the_papers_that_are_here():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    papers = [yaml.safe_load(path.read_text()) for path in (ROOT / "workflow/papers").glob("*/paper.yaml")]
+    assert found["version"] == PYPROJECT["project"]["version"] and found["license"] == PYPROJECT["project"]["license"]
+    assert sorted(x["url"].rpartition("/")[2] for x in found["references"]) == sorted(paper["arxiv"] for paper in papers if "arxiv" in paper)
+
+
+def test_the_command_says_its_version():
+    done = subprocess.run([sys.executable, "-m", "relinear.cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"relinear {PYPROJECT['project']['version']}\n"

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,21 @@ from relinear.tracking import live as tracking
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"relinear {metadata.version('relinear')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")] = False) -> None:
+    pass
+
+
 app.add_typer(track, name="track")
 
 SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
