@@ -20,6 +20,7 @@ import pytest
 
 from relinear.errors import UserError
 from relinear.tracking import live as tracking
+from relinear.tracking.ui import links
 
 SOURCE = str(Path(tracking.__file__).parents[1])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
@@ -612,6 +613,15 @@ def test_a_rebuilt_store_equals_the_first(uri, second, tmp_path):
         assert again.data.tags["mlflow.parentRunId"] == parent(second).info.run_id
         assert again.data.tags["mlflow_run_id"] == first.info.run_id
     assert [p.value for p in client(second).get_metric_history(child(second).info.run_id, "loss")][:3] == [line["loss"] for line in HISTORY]
+
+
+def test_the_ui_is_opened_at_the_runs_of_each_experiment(uri, tmp_path):
+    assert links(uri, "http://127.0.0.1:1") == {}
+    run_stage(uri, tmp_path / "results", {"loss": 0.5})
+    number = client(uri).get_experiment_by_name("relinear-mini").experiment_id
+    assert links(uri, "http://127.0.0.1:1") == {
+        "relinear-mini": f"http://127.0.0.1:1/#/experiments/{number}/runs?workflowType=machine_learning"
+    }  # fmt: skip
 
 
 def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):

@@ -263,6 +263,9 @@ def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
         return
     results.mkdir(parents=True, exist_ok=True)
     tracking.init(store)
+    shown = importlib.import_module("relinear.tracking.ui").links(store, f"http://127.0.0.1:{port}")
+    lines = [f"{name}: {link}" for name, link in shown.items()] or ["no runs are in the store yet: any target of Snakemake brings some"]
+    print("\n".join(lines), flush=True)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)
 

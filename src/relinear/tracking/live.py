@@ -69,7 +69,7 @@ def init(uri: str, scale: str | None = None) -> None:
     if path and (kind := _file_system(path)) in NETWORK:
         warning = f"WARNING: {path} is on a network file system ({kind}), where SQLite's locks may not hold"
         print(f"{warning}: set MLFLOW_TRACKING_URI to an MLflow server's address", file=sys.stderr, flush=True)
-    client = _connect(uri)
+    client = connect(uri)
     if scale is not None:
         _experiment(client, uri, scale)
 
@@ -194,7 +194,7 @@ class Tracker:
         self._store(lambda: _log_folder(self._client, self.run_id, folder, record))
 
     def _open(self) -> None:
-        client = self._client = _connect(self._uri)
+        client = self._client = connect(self._uri)
         experiment = self._experiment = _experiment(client, self._uri, self._scale)
         self._parent = _parent(client, self._uri, experiment, self._run, self._tags)
         self._on_row(lambda row: client.update_run(row, status="RUNNING"))
@@ -323,7 +323,7 @@ def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int
 
 def _mirror(uri: str, records: dict[Path, dict], suffix: str = "") -> int:
     """Write what the store lacks of these stage folders into the experiments of their scales, named with the suffix."""
-    client = _connect(uri)
+    client = connect(uri)
     experiments = {scale: _experiment(client, uri, f"{scale}{suffix}") for scale in {r["scale"] for r in records.values()}}
     known: dict[tuple[str, ...], list[Any]] = {}
     for scale, experiment in experiments.items():
@@ -413,7 +413,7 @@ def _named(readings: list[dict]) -> dict[str, float]:
 # The store
 
 
-def _connect(uri: str) -> Any:
+def connect(uri: str) -> Any:
     """An MlflowClient on a store that is ready for use."""
     from mlflow import MlflowClient
 
