@@ -61,7 +61,10 @@ def pytest_collection_finish(session):
 
 # What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
 # clone in which all was run are apart: the first of these modules makes it, and the next would wait.
-LONGEST = ("test_dag", "test_real_model", "test_export", "test_laws", "test_engine", "test_additions", "test_long", "test_recall", "test_reference")
+LONGEST = (
+    "test_slurm", "test_dag", "test_real_model", "test_export", "test_laws", "test_engine", "test_additions", "test_long", "test_recall",
+    "test_reference",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config, items):

@@ -57,13 +57,15 @@ def sign(root: Path, name: str) -> None:
 
 # --- committed runs ---
 
+TRAINING = ("distill", "finetune", "pretrain")
+
 
 def weights_named(run: Path) -> set[Path]:
     """The files of weights that the records of a committed run, and of the runs that it builds on, name."""
     scale, found, waiting = run.parents[1], set(), sorted(run.glob("*/run.json"))
     for path in waiting:
         record = json.loads(path.read_text())
-        found |= {path.parent / name for name in record["artefacts"] if name.endswith("safetensors") and path.parent.name in ("distill", "finetune")}
+        found |= {path.parent / name for name in record["artefacts"] if name.endswith("safetensors") and path.parent.name in TRAINING}
         others = (scale / "runs" / Path(*Path(parent["path"]).parts[-2:]) / "run.json" for parent in record["parents"].values())
         waiting += [other for other in others if other.is_file() and other not in waiting]
     return found
