@@ -135,6 +135,9 @@ def results() -> list[str]:
     with (REFERENCE / "smollm2/claims.csv").open() as file:
         verdicts = [row["verdict"] for row in csv.DictReader(file)]
     reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
+    with (REFERENCE / "controls_smollm2/comparison/controls.claims.csv").open() as file:
+        figures = {row["claim"].split()[0]: row["figures"] for row in csv.DictReader(file) if "on average" in row["claim"]}
+    apart = {run: re.search(r"difference (\S+ ± \S+) \(paired\)", said)[1] for run, said in figures.items()}
     with (REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv").open() as file:
         maps = [row["verdict"] for row in csv.DictReader(file)].count("contradicted")
     tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/table2.md").read_text())[1]
@@ -150,6 +153,7 @@ def results() -> list[str]:
         f"the perplexity one of {min(seeds['ppl']):.3f} to {max(seeds['ppl']):.2f}.",
         f"Of {len(verdicts)} claims of the papers {reproduced} are reproduced, {contradicted} contradicted and {untested} not tested",
         f"hold at scale `mini`, from {stage / 1000:.1f}k tokens a stage.",
+        f"by {apart['Lizard']} points, the average of LoLCATs by {apart['LoLCATs']}",
         f"{('no', 'one', 'two', 'three', 'four')[maps]} claims of the paper are contradicted",
         f"The first runs of both tables come from two H100s in {minutes('lizard_smollm2', 'fe9bd6e')}. Their records name commit `fe9bd6e`",
         f"LoLCATs without a window decodes {speeds['lolcats_linear'][0]:.1f} times as fast.",
