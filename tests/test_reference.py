@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
 from relinear.errors import UserError
+from relinear.families.bert import byte_tokenizer
 from relinear.files import sha256
 from relinear.linearize.assemble import save_method
 from relinear.share.export import export as export_run
@@ -40,6 +41,7 @@ FILES = {
 }  # fmt: skip
 RECORD = {
     "schema": 2, "scale": "tiny", "run": "", "stage": "", "key": "k", "config": {}, "parents": {}, "artefacts": {}, "hardware": {"dtype": "float32"},
+    "git": {"commit": "0" * 40, "dirty": False}, "datasets": [], "tokens": 0,
 }  # fmt: skip
 
 
@@ -259,8 +261,8 @@ def trained(tmp_path):
                 for name, path in {"model": "models/toy", **{s: f"runs/lizard/{s}" for s in ahead}}.items()
             }
             config = {"method": "lizard", "options": {}, "links": [{"method": "lizard", "options": {}, "steps": list(ahead)}]}
-            record = {"schema": 2, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
-                      "parents": parents, "hardware": {"dtype": dtype}, "scale": "tiny", "stage": folder.name, "key": "k"}  # fmt: skip
+            record = {**RECORD, "run": folder.name, "measure": stage if stage == "perplexity" else "", "artefacts": artefacts, "config": config,
+                      "parents": parents, "hardware": {"dtype": dtype}, "stage": folder.name}  # fmt: skip
             (folder / "run.json").write_text(json.dumps(record))
             ahead += [stage] if stage in ("distill", "finetune") else []
         return root
@@ -297,8 +299,10 @@ def test_a_committed_run_has_the_teacher_of_its_scale_and_no_other(trained, tmp_
     results, out = trained(distill="float32"), tmp_path / "results/reference/tiny"
     reference.export(results, out)
     assert not (out / "models/toy/config.json").exists() and load_run(out / "runs/lizard").method_parameters()
-    with pytest.raises(UserError, match="lizard is of committed results"):
-        export_run(out / "runs/lizard", tmp_path / "folder")
+    byte_tokenizer().save_pretrained(results / "models/toy")
+    folder = export_run(out / "runs/lizard", tmp_path / "folder")
+    assert list(json.loads((folder / "relinear.json").read_text())["stages"])[:2] == ["models/toy", "runs/lizard/distill"]
+    assert "# lizard, linearized from toy" in (folder / "README.md").read_text() and list(folder.glob("*.py"))
     record = results / "models/toy/run.json"
     record.write_text(record.read_text().replace(sha256(results / "models/toy/model.safetensors"), "0"))
     with pytest.raises(UserError, match="another model than that of .*tiny"):
