@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from test_stage import Mirror
 
 from relinear import stages
 from relinear.errors import UserError
@@ -167,27 +168,6 @@ def inputs(count: int, seed: int = 0) -> Iterator[Outcome]:
 # --- result files ---
 
 
-class Silent:
-    """In the place of MLflow's mirror."""
-
-    run_id = ""
-
-    def __init__(self, uri, **about):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def log(self, metrics, step, time=None):
-        pass
-
-    def finish(self, folder):
-        pass
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -285,7 +265,7 @@ def main() -> int:
     parser.add_argument("--no-rounds", action="store_true", help="settings alone")
     parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
     given = parser.parse_args()
-    importlib.import_module("relinear.tracking.live").Tracker = Silent
+    importlib.import_module("relinear.tracking.live").Tracker = Mirror
     known = [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()] if given.log and given.log.is_file() else []
     done = {outcome.case for outcome in known}
     with contextlib.ExitStack() as stack:

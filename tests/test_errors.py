@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT
+from test_stage import Mirror
 
 from relinear import cli
 from relinear.plan import plan
@@ -158,28 +159,12 @@ def test_what_the_hub_alone_has_and_no_hub(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("relinear.stage.tracking.Tracker", Silent)
+    monkeypatch.setattr("relinear.stage.tracking.Tracker", Mirror)
     code, stderr = relinear(monkeypatch, "asset", "llama-3-8b", "--scale", "paper", "--device", "cpu", "--results", str(tmp_path / "results"))
     assert code != 0 and "Traceback" not in stderr
     for part in ("'llama-3-8b' needs the hub", "revision", "*.safetensors", "MiB", "HF_HUB_OFFLINE is set"):
         assert part in stderr
     assert not list(tmp_path.rglob("run.json"))
-
-
-class Silent:
-    """No MLflow."""
-
-    def __init__(self, *args, **more):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def log(self, *args):
-        pass
 
 
 def test_a_full_disk(monkeypatch, tmp_path):

@@ -5,7 +5,8 @@ import json
 
 import pytest
 import yaml
-from faults import CRASH, DAMAGES, GOOD, HARMLESS, LAST, NONSENSE, Silent, again, contents, files_of, inputs, judge, linked, meaning, prepared, rounds
+from faults import CRASH, DAMAGES, GOOD, HARMLESS, LAST, NONSENSE, again, contents, files_of, inputs, judge, linked, meaning, prepared, rounds
+from test_stage import Mirror
 
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
@@ -53,7 +54,7 @@ def test_what_no_setting_means_is_refused_wherever_it_stands(tmp_path, value):
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("relinear.tracking.live"), "Tracker", Silent)
+        patch.setattr(importlib.import_module("relinear.tracking.live"), "Tracker", Mirror)
         yield prepared(tmp_path_factory.mktemp("faults") / "results")
 
 

@@ -257,14 +257,17 @@ def track_import(
 @track.command("ui")
 def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
+    from relinear.tracking.ui import links
+
     store = Plan(results=results).store
     if not store.startswith("sqlite:"):
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
     results.mkdir(parents=True, exist_ok=True)
     tracking.init(store)
-    shown = importlib.import_module("relinear.tracking.ui").links(store, f"http://127.0.0.1:{port}")
-    lines = [f"{name}: {link}" for name, link in shown.items()] or ["no runs are in the store yet: any target of Snakemake brings some"]
+    lines = [f"{name}: {link}" for name, link in links(store, f"http://127.0.0.1:{port}").items()] or [
+        "no runs are in the store yet: any target of Snakemake brings some"
+    ]
     print("\n".join(lines), flush=True)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)

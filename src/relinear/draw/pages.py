@@ -156,7 +156,7 @@ def recall(reference: Path) -> str:
     rows: dict[str, list[str]] = {}
     for table in ("table2", "table3"):
         for row in drawn(reference / f"hedgehog_smollm2/hedgehog/{table}.md")[0]:  # the second table repeats rows of the first
-            rows.setdefault(row["Attention"].split(", 2 seeds")[0], [cell(row, column) for column in ("AR", "Floor", "Entropy", "paper's AR")])
+            rows.setdefault(re.sub(r", \d+ seeds$", "", row["Attention"]), [cell(row, column) for column in ("AR", "Floor", "Entropy", "paper's AR")])
     return markdown(["Attention", "Recall", "Without recall", "Entropy", "Paper: recall"], [[name, *cells] for name, cells in rows.items()])
 
 

@@ -22,13 +22,12 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.share.card import card
-from relinear.share.runs import Chain, again, chain_of
+from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
 DTYPES = ("float32", "bfloat16", "float16")
 CARD = "README.md"
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
@@ -49,7 +48,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     chain = chain_of(run)
     model, read = assemble(*chain), verified(run, chain)
     last = chain.steps[-1:]  # the adapter of any other step is in the weights
-    adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / "adapter" / name).is_file()]
+    adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / name).is_file()]
     if not (merge or adapter):
         raise UserError(f"{run} ends without a LoRA, so there is none to leave beside the weights; leave --adapter out")
     if isinstance(model, PeftModel):
@@ -65,7 +64,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         for path in adapter:
             shutil.copy(path, scratch)
         if adapter:
-            _forget_base(scratch / ADAPTER[0])
+            _forget_base(scratch / Path(ADAPTER[0]).name)
         write_text(scratch / CARD, card(run, chain, {folder: read[folder] for folder in (chain.model, *chain.steps)}))
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
         write_json(scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, read), "merged": merge, "dtype": dtype, "files": files})
