@@ -29,9 +29,9 @@ GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
 SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
-    "_limit": {"agreement", "perplexity_by_position", "needle", "passkey_example", "kv_recall", "answers"},
+    "_limit": {"agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers"},
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
-    "_answering": {"needle", "passkey_example", "kv_recall", "answers", "gate_stats"},
+    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats"},
 }
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 

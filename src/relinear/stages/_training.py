@@ -70,7 +70,9 @@ class Step(_stage.Stage):
         data = plan.data_for(recipe.data, plan.run(node.name).model)
         length = plan.sequence(data)
         if length and recipe.seq_len not in (None, length):
-            raise ConfigError(f"run {node.name!r}: {node.stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out")
+            raise ConfigError(
+                f"run {node.name!r}: {node.stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
+            )
         given = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
         return budget | given | ({"seq_len": length} if length else {})
 
