@@ -32,6 +32,7 @@ SHARED = {
     "_limit": {"agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers"},
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
     "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats"},
+    "needle": {"needle_plane"},
 }
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
