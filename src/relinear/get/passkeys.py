@@ -68,7 +68,9 @@ def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
     begins = np.flatnonzero(tokens == document_separator(cutter.tokenizer)[-1])
     documents = np.split(tokens, begins)[1:-1] or [tokens]
     texts = cutter.tokenizer.batch_decode([document.tolist() for document in documents], skip_special_tokens=True)
-    return [cutter.ids(f" {sentence.strip()}") for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
+    said = [f" {sentence.strip()}" for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
+    # All at once, and not by the cutter, which keeps what it has cut: a training text has several hundred thousand.
+    return [tuple(ids) for ids in cutter.tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 def examples(cutter: Cutter, split: str, n: int, filler: Sequence[tuple[int, ...]], settings: Any) -> list[Needle]:
