@@ -217,8 +217,8 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panel 'lizard' names no metric"),
         (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
         (
-            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"length": 1}}, "op": ">", "ratio": 1}]},
-            "`at` with length and depth",
+            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"depth": 1}}, "op": ">", "ratio": 1}]},
+            "`at` with length and at most one more, such as depth",
         ),
         (COSTS | {"panels": [{"x": "batch", "y": "watts"}]}, "panels.0.y"),
         (COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]}, "no sweep 'tokens'; have batch, length, input"),

@@ -158,3 +158,20 @@ rule recall:
         key=key("recall"),
     shell:
         "{RELINEAR} recall {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+
+
+rule passkeys:
+    """Long texts that hide pass keys and end in a question for one of them, and its answer, to train on."""
+    input:
+        parents("passkeys"),
+    output:
+        "<results>/passkeys/{name}/run.json",
+    log:
+        "<results>/logs/passkeys.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("passkeys"),
+    params:
+        key=key("passkeys"),
+    shell:
+        "{RELINEAR} passkeys {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"

@@ -170,11 +170,14 @@ class GridCell(Where):
 
 class Grid(Spec):
     """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
-    on a logarithmic scale where one of its panels or the cell says `log`."""
+    on a logarithmic scale where one of its panels or the cell says `log`. `dashed` and `dotted`: metrics without axes, at whose values in a panel's
+    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before."""
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
+    dashed: str | None = None
+    dotted: str | None = None
 
     def place(self, panel: GridPanel) -> Where:
         """What a panel shows. Raises ValueError where neither it nor the cell says."""
@@ -200,8 +203,8 @@ class Grid(Spec):
         known("panel", point.row, (panel.name for panel in self.panels), where)
         if point.column is not None:
             known("column", point.column, [self.place(self.panel(point.row)).metric], where)
-        if set(point.at) != {self.cell.x, self.cell.y}:
-            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and {self.cell.y}; got {point.at}")
+        if self.cell.x not in point.at or len(point.at) > 2:
+            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}; got {point.at}")
 
 
 # --- drawn by a file beside the spec ---

@@ -21,12 +21,6 @@ class Stage(_training.Step):
     work = "relinear.train.pretrain"
     Options, Budget = Options, Budget
 
-    def budget(self, plan, node):
-        """Of data made of sequences, their own length."""
-        budget = super().budget(plan, node)
-        data = plan.data_for(self.recipe(plan, node).data, plan.run(node.name).model)
-        return budget | {"seq_len": plan.sequence(data) or budget["seq_len"]}
-
     def check(self, plan, node, processes):
         super().check(plan, node, processes)
         if self.recipe(plan, node).patience and not self.budget(plan, node)["validation"]:
