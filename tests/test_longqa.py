@@ -167,8 +167,11 @@ def test_a_context_that_no_scaling_reaches_and_a_model_that_needs_none_are_refus
     with pytest.raises(UserError, match="a context of 300 tokens is beyond .*made for 128 positions, and 256 with yarn:2. Possible: .*yarn:<factor>"):
         _contexts.check(teacher(128), options("yarn:2"), "toy")
     _contexts.check(teacher(128), options("yarn:4"), "toy"), _contexts.check(teacher(128), options(None), "toy")
-    with pytest.raises(UserError, match="rope_scaling yarn:4 is for softmax teachers; got .*linearized"):
+    with pytest.raises(UserError, match="rope_scaling yarn:4 is for softmax teachers .*; got RelinearLlama"):
         _contexts.check(linearize(teacher(128), "supra"), options("yarn:4"), "toy")
+    hybrid = linearize(teacher(128), "lizard", keep_softmax_layers=[0])
+    whys = [next(_contexts.unread(model, ["f1"], "squad", [300])).why for model in (teacher(128), hybrid)]
+    assert whys == ["softmax attention, made for 128 positions, and no rope_scaling named", "layers of softmax attention, made for 128 positions"]
     for wrong in ("yarn", "ntk:2", "yarn:0"):
         with pytest.raises(ValueError, match="rope_scaling"):
             options(wrong)

@@ -16,7 +16,7 @@ from relinear.errors import UserError
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask
 from relinear.measure._limit import limit_of
-from relinear.measure._rope import NAMES, POSSIBLE, reach, scaled
+from relinear.measure._rope import NAMES, POSSIBLE, reach, scalable, scaled
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -94,7 +94,7 @@ def answers(model: PreTrainedModel, prompts: Mapping[int, Sequence[Prompt]], ste
 
 def unread(model: PreTrainedModel, metrics: Sequence[str], of: str, contexts: Sequence[int]) -> Iterator[Reading]:
     """Readings of contexts that a model cannot read, which say why."""
-    why = f"{limit_of(model).why}, and no rope_scaling named"
+    why = limit_of(model).why + (", and no rope_scaling named" if scalable(model) else "")
     for context in contexts:
         yield from (Reading(metric, of, {"context": context}, None, None, 0, why) for metric in metrics)
 

@@ -26,17 +26,19 @@ def reach(model: PreTrainedModel, scaling: str | None) -> Limit:
     limit = limit_of(model)
     if scaling is None:
         return limit
-    base = _base(model)
-    if isinstance(base, Linearized) or limit.tokens is None:
-        raise UserError(f"rope_scaling {scaling} is for softmax teachers; got {type(base).__name__}, which is linearized. Possible: no rope_scaling")
-    if not _rotary(base):
-        raise UserError(
-            f"rope_scaling {scaling} scales one rotary embedding for all layers; {type(base).__name__} has none. Possible: no rope_scaling"
-        )
+    if not scalable(model):
+        got = f"got {type(_base(model)).__name__}"
+        raise UserError(f"rope_scaling {scaling} is for softmax teachers with one rotary embedding for all layers; {got}. Possible: no rope_scaling")
     if scaling == AS_IT_IS:
         return Limit(None)
     most = int(limit.tokens * float(scaling.partition(":")[2]))
     return Limit(most, f"{limit.why}, and {most} with {scaling}")
+
+
+def scalable(model: PreTrainedModel) -> bool:
+    """Whether a model is a softmax teacher whose positions are one rotary embedding for all layers."""
+    base = _base(model)
+    return not isinstance(base, Linearized) and limit_of(base).tokens is not None and bool(_rotary(base))
 
 
 @contextmanager
