@@ -29,11 +29,15 @@ GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
 SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
-    "_limit": {"agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers"},
+    "_limit": {
+        "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
+    },
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
-    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats"},
+    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack"},
+    "_contexts": {"qasper_yes_no", "haystack"},
+    "_rope": {"qasper_yes_no", "haystack"},
     "needle": {"needle_plane"},
-}
+}  # fmt: skip
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
 
