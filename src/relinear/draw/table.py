@@ -65,6 +65,8 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
             for name in spec.csv or spec.csv_names
             if "tokens" in facts and name.endswith("_tokens")
         }
+    if "doses" in facts:
+        found["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
@@ -167,9 +169,11 @@ def _marks(row: Row) -> str:
 
 
 def _costs(spec: Table, row: Row) -> list[str]:
-    """Trained parameters, and tokens of each step."""
+    """Trained parameters, and tokens of each step: unique ones x epochs where the table asks for them and the steps' records say them."""
     if "trainable_params" not in row.facts:
         return [NOT_RUN, NOT_RUN]
+    if row.facts.get("doses") is not None:
+        return [count(row.facts["trainable_params"]), " + ".join(map(str, row.facts["doses"])) or "0"]
     names = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
     tokens = [count(row.facts["tokens"].get(name.removesuffix("_tokens"), 0)) for name in names]
     return [count(row.facts["trainable_params"]), " + ".join(tokens)]

@@ -1,0 +1,111 @@
+"""SUPRA's ablations: training from scratch on a text, and Table 3, which compares it with uptraining."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import made
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from relinear.draw.planned import draw_planned
+from relinear.linearize.loading import load_teacher
+from relinear.plan.catalogue import Run
+from relinear.plan.plan import Plan
+from relinear.plan.strict import ConfigError
+from relinear.stages._stage import Node
+from relinear.train import pretrain
+
+SCRATCH = ("scratch_softmax", "scratch_supra", "scratch_t2r")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run of Table 3 at smoke scale, trained and measured."""
+    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    made(plan, *map(str, sorted(set(plan.reads(plan.artefacts["supra_table3"]).values()))))
+    return plan
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    with path.open() as file:
+        return {row.get("row") or row["run"]: row for row in csv.DictReader(file)}
+
+
+def test_table_3_prints_unique_tokens_times_epochs_of_every_step_behind_a_row(trained):
+    files = {path.suffix: path for path in draw_planned(trained, trained.artefacts["supra_table3"], finished=True)}
+    rows = table(trained.root / "supra/table3.csv")
+    assert len(rows) == 10 and rows["Mamba"]["ppl"] == "not run" and rows["Mamba"]["published_hellaswag_acc_norm"] == "58.3"
+    assert {name: row["doses"] for name, row in rows.items()} == {
+        "Mamba": "not run", "teacher": "", **dict.fromkeys(SCRATCH, "1024 x 2"), "supra_new_weights": "1024 x 1",
+        "supra_two_steps": "1024 x 1 + 1024 x 1", "t2r_uptrained": "1024 x 1", "supra_uptrained": "1024 x 1",
+        "supra_of_scratch": "1024 x 2 + 1024 x 1",
+    }  # fmt: skip
+    assert (rows["supra_of_scratch"]["pretrain_tokens"], rows["supra_two_steps"]["finetune_tokens"]) == ("2048", "2048")
+    assert "1.02k x 2 + 1.02k x 1" in files[".md"].read_text()
+    claims = list(csv.DictReader((trained.root / "supra/table3.claims.csv").read_text().splitlines()))
+    assert {claim["verdict"] for claim in claims} == {"not tested at this scale"}
+
+
+def test_what_trains_from_scratch_has_the_shape_and_the_text_of_the_teacher_and_none_of_its_weights(trained):
+    teacher = trained.folder(Node("model", "tiny"))
+    theirs = load_file(teacher / "model.safetensors")
+    for run in SCRATCH:
+        weights = load_file(trained.folder(Node("pretrain", run)) / "model.safetensors")
+        shared = {name: w for name, w in weights.items() if name in theirs and w.ndim == 2}
+        assert len(shared) >= 2 * 7 + 1 and any(".method." in name for name in weights) == (run != "scratch_softmax")
+        # Independent draws: as far apart as two such tensors are, where a trained copy of the teacher's would be near it.
+        assert all((w - theirs[name].float()).std() > theirs[name].float().std() for name, w in shared.items())
+        assert trained.parents(Node("pretrain", run))["text"] == trained.parents(Node("finetune", "supra_uptrained"))["text"]
+
+
+def test_weights_are_drawn_by_the_seed_and_the_method_s_own_are_left(trained):
+    from relinear.linearize.model import linearize
+
+    teacher = trained.folder(Node("model", "tiny"))
+    models = [linearize(load_teacher(teacher, torch.float32), "supra") for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        pretrain.redraw(model, teacher, seed)
+    a, b, c = (dict(model.named_parameters()) for model in models)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert [name for name in a if torch.equal(a[name], c[name]) and a[name].ndim == 2 and ".method." not in name] == []
+    own = [name for name in a if name.endswith(".method.w")]
+    assert len(own) == 2 and all(torch.equal(a[name][0], torch.eye(16)) for name in own)
+    assert_close(a["model.layers.0.self_attn.q_proj.weight"].std().item(), 0.1, rtol=0.05, atol=0)
+
+
+def test_a_text_is_learned_from_scratch_in_the_scale_s_dtype_or_in_float32(trained, tmp_path):
+    from relinear.plan.job import Job
+
+    node = Node("pretrain", "scratch_supra")
+    parents = {role: trained.folder(parent) for role, parent in trained.parents(node).items()}
+    for autocast, dtype in ((True, "bfloat16"), (False, "float32")):
+        settings = json.loads(json.dumps(trained.settings(node)))
+        settings["budget"] |= {"epochs": 12}
+        settings["recipe"] |= {"autocast": autocast}
+        (out := tmp_path / dtype).mkdir()
+        job = Job(name="toy", settings=settings, parents=parents, out=out, work=out, dtype="bfloat16")
+        metrics = pretrain.work(job)
+        assert metrics["last_loss"] < metrics["first_loss"] - 0.5 and job.hardware["dtype"] == dtype
+        assert load_file(out / "model.safetensors")["model.norm.weight"].dtype == torch.float32
+
+
+def test_a_text_has_the_scale_s_budget_and_recall_its_own():
+    for scale, text, recall in (("smoke", (2, 1, 0), (1, 8, 8)), ("smollm2", (3, 16, 0), (100, 32, 1000)), ("paper", (10, 8, 0), (100, 32, 1000))):
+        plan = Plan(scale=scale)
+        for run, expected in (("scratch_supra", text), ("recall_softmax", recall)):
+            budget = plan.settings(Node("pretrain", run))["budget"]
+            assert (budget["epochs"], budget["batch_size"] * budget["accumulate"], budget["validation"]) == expected and "recall" not in budget
+
+
+def test_weights_cannot_be_drawn_anew_after_a_step():
+    plan = Plan(scale="smoke")
+    recipe = {"data": "alpaca", "lr": 1e-3, "init": "random"}
+    plan.runs["again"] = Run(model="llama-3-8b", after="scratch_softmax", steps=({"pretrain": recipe},))
+    with pytest.raises(ConfigError, match="'again'.*init: random.*comes after pretrain of scratch_softmax; possible: init: model, or"):
+        plan.check_processes(Node("pretrain", "again"), 1)
+    plan.runs["encoder"] = Run(model="bert-base", steps=({"pretrain": {**recipe, "data": "cola"}},))
+    with pytest.raises(ConfigError, match="pretrain trains a model to predict the next token, and 'tiny-bert' is an encoder"):
+        plan.check_processes(Node("pretrain", "encoder"), 1)
