@@ -2,30 +2,35 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import made
+from conftest import ROOT, made
 from safetensors.torch import load_file
+from synthetic import measurement, paper, reading
 from torch.testing import assert_close
 
-from relinear.draw.planned import draw_planned
+from relinear.draw.curves import readings_along
+from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
 from relinear.plan.plan import Plan
+from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 from relinear.train import pretrain
 
+ABLATIONS = ("supra_table3",)
 SCRATCH = ("scratch_softmax", "scratch_supra", "scratch_t2r")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every run of Table 3 at smoke scale, trained and measured."""
+    """Every run of both tables at smoke scale, trained and measured."""
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
-    made(plan, *map(str, sorted(set(plan.reads(plan.artefacts["supra_table3"]).values()))))
+    made(plan, *map(str, sorted({node for name in ABLATIONS for node in plan.reads(plan.artefacts[name]).values()})))
     return plan
 
 
@@ -109,3 +114,65 @@ def test_weights_cannot_be_drawn_anew_after_a_step():
     plan.runs["encoder"] = Run(model="bert-base", steps=({"pretrain": {**recipe, "data": "cola"}},))
     with pytest.raises(ConfigError, match="pretrain trains a model to predict the next token, and 'tiny-bert' is an encoder"):
         plan.check_processes(Node("pretrain", "encoder"), 1)
+
+
+# --- Figure 1 ---
+
+FIGURE1 = ROOT / "workflow/papers/supra/figure1.yaml"
+
+
+def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
+    reference, folder = ROOT / "results/reference/smollm2", tmp_path / "smollm2"
+    for file in [reference / "reference.json", *(path for run in ("teacher", "supra") for path in reference.glob(f"runs/{run}/*/*.json"))]:
+        (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / file.relative_to(reference))
+    written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}
+    assert written[".png"].read_bytes().startswith(b"\x89PNG") and written[".pdf"].read_bytes().startswith(b"%PDF")
+    cells = json.loads((folder / "supra/figure1.provenance.json").read_text())["cells"]
+    assert cells["SUPRA, uptrained"]["acc_norm"].endswith("runs/supra/evaluate/run.json") and cells["SUPRA, from scratch"]["acc_norm"] is None
+    assert cells["supra"]["length.ms_per_token"] == "results/reference/efficiency/efficiency.csv"
+    ours = (ROOT / "results/reference/efficiency/supra_figure1.claims.csv").read_text()
+    assert written[".csv"].read_text() == ours, "its costs are judged as they were without the other panels"
+
+
+def test_its_published_points_are_those_of_table_1():
+    rows = read(ROOT / "workflow/papers/supra/table1.yaml").spec.rows.list
+    printed = [entry for row in rows for entry in row.published.entries]
+    for panel, column in zip(read(FIGURE1).spec.of_readings, ("hellaswag_acc_norm", "mmlu_acc"), strict=True):
+        drawn = [y for points in panel.published.values() for ys in points.values() for y in (ys if isinstance(ys, tuple) else (ys,))]
+        assert sorted(drawn) == sorted(entry.values[column] for entry in printed if column in entry.values)
+
+
+def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
+    spec = read(FIGURE1).spec
+    panel, series = spec.of_readings[0], {s.name: s for s in spec.series}
+    scored = reading("acc_norm", 0.3, of="hellaswag")
+    measured = {
+        (run, "commonsense"): measurement(run, "commonsense", scored, tokens=tokens)
+        for run, tokens in (
+            ("supra", {"finetune": 20}),
+            ("supra_uptrained", {"finetune": 10}),
+            ("scratch_supra", {"pretrain": 30, "finetune": 5}),
+            ("teacher", {}),
+        )
+    }
+    along = {name: [x for x, *_ in readings_along(s, panel, measured)] for name, s in series.items() if s.runs}
+    assert along == {"SUPRA, uptrained": [10, 20], "SUPRA, from scratch": [35], "softmax teacher": [0], "softmax, from scratch": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"panels": [{"x": "training_tokens", "measure": "mmlu", "metric": "acc", "series": ["Mamba"]}]}, "no series 'Mamba'; have t2r, SUPRA"),
+        ({"panels": [{"x": "position", "measure": "ppl_novels", "metric": "perplexity"}]}, "'SUPRA': `runs` lie along.*over 'position'"),
+        ({"panels": [{"x": "length", "y": "ms_per_token", "measure": "mmlu", "metric": "acc"}]}, "'ms_per_token' or the measure 'mmlu'; give one"),
+        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or points or runs"),
+        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "a run's own tokens say where it lies along 'training_tokens'; give `runs`"),
+        ({"file": "results/efficiency/efficiency.csv", "model": "mistral-7b"}, "no panel shows a cost of results/efficiency/efficiency.csv"),
+    ],
+)  # fmt: skip
+def test_panels_and_series_that_do_not_go_together_are_refused(tmp_path, changes, message):
+    panels = [{"x": "training_tokens", "measure": "mmlu", "metric": "acc"}]
+    series = [{"title": "T2R", "run": "t2r"}, {"title": "SUPRA", "runs": ["supra"]}]
+    with pytest.raises(ConfigError, match=message):
+        read(paper(tmp_path, stem="figure1", draw="curves", **{"panels": panels, "series": series} | changes))
