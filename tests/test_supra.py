@@ -1,6 +1,7 @@
 """SUPRA's ablations: training from scratch on a text, and Table 3, which compares it with uptraining."""
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from synthetic import measurement, paper, reading
 from torch.testing import assert_close
 
+from relinear.attention import load, options, supra
+from relinear.attention._base import Heads, Inputs
 from relinear.draw.curves import readings_along
 from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
@@ -22,7 +25,7 @@ from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 from relinear.train import pretrain
 
-ABLATIONS = ("supra_table3",)
+ABLATIONS = ("supra_table3", "supra_decayfactors")
 SCRATCH = ("scratch_softmax", "scratch_supra", "scratch_t2r")
 
 
@@ -52,6 +55,14 @@ def test_table_3_prints_unique_tokens_times_epochs_of_every_step_behind_a_row(tr
     assert "1.02k x 2 + 1.02k x 1" in files[".md"].read_text()
     claims = list(csv.DictReader((trained.root / "supra/table3.claims.csv").read_text().splitlines()))
     assert {claim["verdict"] for claim in claims} == {"not tested at this scale"}
+
+
+def test_the_table_of_decays_has_a_row_for_each_factor(trained):
+    draw_planned(trained, trained.artefacts["supra_decayfactors"], finished=True)
+    rows = table(trained.root / "supra/decayfactors.csv")
+    assert list(rows)[1:] == ["t2r_uptrained", "supra_denominator", "supra_rope_before", "supra_decay_none", "supra_uptrained", "supra_decay_retnet"]
+    assert len({row["ppl"] for row in rows.values()}) == 7 and all(float(row["ppl_256"]) > 1 for row in rows.values())
+    assert {row["gate"] for row in rows.values()} == {"passed"}
 
 
 def test_what_trains_from_scratch_has_the_shape_and_the_text_of_the_teacher_and_none_of_its_weights(trained):
@@ -176,3 +187,51 @@ def test_panels_and_series_that_do_not_go_together_are_refused(tmp_path, changes
     series = [{"title": "T2R", "run": "t2r"}, {"title": "SUPRA", "runs": ["supra"]}]
     with pytest.raises(ConfigError, match=message):
         read(paper(tmp_path, stem="figure1", draw="curves", **{"panels": panels, "series": series} | changes))
+
+
+# --- from T2R to SUPRA ---
+
+
+def inputs_of(heads: Heads, length: int) -> Inputs:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, length, n, heads.dim, dtype=torch.float64) for n in (heads.heads, heads.groups, heads.groups))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * torch.rand(heads.dim // 2, dtype=torch.float64).repeat(2)
+    cos, sin = (f(angles).expand(2, length, heads.dim) for f in (torch.cos, torch.sin))
+    return Inputs(torch.empty(2, length, heads.hidden), q, k, v, cos, sin)
+
+
+def test_supra_without_its_changes_is_t2r():
+    heads = Heads(24, 6, 2, 8, 8**-0.5)
+    given = {"normalizer": "denominator", "rope": "before", "decay": "none", "init": "random"}
+    ours, t2r = (load(method)(heads, options(method, o)).double() for method, o in (("supra", given), ("t2r", {})))
+    with torch.no_grad():
+        ours.w.copy_(t2r.w_q), ours.b.copy_(t2r.b_q.add_(1.0))
+    inputs = inputs_of(heads, 33)
+    assert_close(ours(inputs)[0], t2r(inputs)[0], rtol=1e-10, atol=1e-10)
+    assert_close(ours.attention_weights(inputs), t2r.attention_weights(inputs), rtol=1e-10, atol=1e-10)
+    for other in ({"rope": "after"}, {"normalizer": "groupnorm"}):
+        changed = load("supra")(heads, options("supra", given | other)).double()
+        changed.load_state_dict(ours.state_dict())
+        assert (changed(inputs)[0] - ours(inputs)[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("heads", [1, 9, 32])
+def test_the_released_decay_leaves_of_a_token_2048_before_what_the_paper_says(heads):
+    slowest = supra.log_decay("released", heads).max().exp().item()
+    assert slowest**2048 == pytest.approx(3.35e-4, rel=2e-3)
+    assert supra.log_decay("none", heads) is None
+    if heads > 1:
+        assert supra.log_decay("retnet", heads).max().exp().item() ** 2048 > 0.01, "RetNet's reaches further"
+
+
+def test_a_denominator_with_a_decay_is_refused():
+    with pytest.raises(ValueError, match="'denominator' is a sum without decay; got decay 'released', possible: decay 'none', or groupnorm"):
+        options("supra", {"normalizer": "denominator"})
+
+
+def test_the_steps_from_t2r_to_supra_are_one_factor_each():
+    runs = Plan(scale="smollm2").runs
+    ladder = ["supra_denominator", "supra_rope_before", "supra_decay_none", "supra_uptrained"]
+    full = [options("supra", runs[run].options).model_dump() for run in ladder]
+    assert [sorted(name for name in a if a[name] != b[name]) for a, b in itertools.pairwise(full)] == [["normalizer"], ["rope"], ["decay"]]
+    assert {str(runs[run].steps) for run in [*ladder, "t2r_uptrained", "supra_decay_retnet"]} == {str(runs["supra_uptrained"].steps)}
