@@ -16,10 +16,12 @@ from torch.testing import assert_close
 from relinear.attention import load, options, supra
 from relinear.attention._base import Heads, Inputs
 from relinear.draw.curves import readings_along
+from relinear.draw.doses import Dose, doses
 from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
 from relinear.plan.plan import Plan
+from relinear.plan.readings import load as load_measured
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
@@ -52,9 +54,24 @@ def test_table_3_prints_unique_tokens_times_epochs_of_every_step_behind_a_row(tr
         "supra_of_scratch": "1024 x 2 + 1024 x 1",
     }  # fmt: skip
     assert (rows["supra_of_scratch"]["pretrain_tokens"], rows["supra_two_steps"]["finetune_tokens"]) == ("2048", "2048")
-    assert "1.02k x 2 + 1.02k x 1" in files[".md"].read_text()
+    text = files[".md"].read_text()
+    assert "1.02k x 2 + 1.02k x 1" in text and "58.3" in next(line for line in text.splitlines() if line.startswith("| Mamba"))
     claims = list(csv.DictReader((trained.root / "supra/table3.claims.csv").read_text().splitlines()))
     assert {claim["verdict"] for claim in claims} == {"not tested at this scale"}
+
+
+def test_doses_are_unknown_where_a_step_s_record_is_not_there_or_it_ended_early(trained, tmp_path):
+    measured = trained.folder(Node("measure", "supra_of_scratch", "perplexity"))
+    copy = tmp_path / "runs/supra_of_scratch/perplexity"
+    shutil.copytree(measured, copy)
+    assert doses(load_measured(measured)) == (Dose(1024, 2), Dose(1024, 1)) and doses(load_measured(copy)) is None
+    for run, step in (("supra_of_scratch", "finetune"), ("scratch_softmax", "pretrain")):
+        shutil.copytree(trained.folder(Node(step, run)), tmp_path / "runs" / run / step)
+    assert list(map(str, doses(load_measured(copy)))) == ["1.02k x 2", "1.02k x 1"]
+    record = json.loads((file := tmp_path / "runs/scratch_softmax/pretrain/run.json").read_text())
+    record["config"]["recipe"]["patience"] = 3
+    file.write_text(json.dumps(record))
+    assert doses(load_measured(copy)) is None
 
 
 def test_the_table_of_decays_has_a_row_for_each_factor(trained):

@@ -31,7 +31,7 @@ def doses(found: Measured) -> tuple[Dose, ...] | None:
 
 def _of(steps: list[Path]) -> tuple[Dose, ...] | None:
     read = [json.loads(file.read_text(encoding="utf-8")) for step in steps if (file := step / "run.json").is_file()]
-    known = [r for r in read if "budget" in r["config"] and not r["config"]["recipe"].get("patience")]
+    known = [r for r in read if "budget" in r["config"] and not r["config"].get("recipe", {}).get("patience")]
     if len(known) < len(steps):
         return None
     return tuple(Dose(round(r["tokens"] / r["config"]["budget"]["epochs"]), r["config"]["budget"]["epochs"]) for r in known)

@@ -136,7 +136,8 @@ def _heading(column: Column, about: About) -> str:
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
-    rows = [row for row in rows if row.line.run or any(row.line.cells.values())]  # the others have published numbers alone
+    # The others have published numbers alone, and stand here where those do.
+    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
     columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
