@@ -147,7 +147,7 @@ def test_the_papers_size_is_that_of_the_scales_of_a_gpu():
 
 def test_stopping_by_a_validation_that_there_is_not_is_refused():
     plan = Plan(scale="smoke")
-    plan.config.train["pretrain"]["validation"] = 0
+    plan.config.train["pretrain"]["recall"]["validation"] = 0
     with pytest.raises(ConfigError, match="patience needs `validation` sequences.*got 0"):
         plan.check_processes(plan.node("pretrain", "recall_softmax"), 1)
     with pytest.raises(ConfigError, match="no data of kind 'recall', 'alpaca'; have recall, recall-small"):

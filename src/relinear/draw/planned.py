@@ -72,7 +72,9 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
         raise UserError(f"{folder} has none of the runs of {artefact.name}; have {have}")
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
-    about = _about(_plan_of(facts["scale"], manifest), artefact)._replace(repeats=repeats)
+    plan = _plan_of(facts["scale"], manifest)
+    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
+    about = _about(plan, artefact)._replace(repeats=repeats, files=files)
     written = make(artefact, measured, about, folder / artefact.paper)
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))

@@ -54,6 +54,8 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
             for name in spec.csv or spec.csv_names
             if "tokens" in facts and name.endswith("_tokens")
         }
+    if "doses" in facts:
+        found["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
@@ -123,7 +125,8 @@ def _heading(column: Column, about: About) -> str:
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
-    rows = [row for row in rows if row.line.run or any(row.line.cells.values())]  # the others have published numbers alone
+    # The others have published numbers alone, and stand here where those do.
+    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
     columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
@@ -156,9 +159,11 @@ def _marks(row: Row) -> str:
 
 
 def _costs(spec: Table, row: Row) -> list[str]:
-    """Trained parameters, and tokens of each step."""
+    """Trained parameters, and tokens of each step: unique ones x epochs where the table asks for them and the steps' records say them."""
     if "trainable_params" not in row.facts:
         return [NOT_RUN, NOT_RUN]
+    if row.facts.get("doses") is not None:
+        return [count(row.facts["trainable_params"]), " + ".join(map(str, row.facts["doses"])) or "0"]
     names = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
     tokens = [count(row.facts["tokens"].get(name.removesuffix("_tokens"), 0)) for name in names]
     return [count(row.facts["trainable_params"]), " + ".join(tokens)]
