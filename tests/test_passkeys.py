@@ -90,11 +90,12 @@ def test_data_are_their_seed_and_no_test_key_is_in_training(model, tmp_path):
     assert share == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_text_s_sentences_are_those_of_its_training_documents_without_special_tokens(model, tmp_path):
+def test_a_text_s_sentences_are_those_of_its_training_documents_without_tables_and_special_tokens(model, tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     separator, end = TOKENIZER.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    for split, words in (("train", "Owls sleep. Cats do not!"), ("heldout", "Nobody sleeps. Dogs bark.")):
+    table = " 1" * passkeys.LONGEST  # no sentence: as a table or code, which the documentation of a kernel has much of
+    for split, words in (("train", f"Owls sleep. Cats do not!{table}. Owls sleep."), ("heldout", "Nobody sleeps. Dogs bark.")):
         ids = TOKENIZER(words, add_special_tokens=False)["input_ids"]
         np.save(text / f"{split}_tokens.npy", np.array([separator, *ids, end] * 40 + [separator, *ids[:7]], np.int32))
     cutter = Keys(TOKENIZER, "train")

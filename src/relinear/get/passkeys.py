@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.get import needles
 from relinear.get.needles import SENTENCE_ENDS, Cutter, Needle
@@ -23,6 +24,7 @@ from relinear.get.text import document_separator
 from relinear.plan.job import Job
 
 TESTED = 10  # one key in about so many is for tests
+LONGEST = 128  # tokens of a sentence: what is longer is a table or code without full stops, and would leave no place for keys
 
 
 def for_tests(key: str) -> bool:
@@ -62,15 +64,21 @@ def example(cutter: Cutter, length: int, seed: str, **more: Any) -> Needle:
 
 
 def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
-    """The sentences of a finished text's training documents, in their order, each behind a space and without special tokens; the last document,
-    which may be cut, is left out unless it is the only one."""
+    """The sentences of a finished text's training documents, in their order, each behind a space and without special tokens.
+
+    Left out are sentences of more than `LONGEST` tokens and, unless it is the only one, the last document, which may be cut. Raises UserError where
+    nothing is left.
+    """
     tokens = np.load(folder / "train_tokens.npy")
     begins = np.flatnonzero(tokens == document_separator(cutter.tokenizer)[-1])
     documents = np.split(tokens, begins)[1:-1] or [tokens]
     texts = cutter.tokenizer.batch_decode([document.tolist() for document in documents], skip_special_tokens=True)
     said = [f" {sentence.strip()}" for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
     # All at once, and not by the cutter, which keeps what it has cut: a training text has several hundred thousand.
-    return [tuple(ids) for ids in cutter.tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"]]
+    cut = cutter.tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"] if said else []
+    if not (found := [tuple(ids) for ids in cut if len(ids) <= LONGEST]):
+        raise UserError(f"no sentence of {LONGEST} tokens or fewer is in the training text of {folder}; possible: filler: noise")
+    return found
 
 
 def examples(cutter: Cutter, split: str, n: int, filler: Sequence[tuple[int, ...]], settings: Any) -> list[Needle]:
