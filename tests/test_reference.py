@@ -355,7 +355,7 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
 
 
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
-    folder = Path(shutil.copytree(COMMITTED / "lizard_smollm2_quarter", tmp_path / "quarter"))
+    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
     table = next(a for a in available(COMMITTED.parents[1] / "workflow/papers").values() if a.label == "Lizard Table 3")
     files = [folder / "lizard" / f"table3.{suffix}" for suffix in ("csv", "md", "claims.csv")]
     before = [path.read_bytes() for path in files]

@@ -212,11 +212,21 @@ def parts(reference: Path) -> str:
     """Lizard Tables 2, 3 and 5: what each part is worth, at a quarter of the paper's tokens."""
     measured: dict[str, dict[str, str]] = {}
     for number in (2, 3, 5):
-        records = rows_of(reference / f"lizard_smollm2_quarter/lizard/table{number}.csv")
-        shown = drawn(reference / f"lizard_smollm2_quarter/lizard/table{number}.md")[0]
+        records = rows_of(reference / f"smollm2_quarter/lizard/table{number}.csv")
+        shown = drawn(reference / f"smollm2_quarter/lizard/table{number}.md")[0]
         measured |= {record["run"]: row for record, row in zip(records, shown, strict=False)}
     columns = ["Perplexity", "Novels, over the teacher's", "LAMBADA", "16 pairs", "16 pairs, far", "Avg, no MMLU"]
     return markdown(["Lizard with", *columns], [[words, *(cell(measured[run], column) for column in columns)] for run, words in PARTS.items()])
+
+
+def uptraining(reference: Path) -> str:
+    """SUPRA Table 3: models from scratch and uptrained ones, those that were run."""
+    table = drawn(reference / "smollm2_quarter/supra/table3.md")[0]
+    columns = ["Perplexity", "LAMBADA", "HellaSwag norm", "paper's HellaSwag"]
+    rows = [
+        [row["Model"], row["Begins with"], row["Tokens"], *(cell(row, column) for column in columns)] for row in table if row["Trained"] != NOT_RUN
+    ]
+    return markdown(["Model", "Begins with", "Tokens", *columns[:-1], "Paper: HellaSwag"], rows)
 
 
 def verdicts(reference: Path) -> str:
@@ -338,7 +348,7 @@ def lengths(reference: Path) -> str:
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
-    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, verdicts),
+    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, uptraining, verdicts),
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
