@@ -222,7 +222,7 @@ def parts(reference: Path) -> str:
 def uptraining(reference: Path) -> str:
     """SUPRA Table 3: models from scratch and uptrained ones, those that were run."""
     table = drawn(reference / "smollm2_quarter/supra/table3.md")[0]
-    columns = ["Perplexity", "LAMBADA", "HellaSwag norm", "paper's HellaSwag"]
+    columns = ["Perplexity", "LAMBADA", "HellaSwag norm", "paper's HellaSwag norm"]
     rows = [
         [row["Model"], row["Begins with"], row["Tokens"], *(cell(row, column) for column in columns)] for row in table if row["Trained"] != NOT_RUN
     ]
