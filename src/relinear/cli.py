@@ -51,7 +51,7 @@ PLAN = {
 }
 Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
 Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
-Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Cores to compute with; all if not given.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
 
 
@@ -89,7 +89,6 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
         print(f"{node}: {run_stage(plan, node, work)}")
         return
     hardware, distributed = (importlib.import_module(f"relinear.machine.{name}") for name in ("hardware", "distributed"))
-    plan.check_options()
     hardware.set_threads(threads)
     with distributed.joined(hardware.device_of(wanted)):
         folder = run_stage(plan, node, work)
