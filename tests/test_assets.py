@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from relinear.get import assets
+from relinear.get.asset import work
 from relinear.get.assets import manifest, obtain
 from relinear.plan.assets import Asset, AssetError, catalogue
+from relinear.plan.job import Job
+from relinear.plan.strict import WORKFLOW
 
 GOOD = {"toy/data/one.txt": b"one" * 1000, "toy/data/two.txt": b"two", "toy/code.py": b"raise SystemExit"}
 METADATA = b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
@@ -226,6 +229,21 @@ def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
         obtain("mistral-7b")
     (folder / "two.safetensors").write_text("")
     assert obtain("mistral-7b") == folder
+
+
+def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline):
+    commit, [name] = "0" * 40, [n for n, asset in catalogue().items() if asset.version == "main"][:1]
+    asset = catalogue()[name]
+    kind = {"dataset": "datasets", "model": "models"}[asset.repo_type]
+    folder = offline / f"{kind}--{asset.package.replace('/', '--')}"
+    for pattern in asset.members:
+        path = folder / "snapshots" / commit / pattern.replace("*", "x")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(commit)
+    [row] = work(Job("asset", {"asset": name}, {}, offline, offline, workflow=WORKFLOW))["assets"]
+    assert (row["version"], row["commit"]) == ("main", commit)
 
 
 def test_importing_assets_imports_no_framework():

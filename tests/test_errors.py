@@ -192,6 +192,24 @@ def test_a_full_disk(monkeypatch, tmp_path):
     assert code != 0 and stderr.startswith("error: model tiny: 5 MiB free on the disk of ") and stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(28, "No space left on device", "x/metrics.json"), "No space left on device: x/metrics.json"),
+        (OSError(30, "Read-only file system", "x"), "Read-only file system: x"),
+        (PermissionError(13, "Permission denied", "x"), "Permission denied: x"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "No space left on device"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_in_one_line(monkeypatch, tmp_path, error, named):
+    def refuses(*args):
+        raise error
+
+    monkeypatch.setattr("relinear.stage.run_stage", refuses)
+    code, stderr = relinear(monkeypatch, "asset", "brown", "--scale", "smollm2", "--results", str(tmp_path))
+    assert code == 1 and stderr.startswith(f"error: {named}") and stderr.count("\n") == 1
+
+
 # --- the same through Snakemake, which reads the plan before its first job ---
 
 FIRST = "results/smoke/models/tiny/run.json"  # not all of it, lest a test that fails takes minutes

@@ -1,5 +1,6 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` says what each takes."""
 
+import errno
 import functools
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from relinear.files import MANIFEST
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
+from relinear.tracking import guard
 from relinear.tracking import live as tracking
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -209,14 +211,17 @@ def generate(
 def track_init(plan) -> None:
     """Create the store, before anything writes to it in parallel."""
     plan.results.mkdir(parents=True, exist_ok=True)
-    tracking.init(plan.store, plan.scale)
+    with guard.warned(plan.store):
+        tracking.init(plan.store, plan.scale)
 
 
 @track.command("rebuild")
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{tracking.rebuild(Plan(results=results).store, results)} runs restored")
+    store = Plan(results=results).store
+    with guard.told(store):
+        print(f"{tracking.rebuild(store, results)} runs restored")
 
 
 @track.command("export")
@@ -250,7 +255,9 @@ def track_import(
     if (folder / MANIFEST).is_file():
         verify(folder)
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{tracking.import_folder(Plan(results=results).store, folder, label)} runs imported")
+    store = Plan(results=results).store
+    with guard.told(store):
+        print(f"{tracking.import_folder(store, folder, label)} runs imported")
 
 
 @track.command("ui")
@@ -263,13 +270,17 @@ def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
     results.mkdir(parents=True, exist_ok=True)
-    tracking.init(store)
+    with guard.told(store):
+        tracking.init(store)
     lines = [f"{name}: {link}" for name, link in links(store, f"http://127.0.0.1:{port}").items()] or [
         "no runs are in the store yet: any target of Snakemake brings some"
     ]
     print("\n".join(lines), flush=True)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)
+
+
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # by the disk: full, or not to be written to
 
 
 def main() -> None:
@@ -280,6 +291,18 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except Exception as error:
+        if not (said := refusal(error)):
+            raise
+        print(f"error: {said}; make room or make it writable, then give the same command again", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def refusal(error: BaseException) -> str | None:
+    """What the disk refused, where an error comes of that; libraries in Rust say it in words alone."""
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}: the disk of the results"
+    return "No space left on device: the disk of the results" if "No space left on device" in str(error) else None
 
 
 if __name__ == "__main__":
