@@ -39,6 +39,7 @@ def work(job: Job) -> dict:
         if full:
             save_file(weights, job.out / "model.safetensors")
         if recipe["kind"] == "lora":
+            model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft has a set, which each process writes in another order
             model.save_pretrained(job.out / "adapter")
         if recipe["kind"] == "method" or recipe["train_method"]:
             save_method(base, job.out / "method.safetensors")
