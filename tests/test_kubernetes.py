@@ -4,12 +4,14 @@ A kubectl of our own records a manifest and runs its command here; no test of th
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, wait
 
 KUBECTL = f"""#!{sys.executable}
 import os, pathlib, subprocess, sys
@@ -150,3 +152,19 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
     ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
     assert default.pop("resources") == ["gpu=1"]
     assert default.items() <= ours.items()
+
+
+@pytest.mark.parametrize("server", ["answers", "is gone"])
+def test_ctrl_c_is_clean(kubectl, fresh, server):
+    """The jobs are deleted, where the server can be reached; no traceback, and no wait for it, where it cannot."""
+    process = fresh.popen("results/smoke/models/tiny/run.json", options=("--workflow-profile", "kubernetes"))
+    job = "relinear-0"
+    wait(lambda: (kubectl / job).is_file() or process.poll() is not None, "a job", 120)
+    (kubectl / job).write_text(f"{job} s= f=")  # it goes on and on
+    if server == "is gone":
+        failing(kubectl, 'echo "$@" >> "$(dirname "$0")/calls"; exit 1')
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and "Traceback" not in output and "TypeError" not in output, output
+    assert f"--wait=false {job}" in (kubectl / "calls").read_text()
