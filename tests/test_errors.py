@@ -150,6 +150,7 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["text", "stories", "--scale", "smoke"], ["'stories'", "<data>@<model>"]),
         (["text", "stories@tiny", "--scale", "smoke"], ["`model tiny` is not there", "relinear model tiny"]),
         (["written", "alpaca@tiny", "--scale", "smoke"], ["'alpaca'", "no source `written`"]),
+        (["distill", "hedgehog-seed99999999999", "--scale", "smoke"], ["'hedgehog-seed99999999999'", "-seed1 to -seed1000"]),
         (["status", "--scale", "smoke"], ["no finished result", "--scale"]),
         (["draw", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "comparison, hedgehog, lizard, lolcats"]),
         (["draw", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
@@ -163,6 +164,30 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
     assert stderr.startswith("error: ") and stderr.count("\n") == 1
     assert all(part in stderr for part in named), stderr
     assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE"], "is a file; possible: a folder"),
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE/below"], "is a file; possible: a folder"),
+        (["model", "tiny", "--scale", "smoke", "--results", "r" * 300], "File name too long"),
+        (["track", "rebuild", "--results", "FILE"], "is a file; possible: a folder"),
+        (["tasks", "FILE", "--scale", "smoke"], "is a file; possible: a folder"),
+        (["track", "ui", "--port", "99999"], "--port"),
+        (["model", "tiny", "--scale", "smoke", "--threads", "1000000"], "--threads"),
+        (["model", "tiny", "--scale", "smoke", "--threads", "0"], "--threads"),
+        (["export", "/nope", "DIR"], "is no run"),
+    ],
+    ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else None,
+)
+def test_a_place_or_a_number_that_cannot_be_is_refused(monkeypatch, tmp_path, args, named):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    code, stderr = relinear(monkeypatch, *(arg.replace("FILE", str(tmp_path / "file")).replace("DIR", str(tmp_path / "dir")) for arg in args))
+    assert code in (1, 2) and "Traceback" not in stderr
+    assert named in " ".join(stderr.replace("│", " ").split()), stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was written"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

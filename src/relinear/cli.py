@@ -41,18 +41,30 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 app.add_typer(track, name="track")
 
+
+def _folder(path: Path) -> Path:
+    """A folder that is there or can be made."""
+    try:
+        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    except OSError as error:
+        raise typer.BadParameter(f"{error.strerror}: {str(path)[:60]!r}") from None
+    if not there.is_dir():
+        raise typer.BadParameter(f"{there} is a file; possible: a folder, or the name of a new one")
+    return path
+
+
 SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
 PLAN = {
     "scale": (Annotated[str, typer.Option(help="A file of workflow/scales.")], "mini"),
     "budget": (Annotated[float, typer.Option(help="Multiplies every amount of the scale: training tokens, items, held-out tokens.")], 1.0),
     "seed": (Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")], 0),
     "seeds": (Annotated[int, typer.Option(help="Trainings of each row of tables that show a mean over seeds.")], 1),
-    "results": (Annotated[Path, typer.Option(help="Folder that all scales write under.")], Path("results")),
+    "results": (Annotated[Path, typer.Option(callback=_folder, help="Folder that all scales write under.")], Path("results")),
     "teacher": (Annotated[str | None, typer.Option(help="A model of models.yaml in place of every run's.")], None),
     "device": (Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")], None),
 }
 Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
-Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
+Results = Annotated[Path, typer.Option(callback=_folder, help="Folder that all scales write under.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Cores to compute with; all if not given.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
 
@@ -163,7 +175,7 @@ def run_benchmark(results: Results = Path("results")) -> None:
 @app.command("export")
 def export_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
-    out: Annotated[Path, typer.Argument(help="The folder to make; one that an earlier export made is replaced.")],
+    out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make; one that an earlier export made is replaced.")],
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
@@ -177,7 +189,7 @@ def export_run(
 
 @app.command("tasks")
 @planned
-def write_tasks(plan, out: Annotated[Path, typer.Argument(help="The folder to make.")]) -> None:
+def write_tasks(plan, out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")]) -> None:
     """Write the items that a scale scores as tasks for lm_eval --include_path."""
     from relinear.share.tasks import write
 
@@ -227,7 +239,9 @@ def track_rebuild(results: Results = Path("results")) -> None:
 @track.command("export")
 def track_export(
     scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
-    out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
+    out: Annotated[
+        Path, typer.Argument(callback=_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
+    ],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
 ) -> None:
     """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
@@ -261,7 +275,7 @@ def track_import(
 
 
 @track.command("ui")
-def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
+def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
     from relinear.tracking.ui import links
 

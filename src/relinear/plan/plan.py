@@ -27,10 +27,11 @@ from relinear.stages._stage import Node
 
 TEXTS = ("text", "sentences", "documents")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
+FURTHEST_SEED = 1000  # of a run's training, counted from the plan's seed
 # What a choice may be: beyond it numbers overflow, generators refuse a seed, or planning alone takes minutes.
 BOUNDS = {
     "budget": (1e-6, 10**6, "the multiple of every amount"),
-    "seed": (0, 2**32 - 1 - 1000, "where random numbers begin"),
+    "seed": (0, 2**32 - 1 - FURTHEST_SEED, "where random numbers begin"),
     "seeds": (1, 100, "the trainings of each row"),
 }
 
@@ -117,6 +118,8 @@ class Plan:
         base = name if part is None else part["base"]
         if base not in self.runs:
             raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        if part and part["seed"] and (len(part["seed"]) > 4 or int(part["seed"]) > FURTHEST_SEED):
+            raise ConfigError(f"no run {name!r}: trainings with other seeds end in -seed1 to -seed{FURTHEST_SEED}")
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
