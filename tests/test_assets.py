@@ -157,6 +157,24 @@ def test_a_damaged_cache_is_refused_with_both_hashes(index, tmp_path, verify, co
         obtain("toy", tmp_path / "cache", assets=known, verify=verify)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{}", r"lacks toy/data/\*"),
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"toy/data/one.txt": 1}', "cannot be read"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_cached_folder_whose_record_says_nothing_is_no_asset(index, tmp_path, text, named):
+    known = {"toy": toy(index)}
+    folder = obtain("toy", tmp_path / "cache", assets=known)
+    (folder / assets.RECORD).write_text(text)
+    with pytest.raises(AssetError, match=rf"{assets.RECORD} {named}.*delete .* to obtain it again"):
+        obtain("toy", tmp_path / "cache", assets=known)
+
+
 def test_an_unknown_package_says_what_the_client_said(index, tmp_path):
     with pytest.raises(AssetError, match="No matching distribution found for toy==2.0"):
         obtain("toy", tmp_path / "cache", assets={"toy": toy(index, version="2.0")})

@@ -528,6 +528,15 @@ def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_mad
     assert record.stat().st_mtime_ns > before
 
 
+def test_what_a_stage_reads_of_the_cache_is_compared_by_hash(tmp_path, monkeypatch):
+    """A flipped bit has the size that it had."""
+    asked = []
+    monkeypatch.setattr(stage.assets, "obtain", lambda name, **how: asked.append((name, how["verify"])) or tmp_path)
+    plan = Plan(scale="mini", results=tmp_path)
+    stage.job_of(plan, plan.node("model", "smollm2-135m-instruct"), out=tmp_path, work=tmp_path)
+    assert asked == [("smollm2-135m-instruct", True)]
+
+
 def test_rules_are_told_of_broken_records_alone(results):
     results.run(ACTIVATIONS)
     assert list(set_aside(results.plan.root)) == []

@@ -48,7 +48,7 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
     parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
     links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
     stage, hardware = stages.stage(node.stage), plan.config.hardware
-    obtained = {} if stage.obtains else {name: assets.obtain(name, assets=plan.catalogue) for name in settings["assets"]}
+    obtained = {} if stage.obtains else {name: assets.obtain(name, verify=True, assets=plan.catalogue) for name in settings["assets"]}
     return Job(
         name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links, seed=stage.seed(plan, node),
         device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
