@@ -35,8 +35,9 @@ test: setup ## the tests: twenty minutes on two cores
 	@echo "relinear: testing"
 	@$(VENV) -m pytest -rs $(WORKERS) $(PYTEST_ARGS)
 
-faults: setup ## the fault campaign: a thousand malformed settings, and every file of finished results damaged; goes on where it stopped
-	@$(VENV) tests/faults.py --inputs 1000 --log results/faults.jsonl
+faults: setup ## the fault campaign: malformed settings, damaged results, commands upset while they run; goes on where it stopped
+	@mkdir -p results
+	@PYTHONPATH=src:kernels $(VENV) tests/faults.py --inputs 1000 --upsets 60 --log results/faults.jsonl
 
 lint: setup ## ruff, snakefmt, snakemake --lint
 	@$(VENV) -m ruff check .

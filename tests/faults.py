@@ -1,7 +1,8 @@
-"""The fault campaign: settings that are malformed, and result files that are cut, emptied, flipped or deleted, each with what must happen.
+"""The fault campaign: settings that are malformed, result files that are damaged, and commands that are upset, each with what must happen.
 
-`python tests/faults.py --inputs 1000 --log FILE` judges that many inputs and every file of a finished folder, and prints what was wrong; tests
-do a part of it. Everything is drawn from a seed, so that a case can be made again by its number.
+`python tests/faults.py --inputs 1000 --upsets 60 --log FILE` judges that many inputs, cuts, empties, flips and deletes every file of a finished
+folder, upsets that many commands while they run (`upsets.py`), and prints what was wrong; tests do a part of it. Everything is drawn from a seed, so
+that a case can be made again by its number.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import upsets
 import yaml
 from test_stage import Mirror
 
@@ -33,11 +35,12 @@ from relinear.stage import run_stage
 
 # What became of an input: refused in words; without effect; another setting that can be; nonsense that was taken; a traceback.
 CLEAR, HARMLESS, TAKEN, SILENT, CRASH = "clear", "harmless", "taken", "silent", "crash"
+NOT_RUN = "not run"  # this machine does not allow it
 GOOD = (CLEAR, HARMLESS, TAKEN)
 # What no setting can mean: taken by a plan, it would be found out by a stage or by nobody.
 NONSENSE = (math.nan, math.inf, -math.inf, 10**30, "x`touch PWNED`", "../../esc", "a" * 5000, "\x07")
 STRANGE = (None, "", 0, -1, 1.5, True, 1e308, [], {}, [None], {"x": 1}, "zzz", *NONSENSE)
-SLOWEST = 5.0  # seconds that a plan may take to judge an input
+SLOWEST = 5.0  # seconds of a processor that a plan may take to judge an input
 
 
 class Outcome(NamedTuple):
@@ -132,23 +135,23 @@ def meaning(workflow: Path) -> tuple:
 
 def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
     """What becomes of a workflow, and the words."""
-    began = time.monotonic()
+    began = time.process_time()
     try:
         found = meaning(workflow)
     except UserError as error:
         said = str(error)
-        clear = said.strip() and len(said) < 8000 and time.monotonic() - began < SLOWEST
+        clear = said.strip() and len(said) < 8000 and time.process_time() - began < SLOWEST
         return (CLEAR if clear else SILENT), said
     except Exception:
         return CRASH, traceback.format_exc(limit=-3)
     if found == usual:
         return HARMLESS, ""
-    if time.monotonic() - began > SLOWEST:
-        return SILENT, f"took {time.monotonic() - began:.0f} s"
+    if time.process_time() - began > SLOWEST:
+        return SILENT, f"took {time.process_time() - began:.0f} s"
     return (SILENT if nonsense else TAKEN), ""
 
 
-def inputs(count: int, seed: int = 0) -> Iterator[Outcome]:
+def inputs(count: int, seed: int = 0, wanted: Callable[[str], bool] = lambda case: True) -> Iterator[Outcome]:
     """Judge that many malformed settings; files take turns, so that each kind has its share."""
     usual, files = meaning(WORKFLOW), settings()
     random.Random(seed).shuffle(files)
@@ -157,12 +160,14 @@ def inputs(count: int, seed: int = 0) -> Iterator[Outcome]:
         for number in range(count):
             draw, name = random.Random(f"{seed} {number}"), files[number % len(files)]
             what, data, nonsense = mutate(draw, (WORKFLOW / name).read_text(encoding="utf-8"))
+            if not wanted(case := f"{number} {name}: {what}"):
+                continue
             (workflow / name).unlink()
             (workflow / name).write_bytes(data)
             outcome, said = judge(workflow, usual, nonsense)
             (workflow / name).unlink()
             (workflow / name).symlink_to(WORKFLOW / name)
-            yield Outcome(f"{number} {name}: {what}", outcome, said)
+            yield Outcome(case, outcome, said)
 
 
 # --- result files ---
@@ -257,12 +262,25 @@ def _round(plan: Plan, usual: dict[str, str], damaged: Path) -> tuple[str, str]:
     return what, said
 
 
+def upset(count: int, wanted: Callable[[str], bool]) -> Iterator[Outcome]:
+    """Upset a running command that many times (`upsets`)."""
+    cases = [(name, kind) for name, kind in upsets.names(count) if wanted(name)]
+    if not cases:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        results = upsets.Results(Path(folder)).prepare()
+        for name, kind in cases:
+            what, said = upsets.judged(results, name, kind)
+            yield Outcome(name, CLEAR, said) if what == "held" else Outcome(name, NOT_RUN if what == "not run" else SILENT, f"{what}: {said}")
+
+
 def main() -> int:
     """Judge, log each outcome as a line of JSON, and say what was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-rounds", action="store_true", help="settings alone")
+    parser.add_argument("--no-rounds", action="store_true", help="no damaged files")
+    parser.add_argument("--upsets", type=int, default=0, help="commands that are upset while they run")
     parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
     given = parser.parse_args()
     importlib.import_module("relinear.tracking.live").Tracker = Mirror
@@ -270,19 +288,20 @@ def main() -> int:
     done = {outcome.case for outcome in known}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(given.log.open("a")) if given.log else sys.stdout
-        judged = [inputs(given.inputs, given.seed)]
+        judged = [inputs(given.inputs, given.seed, lambda case: case not in done)]
         if not given.no_rounds:
             plan = prepared(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "results")
             names = [f"{number} {name} {damage}" for number, (name, damage) in enumerate((n, d) for n in files_of(plan) for d in DAMAGES)]
             judged.append(rounds(plan, lambda number: names[number] not in done))
+        judged.append(upset(given.upsets, lambda case: case not in done))
         for outcome in (one for part in judged for one in part):
-            if outcome.case not in done:
-                log.write(json.dumps(outcome) + "\n")
-                log.flush()
-                known.append(outcome)
-    counts = {what: sum(outcome.what == what for outcome in known) for what in (*GOOD, SILENT, CRASH)}
+            brief = outcome if outcome.what not in GOOD or outcome.case.startswith("upset") else outcome._replace(said="")
+            log.write(json.dumps(brief) + "\n")
+            log.flush()
+            known.append(outcome)
+    counts = {what: sum(outcome.what == what for outcome in known) for what in (*GOOD, NOT_RUN, SILENT, CRASH)}
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
-    bad = [outcome for outcome in known if outcome.what not in GOOD]
+    bad = [outcome for outcome in known if outcome.what in (SILENT, CRASH)]
     for outcome in bad:
         print(f"{outcome.what}: {outcome.case}\n{outcome.said}", file=sys.stderr)
     return len(bad) > 0

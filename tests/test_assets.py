@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from relinear.get import assets
+from relinear.get.asset import work
 from relinear.get.assets import manifest, obtain
 from relinear.plan.assets import Asset, AssetError, catalogue
+from relinear.plan.job import Job
+from relinear.plan.strict import WORKFLOW
 
 GOOD = {"toy/data/one.txt": b"one" * 1000, "toy/data/two.txt": b"two", "toy/code.py": b"raise SystemExit"}
 METADATA = b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
@@ -154,6 +157,24 @@ def test_a_damaged_cache_is_refused_with_both_hashes(index, tmp_path, verify, co
         obtain("toy", tmp_path / "cache", assets=known, verify=verify)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{}", r"lacks toy/data/\*"),
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"toy/data/one.txt": 1}', "cannot be read"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_cached_folder_whose_record_says_nothing_is_no_asset(index, tmp_path, text, named):
+    known = {"toy": toy(index)}
+    folder = obtain("toy", tmp_path / "cache", assets=known)
+    (folder / assets.RECORD).write_text(text)
+    with pytest.raises(AssetError, match=rf"{assets.RECORD} {named}.*delete .* to obtain it again"):
+        obtain("toy", tmp_path / "cache", assets=known)
+
+
 def test_an_unknown_package_says_what_the_client_said(index, tmp_path):
     with pytest.raises(AssetError, match="No matching distribution found for toy==2.0"):
         obtain("toy", tmp_path / "cache", assets={"toy": toy(index, version="2.0")})
@@ -226,6 +247,21 @@ def test_a_cached_snapshot_is_used_offline_unless_a_shard_is_missing(offline):
         obtain("mistral-7b")
     (folder / "two.safetensors").write_text("")
     assert obtain("mistral-7b") == folder
+
+
+def test_the_record_of_a_hub_asset_has_the_commit_that_a_branch_was(offline):
+    commit, [name] = "0" * 40, [n for n, asset in catalogue().items() if asset.version == "main"][:1]
+    asset = catalogue()[name]
+    kind = {"dataset": "datasets", "model": "models"}[asset.repo_type]
+    folder = offline / f"{kind}--{asset.package.replace('/', '--')}"
+    for pattern in asset.members:
+        path = folder / "snapshots" / commit / pattern.replace("*", "x")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(commit)
+    [row] = work(Job("asset", {"asset": name}, {}, offline, offline, workflow=WORKFLOW))["assets"]
+    assert (row["version"], row["commit"]) == ("main", commit)
 
 
 def test_importing_assets_imports_no_framework():

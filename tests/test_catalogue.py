@@ -368,9 +368,17 @@ def test_a_need_that_there_is_not_is_named(tmp_path):
     [
         ("papers/lolcats/runs.yaml", "window: 64", "windw: 64", ["lolcats_window", "'windw'", "window"]),
         ("measures.yaml", "{tasks: [mmlu]}", "{task: [mmlu]}", ["mmlu", "'task'", "tasks"]),
+        ("papers/lolcats/runs.yaml", "window: 64", "window: -64", ["lolcats_window", "window must be 0 (none) or more", "-64"]),
+        ("papers/lolcats/runs.yaml", "window: 64", "window: true", ["lolcats_window", "window is true"]),
+        ("scales/smoke.yaml", "depths: 2,", "depths: 0,", ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"]),
+        ("scales/smoke.yaml", "prompts: 2, batch_tokens: 4096}", "prompts: 2}", ["batch_tokens", "required", "Possible"]),
+        ("scales/smoke.yaml", "lm_eval: {items: {piqa: 4,", "lm_eval: {items: {piqa: 4.5,", ["piqa", "4.5"]),
+        ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
+        ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),
+        ("measures.yaml", "positions: [0, 64, 128, 256, 512, 1024, 2048]", "positions: [0, 64, 32]", ["ppl_mix", "edges of bands", "[0, 64, 32]"]),
     ],
 )
-def test_an_unknown_option_is_refused_before_anything_imports_torch(workflow, file, old, new, named):
+def test_a_wrong_option_is_refused_before_anything_imports_torch(workflow, file, old, new, named):
     text = (workflow / file).read_text()
     assert old in text
     (workflow / file).write_text(text.replace(old, new))

@@ -50,11 +50,20 @@ def step(stage, run="lizard", paper="lizard", **settings):
 CASES = {
     "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, smoke, smollm2"]),
     "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, seeds, teacher, device"]),
-    "budget 0": (None, {"budget": 0}, ["0", "positive"]),
-    "budget below 0": (None, {"budget": -1}, ["-1", "positive"]),
-    "budget NaN": (None, {"budget": "nan"}, ["nan", "positive"]),
-    "budget infinite": (None, {"budget": "inf"}, ["inf", "positive"]),
+    "budget 0": (None, {"budget": 0}, ["0", "at least 1e-06 and at most 1000000"]),
+    "budget below 0": (None, {"budget": -1}, ["-1", "at least 1e-06 and at most 1000000"]),
+    "budget NaN": (None, {"budget": "nan"}, ["nan", "at least 1e-06 and at most 1000000"]),
+    "budget infinite": (None, {"budget": "inf"}, ["inf", "at least 1e-06 and at most 1000000"]),
     "budget not a number": (None, {"budget": "big"}, ["'big'", "float"]),
+    "budget beyond what amounts can be": (None, {"budget": 1e308}, ["1e+308", "at most 1000000"]),
+    "seed below 0": (None, {"seed": -1}, ["-1", "at least 0 and at most 4294966295"]),
+    "seed with a fraction": (None, {"seed": 1.5}, ["1.5", "int"]),
+    "seed beyond what generators take": (None, {"seed": 10**30}, ["10000", "at most 4294966295"]),
+    "seeds with a fraction": (None, {"seeds": 2.9}, ["2.9", "int"]),
+    "seeds without end": (None, {"seeds": 100000}, ["100000", "at most 100"]),
+    "true for a number": (None, {"budget": True}, ["True", "float"]),
+    "a key that is a number": (None, {5: 1}, ["unknown --config 5", "scale, budget"]),
+    "a scale by a path": (None, {"scale": "../scales/smoke"}, ["'../scales/smoke'", "mini, paper, smoke, smollm2"]),
     "seed not a number": (None, {"seed": "x"}, ["'x'", "int"]),
     "unknown device": (None, {"device": "tpu"}, ["'tpu'", "cpu or cuda"]),
     "unknown teacher": (None, {"scale": "mini", "teacher": "gpt"}, ["'gpt'", "llama-3-8b, mistral-7b, smollm2-135m-instruct"]),
@@ -68,6 +77,15 @@ CASES = {
     "unknown loss": (step("distill", loss="kl"), {}, ["lizard: distill.loss", "'kl'", "'cross_entropy' or 'mse'"]),
     "unknown kind": (step("finetune", kind="qlora"), {}, ["lizard: finetune.kind", "'qlora'", "'lora', 'full' or 'method'"]),
     "learning rate 0": (step("finetune", lr=0), {}, ["lizard: finetune.lr", "greater than 0"]),
+    "momentum beyond 1": (step("finetune", betas=[2, 2]), {}, ["lizard: finetune.betas", "less than 1"]),
+    "weight decay below 0": (step("finetune", weight_decay=-1), {}, ["lizard: finetune.weight_decay", "greater than or equal to 0"]),
+    "no targets of adapters": (step("finetune", lora_targets=[]), {}, ["lizard: finetune.lora_targets", "at least 1"]),
+    "a rank that no projection has": (step("finetune", lora_rank=10**9), {}, ["lizard: finetune.lora_rank", "65536"]),
+    "half a layer kept": (runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": 1.5})), {}, ["lizard", "[0, 1)", "1.5"]),
+    "a layer kept by name": (runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": ["x"]})), {}, ["lizard", "list of layers", "'x'"]),
+    "a method's option of another kind": (runs(lambda r: r["lizard"].update(options={"window": "wide"})), {}, ["lizard", "window", "'wide'"]),
+    "a metric's option below its bound": (scale(lambda s: s["measures"]["needle"].update(depths=0)), {}, ["needle", "depths", "greater than 0"]),
+    "a metric's option that lacks": (scale(lambda s: s["measures"]["needle"].pop("depths")), {}, ["needle", "depths", "required"]),
     "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),
     "transfer of softmax": (runs(lambda r: r["lizard"].pop("method")), {}, ["lizard", "nothing to distill"]),
     "a table's run that is not there": (runs(lambda r: r.pop("lizard")), {}, ["'lizard'", "lolcats_window"]),
@@ -124,7 +142,7 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["finetune", "lizard", "--scale", "smoke", "--gpus", "2"], ["= 1 sequences", "2 processes", "possible: 1"]),
         (["activations", "stories@tiny", "--scale", "smoke", "--gpus", "2"], ["activations", "got 2", "distill, finetune, measure"]),
         (["model", "tiny", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
-        (["model", "tiny", "--scale", "smoke", "--budget", "0"], ["0", "positive"]),
+        (["model", "tiny", "--scale", "smoke", "--budget", "0"], ["0", "at least 1e-06 and at most 1000000"]),
         (["model", "tiny", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
         (["model", "huge", "--scale", "smoke"], ["'huge'", "smollm2-135m-instruct, tiny"]),
         (["asset", "alpaca", "--scale", "smoke"], ["'alpaca'", "alpaca-cleaned"]),
@@ -132,6 +150,7 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["text", "stories", "--scale", "smoke"], ["'stories'", "<data>@<model>"]),
         (["text", "stories@tiny", "--scale", "smoke"], ["`model tiny` is not there", "relinear model tiny"]),
         (["written", "alpaca@tiny", "--scale", "smoke"], ["'alpaca'", "no source `written`"]),
+        (["distill", "hedgehog-seed99999999999", "--scale", "smoke"], ["'hedgehog-seed99999999999'", "-seed1 to -seed1000"]),
         (["status", "--scale", "smoke"], ["no finished result", "--scale"]),
         (["draw", "lolcat", "table1", "--scale", "smoke"], ["'lolcat'", "comparison, hedgehog, lizard, lolcats"]),
         (["draw", "lolcats", "figure7", "--scale", "smoke"], ["'figure7'", "figure3"]),
@@ -145,6 +164,30 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
     assert stderr.startswith("error: ") and stderr.count("\n") == 1
     assert all(part in stderr for part in named), stderr
     assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE"], "is a file; possible: a folder"),
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE/below"], "is a file; possible: a folder"),
+        (["model", "tiny", "--scale", "smoke", "--results", "r" * 300], "File name too long"),
+        (["track", "rebuild", "--results", "FILE"], "is a file; possible: a folder"),
+        (["tasks", "FILE", "--scale", "smoke"], "is a file; possible: a folder"),
+        (["track", "ui", "--port", "99999"], "--port"),
+        (["model", "tiny", "--scale", "smoke", "--threads", "1000000"], "--threads"),
+        (["model", "tiny", "--scale", "smoke", "--threads", "0"], "--threads"),
+        (["export", "/nope", "DIR"], "is no run"),
+    ],
+    ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else None,
+)
+def test_a_place_or_a_number_that_cannot_be_is_refused(monkeypatch, tmp_path, args, named):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    code, stderr = relinear(monkeypatch, *(arg.replace("FILE", str(tmp_path / "file")).replace("DIR", str(tmp_path / "dir")) for arg in args))
+    assert code in (1, 2) and "Traceback" not in stderr
+    assert named in " ".join(stderr.replace("│", " ").split()), stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was written"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -174,6 +217,24 @@ def test_a_full_disk(monkeypatch, tmp_path):
     assert code != 0 and stderr.startswith("error: model tiny: 5 MiB free on the disk of ") and stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(28, "No space left on device", "x/metrics.json"), "No space left on device: x/metrics.json"),
+        (OSError(30, "Read-only file system", "x"), "Read-only file system: x"),
+        (PermissionError(13, "Permission denied", "x"), "Permission denied: x"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "No space left on device"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_in_one_line(monkeypatch, tmp_path, error, named):
+    def refuses(*args):
+        raise error
+
+    monkeypatch.setattr("relinear.stage.run_stage", refuses)
+    code, stderr = relinear(monkeypatch, "asset", "brown", "--scale", "smollm2", "--results", str(tmp_path))
+    assert code == 1 and stderr.startswith(f"error: {named}") and stderr.count("\n") == 1
+
+
 # --- the same through Snakemake, which reads the plan before its first job ---
 
 FIRST = "results/smoke/models/tiny/run.json"  # not all of it, lest a test that fails takes minutes
@@ -191,12 +252,12 @@ def test_snakemake_says_it_before_its_first_job(fresh, name):
     assert not (fresh / "results").exists(), "work had begun"
 
 
-def test_a_value_that_a_methods_option_cannot_have_stops_the_first_stage(fresh):
-    """A method checks the values of its own options; whatever run they are of, the first stage of all says it."""
+def test_a_value_that_a_methods_option_cannot_have_is_refused_before_the_first_job(fresh):
+    """A method says which values its own options have; whatever run they are of, no job begins."""
     runs(lambda r: r["supra"].update(options={"variant": "best"}), "supra")(fresh / "workflow")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output
-    assert all(part in output for part in ["runs.yaml: supra", "variant='best'", "'paper'", "'code'"]), output
+    assert all(part in output for part in ["runs.yaml: supra: options: variant", "'best'", "'paper'", "'code'"]), output
     assert not list((fresh / "results").rglob("run.json"))
 
 

@@ -2,8 +2,10 @@
 
 import importlib
 import json
+from collections import Counter
 
 import pytest
+import upsets
 import yaml
 from faults import CRASH, DAMAGES, GOOD, HARMLESS, LAST, NONSENSE, again, contents, files_of, inputs, judge, linked, meaning, prepared, rounds
 from test_stage import Mirror
@@ -70,6 +72,13 @@ def test_rounds_have_each_damage_of_each_kind_of_step(plan):
     assert {path.parts[0] for path in files_of(plan)} == {"models", "written", "text", "activations", "runs"}
     assert {path.parts[2] for path in files_of(plan) if path.parts[0] == "runs"} == {"distill", "finetune", "gate", "perplexity"}
     assert len(DAMAGES) == 4 and contents(plan).keys() == {"metrics.json"}
+
+
+def test_upsets_are_many_and_of_each_kind():
+    found = [kind.name for _, kind in upsets.names(60)]
+    assert len(found) == 60 and min(Counter(found).values()) >= 2
+    for part in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "two commands", "disk full", "read-only", "store deleted", "store silent"):
+        assert any(part in name for name in found), part
 
 
 # --- tables read no number that its record does not name ---

@@ -172,6 +172,21 @@ def test_kind_method_is_refused_where_the_method_added_nothing(inputs, tmp_path,
     assert not list(asked.out.iterdir())
 
 
+def test_an_adapter_for_what_the_model_does_not_have_is_refused_before_it_trains(inputs, tmp_path):
+    asked = job(inputs, tmp_path, "lora", Link("hedgehog"), lora_targets=("q_proj", "zzz"))
+    with pytest.raises(UserError, match=r"lora_targets: the model has no projection 'zzz'; possible: .*k_proj.*q_proj"):
+        finetune.work(asked)
+    assert not list(asked.out.iterdir()) and not asked.history.exists()
+
+
+def test_the_files_of_an_adapter_are_the_same_bytes_in_each_process(inputs, tmp_path):
+    """peft keeps its targets in a set, whose order is that of a process's hashes."""
+    targets = ("v_proj", "q_proj", "o_proj", "k_proj")
+    asked = job(inputs, tmp_path, "lora", Link("hedgehog"), lora_targets=targets)
+    finetune.work(asked)
+    assert json.loads((asked.out / "adapter/adapter_config.json").read_text())["target_modules"] == sorted(targets)
+
+
 @pytest.mark.parametrize("kind", SAVED)
 @pytest.mark.parametrize("first", ["lora", "full"])
 def test_a_finetuning_goes_on_where_another_run_s_ended(inputs, tmp_path, monkeypatch, first, kind):

@@ -188,3 +188,20 @@ def test_a_module_and_its_functions_are_of_a_size_to_read_at_once(name):
     text = MODULES[name].read_text()
     assert len(text.splitlines()) <= LINES
     assert not {f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in functions(ast.parse(text)) if f.end_lineno - f.lineno >= OF_A_FUNCTION}
+
+
+PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.distributed.checkpoint"}
+
+
+def test_nothing_reads_or_writes_a_pickle():
+    """One that somebody else wrote runs code of theirs when it is read: checkpoints are safetensors and JSON."""
+    for path in [*MODULES.values(), *(ROOT / "kernels").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("torch.load", "torch.save"), f"{path} calls {called}"
+                assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords), f"{path} reads pickles"
+            assert not any(f"{name}.".startswith(f"{pickle}.") for name in names for pickle in PICKLES), f"{path} imports {names}"

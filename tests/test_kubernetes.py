@@ -4,12 +4,14 @@ A kubectl of our own records a manifest and runs its command here; no test of th
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, wait
 
 KUBECTL = f"""#!{sys.executable}
 import os, pathlib, subprocess, sys
@@ -92,6 +94,48 @@ def test_a_jobs_state_is_read(kubectl, state, said):
     assert profile("status", "relinear-0").stdout == f"{said}\n"
 
 
+def failing(kubectl, code: str = "exit 1") -> None:
+    (kubectl / "kubectl").write_text(f"#!/bin/sh\necho 'The connection to the server was refused' >&2\n{code}\n")
+
+
+def test_submit_fails_where_kubectl_does(kubectl):
+    failing(kubectl)
+    done = profile("submit", "1", "2000", "30", "0", "job.sh")
+    assert done.returncode != 0 and done.stdout == "" and "refused" in done.stderr
+
+
+def test_a_job_that_cannot_be_submitted_ends_the_command(kubectl, fresh):
+    failing(kubectl)
+    output = fresh.snakemake("results/smoke/models/tiny/run.json", options=("--workflow-profile", "kubernetes"), fails=True)
+    assert "refused" in output and "Traceback" not in output
+
+
+def test_a_server_that_stays_silent_is_an_error_after_a_bounded_wait(kubectl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (kubectl / "relinear-0").write_text("relinear-0 s= f=")
+    whole = (kubectl / "kubectl").read_text()
+    failing(kubectl)
+    assert profile("status", "relinear-0").stdout == "running\n"
+    silent = tmp_path / ".snakemake/kubernetes.silent"
+    os.utime(silent, (0, 0))
+    done = profile("status", "relinear-0")
+    assert done.stdout == "failed\n" and "has not answered for 10 minutes; job relinear-0 counts as failed" in done.stderr
+    (kubectl / "kubectl").write_text(whole)
+    assert profile("status", "relinear-0").stdout == "running\n" and not silent.exists(), "an answer ends the count"
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "MLFLOW_TRACKING_URI"])
+def test_a_setting_is_one_value_of_the_manifest_whatever_stands_in_it(kubectl, monkeypatch, name):
+    text = 'x", privileged: true, y: "\\ $(touch PWNED)'
+    monkeypatch.setenv(name, text)
+    assert profile("submit", "1", "2000", "30", "0", "job.sh").returncode == 0
+    spec = pod(kubectl)
+    found = [spec["containers"][0]["image"], spec["volumes"][0]["persistentVolumeClaim"]["claimName"], spec["containers"][0]["env"][0]["value"]]
+    assert text in [*found, spec["containers"][0]["volumeMounts"][0]["mountPath"]] and "privileged" not in spec["containers"][0]
+    monkeypatch.setenv(name, "x\nhostNetwork: true")
+    assert profile("submit", "1", "2000", "30", "0", "job.sh").returncode != 0
+
+
 def test_cancelling_deletes_the_jobs(kubectl):
     assert profile("cancel", "relinear-0", "relinear-1").returncode == 0
     assert (kubectl / "calls").read_text().startswith("delete job ") and "relinear-0 relinear-1" in (kubectl / "calls").read_text()
@@ -108,3 +152,19 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
     ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
     assert default.pop("resources") == ["gpu=1"]
     assert default.items() <= ours.items()
+
+
+@pytest.mark.parametrize("server", ["answers", "is gone"])
+def test_ctrl_c_is_clean(kubectl, fresh, server):
+    """The jobs are deleted, where the server can be reached; no traceback, and no wait for it, where it cannot."""
+    process = fresh.popen("results/smoke/models/tiny/run.json", options=("--workflow-profile", "kubernetes"))
+    job = "relinear-0"
+    wait(lambda: (kubectl / job).is_file() or process.poll() is not None, "a job", 120)
+    (kubectl / job).write_text(f"{job} s= f=")  # it goes on and on
+    if server == "is gone":
+        failing(kubectl, 'echo "$@" >> "$(dirname "$0")/calls"; exit 1')
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and "Traceback" not in output and "TypeError" not in output, output
+    assert f"--wait=false {job}" in (kubectl / "calls").read_text()

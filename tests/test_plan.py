@@ -338,7 +338,7 @@ def test_tables_that_average_over_seeds_read_them_all_and_others_the_first():
 
 
 def test_wrong_seeds_are_refused():
-    with pytest.raises(ConfigError, match="seeds.*at least 1; got 0"):
+    with pytest.raises(ConfigError, match="seeds.*at least 1 and at most 100; got 0"):
         Plan(scale="smoke", seeds=0).check()
 
 

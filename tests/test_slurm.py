@@ -126,7 +126,7 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     ask("scancel", job)
     output, _ = process.communicate()
     assert process.returncode != 0 and f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in output
-    assert (fresh / f"results/smoke/.work/{run}.finetune/checkpoint.pt").is_file()
+    assert list((fresh / f"results/smoke/.work/{run}.finetune/checkpoints").glob("0*"))
     assert children(fresh, run, "finetune") == ["KILLED"], "Slurm's SIGTERM came to the stage, which said goodbye"
 
     (fresh / "hold").unlink()

@@ -255,13 +255,13 @@ def test_an_old_result_stays_until_the_new_one_is_whole(results, other):
 
 def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(results, other):
     def dies(job):
-        torch.save({"step": 5}, job.work / "checkpoint.pt")
+        (job.work / "checkpoints/00000005").mkdir(parents=True)
         raise Stop
 
     seen = []
 
     def goes_on(job):
-        seen.append((job.work / "checkpoint.pt").exists())
+        seen.append((job.work / "checkpoints/00000005").exists())
         return {}
 
     step = results.node(ACTIVATIONS)
@@ -279,6 +279,16 @@ def test_a_checkpoint_outlives_an_interruption_but_not_a_change_of_settings(resu
     assert results.record(ACTIVATIONS)["attempt"] == 4
 
 
+def begun(results) -> None:
+    """An attempt at the activations that died."""
+
+    def dies(job):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run_stage(results.plan, results.node(ACTIVATIONS), dies)
+
+
 def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
     def work(job, last=None):
         job.resume(3)
@@ -289,7 +299,7 @@ def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
         return job.losses()
 
     step = results.node(ACTIVATIONS)
-    (results.work(ACTIVATIONS)).mkdir(parents=True)
+    begun(results)
     (results.work(ACTIVATIONS) / "history.jsonl").write_text("".join(f'{{"step": {i}, "time": 1.0, "loss": {10 - i}}}\n' for i in range(3)))
     with pytest.raises(Stop):
         run_stage(results.plan, step, lambda job: work(job, last=8))  # three steps beyond the last checkpoint
@@ -301,7 +311,7 @@ def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
 
 def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
     """The machine went down, or the disk was full, in the middle of a line."""
-    results.work(ACTIVATIONS).mkdir(parents=True)
+    begun(results)
     (results.work(ACTIVATIONS) / "history.jsonl").write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "ti')
 
     def work(job):
@@ -314,7 +324,7 @@ def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
 
 
 def test_a_death_while_history_is_trimmed_loses_none_of_it(results, monkeypatch):
-    results.work(ACTIVATIONS).mkdir(parents=True)
+    begun(results)
     history = results.work(ACTIVATIONS) / "history.jsonl"
     history.write_text('{"step": 0, "time": 1.0, "loss": 2.0}\n{"step": 1, "time": 1.0, "loss": 1.0}\n')
     write = Path.write_text
@@ -439,7 +449,6 @@ def interrupted(results, damage) -> list[str]:
     """What the attempt after an interruption finds in its work folder, whose files were damaged."""
 
     def dies(job):
-        torch.save({"step": 5, "parameters": torch.zeros(500)}, job.work / "checkpoint.pt")
         job.log({"loss": 1.0}, 0)
         job.log({"loss": 1.0}, 1)
         (job.work / "00000.json").write_text("[1]")
@@ -469,16 +478,15 @@ def flip(path: Path) -> None:
 
 
 def test_what_an_interrupted_attempt_left_whole_is_gone_on_with(results, capsys):
-    assert interrupted(results, lambda work: None) == ["00000.json", "attempt.json", "checkpoint.pt", "history.jsonl", "lock"]
+    assert interrupted(results, lambda work: None) == ["00000.json", "attempt.json", "history.jsonl", "lock"]
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, damage) for name in ("checkpoint.pt", "attempt.json", "00000.json") for damage in (cut, flip)),
-        *((name, lambda path: path.write_bytes(b"")) for name in ("checkpoint.pt", "attempt.json", "00000.json")),
-        ("history.jsonl", flip),
+        *((name, damage) for name in ("attempt.json", "00000.json") for damage in (cut, flip)),
+        *((name, lambda path: path.write_bytes(b"")) for name in ("attempt.json", "00000.json")),
     ],
 )  # fmt: skip
 def test_what_an_interrupted_attempt_left_broken_is_named_and_the_next_begins_anew(results, capsys, name, damage):
@@ -518,6 +526,15 @@ def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_mad
     (record.parent / "made.bin").unlink()
     results.run(TEXT, text=b"other")
     assert record.stat().st_mtime_ns > before
+
+
+def test_what_a_stage_reads_of_the_cache_is_compared_by_hash(tmp_path, monkeypatch):
+    """A flipped bit has the size that it had."""
+    asked = []
+    monkeypatch.setattr(stage.assets, "obtain", lambda name, **how: asked.append((name, how["verify"])) or tmp_path)
+    plan = Plan(scale="mini", results=tmp_path)
+    stage.job_of(plan, plan.node("model", "smollm2-135m-instruct"), out=tmp_path, work=tmp_path)
+    assert asked == [("smollm2-135m-instruct", True)]
 
 
 def test_rules_are_told_of_broken_records_alone(results):

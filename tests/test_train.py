@@ -1,12 +1,18 @@
 """Laws of the training loop: what it computes, what stops it, and that an interruption leaves no trace in the result."""
 
+import json
 import math
+import pickle
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from relinear.train import loop as module
+from relinear.errors import UserError
+from relinear.files import sha256
+from relinear.train import checkpoint as module
 from relinear.train.loop import WINDOW, CollapseError, rate, train
 
 RECIPE = {"betas": (0.9, 0.999), "weight_decay": 0.01, "warmup_ratio": 0.1, "min_lr_ratio": 0.1, "clip": 1.0}
@@ -38,7 +44,7 @@ class Problem:
 
 def fit(problem, loss, folder, *, steps=STEPS, recipe=None, log=None, resumed=lambda step: None, **more):
     groups = [(list(problem.layers[0].parameters()), 1e-2), (list(problem.layers[2].parameters()), 1e-3)]
-    settings = {"checkpoint": folder / "checkpoint.pt", "checkpoint_seconds": 0, "tokens_per_step": 16, "name": "distill toy"}
+    settings = {"checkpoint": folder / "checkpoints", "checkpoint_seconds": 0, "tokens_per_step": 16, "name": "distill toy"}
     settings |= {"log": log or (lambda metrics, step: None), "resumed": resumed, "memory": lambda: 1}
     train(loss, groups, batches=lambda step: [(step,)], steps=steps, recipe={**RECIPE, **(recipe or {})}, **{**settings, **more})
     return problem.weights()
@@ -66,16 +72,16 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, m
     whole = Problem()
     (tmp_path / "a").mkdir()
     expected = fit(whole, whole.loss, tmp_path / "a")
-    real = torch.save
+    real = module.save_file
 
-    def dies_half_way(state, path):
-        if state["step"] < 5:
-            return real(state, path)
+    def dies_half_way(tensors, path):
+        if not (tmp_path / "checkpoints/00000004").is_dir():
+            return real(tensors, path)
         path.write_bytes(b"half a checkpoi")
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(module.torch, "save", dies_half_way)
+        patch.setattr(module, "save_file", dies_half_way)
         cut = Problem()
         fit(cut, cut.loss, tmp_path)
     last, begins = Problem(), []
@@ -84,13 +90,100 @@ def test_a_death_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, m
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+
+
+FILES = ("rank-0.safetensors", "state.json", "files.json", "history.jsonl")
+DAMAGES = {"cut": cut, "emptied": lambda path: path.write_bytes(b""), "flipped": flip, "deleted": Path.unlink}
+
+
+def stopped(folder, at=7):
+    """A training that died before a step, with its history, and the checkpoints it left."""
+    problem, history = Problem(), folder / "history.jsonl"
+
+    def log(metrics, step):
+        with history.open("a") as file:
+            file.write(f"{step}\n")
+
+    with pytest.raises(Stop):
+        fit(problem, lambda step: problem.loss(step, die_at=at), folder, beside=(history,), log=log)
+    return history
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_of_a_broken_checkpoint_the_one_before_is_taken_and_the_result_is_the_same(tmp_path, capsys, file, damage):
+    whole = Problem()
+    expected = fit(whole, whole.loss, tmp_path / "whole")
+    history = stopped(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000006", "00000007"]
+    DAMAGES[damage](tmp_path / "checkpoints/00000007" / file)
+    last, begins = Problem(), []
+    got = fit(last, last.loss, tmp_path, resumed=begins.append, beside=(history,))
+    assert begins == [6]
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    said = capsys.readouterr()
+    [told] = [line for line in said.err.splitlines() if "is broken" in line]
+    assert "checkpoints/00000007 is broken (" in told and told.endswith("goes on from the one before")
+    assert "goes on at step 6 of 12" in said.out
+
+
+def test_without_a_whole_checkpoint_training_begins_anew_and_says_so(tmp_path, capsys):
+    history = stopped(tmp_path)
+    for path in (tmp_path / "checkpoints").glob("*/files.json"):
+        cut(path)
+    last, begins = Problem(), []
+    fit(last, last.loss, tmp_path, resumed=lambda step: begins.append((step, history.exists())), beside=(history,))
+    assert begins == [(0, False)]
+    assert [line.rpartition("; ")[2] for line in capsys.readouterr().err.splitlines() if "is broken" in line] == [
+        "training goes on from the one before", "training begins anew",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_history_is_the_one_of_the_checkpoint(tmp_path, damage):
+    """Whatever became of the file since: it would have a gap where lines were lost."""
+    history = stopped(tmp_path)
+    DAMAGES[damage](history)
+    last, seen = Problem(), []
+    fit(last, last.loss, tmp_path, resumed=lambda step: seen.append((step, history.read_text())), beside=(history,))
+    assert seen == [(7, "".join(f"{step}\n" for step in range(7)))]
+
+
+def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, capsys):
+    """With a hash that fits, and in the place of files of earlier versions, too."""
+
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "PWNED",)
+
+    stopped(tmp_path)
+    for path in (tmp_path / "checkpoint.pt", tmp_path / "shards.7/.metadata", *(tmp_path / "checkpoints").glob("*/rank-0.safetensors")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(Evil()))
+    for path in (tmp_path / "checkpoints").glob("*/files.json"):
+        hashes = json.loads(path.read_text())
+        path.write_text(json.dumps(hashes | {"rank-0.safetensors": sha256(path.with_name("rank-0.safetensors"))}))
+    last, begins = Problem(), []
+    fit(last, last.loss, tmp_path, resumed=begins.append)
+    assert begins == [0] and "rank-0.safetensors is no whole safetensors file" in capsys.readouterr().err
+    assert not (tmp_path / "PWNED").exists()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     cut = Problem()
     with pytest.raises(Stop):
         fit(cut, lambda step: cut.loss(step, die_at=3), tmp_path)
     other = Problem()
     other.layers[0] = nn.Linear(4, 8, bias=False)
-    with pytest.raises((ValueError, RuntimeError)):
+    with pytest.raises(UserError, match="parameters"):
         fit(other, other.loss, tmp_path)
 
 
@@ -219,7 +312,7 @@ def test_a_model_that_began_at_chance_or_only_once_touches_it_goes_on(tmp_path):
     for values in (lambda s: 5.0, lambda s: 4.15 if s == 0 else 5.0, lambda s: 5.0 if s == 20 else 3.0):
         problem = Problem()
         fit(problem, steady(problem, values), tmp_path, steps=40, chance=4.2)
-        (tmp_path / "checkpoint.pt").unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
 
 
 def test_a_collapse_is_noticed_across_an_interruption(tmp_path):

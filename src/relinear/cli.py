@@ -1,5 +1,6 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` says what each takes."""
 
+import errno
 import functools
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from relinear.files import MANIFEST
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
+from relinear.tracking import guard
 from relinear.tracking import live as tracking
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -39,19 +41,31 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 app.add_typer(track, name="track")
 
+
+def _folder(path: Path) -> Path:
+    """A folder that is there or can be made."""
+    try:
+        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    except OSError as error:
+        raise typer.BadParameter(f"{error.strerror}: {str(path)[:60]!r}") from None
+    if not there.is_dir():
+        raise typer.BadParameter(f"{there} is a file; possible: a folder, or the name of a new one")
+    return path
+
+
 SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
 PLAN = {
     "scale": (Annotated[str, typer.Option(help="A file of workflow/scales.")], "mini"),
     "budget": (Annotated[float, typer.Option(help="Multiplies every amount of the scale: training tokens, items, held-out tokens.")], 1.0),
     "seed": (Annotated[int, typer.Option(help="Seed of data order, initialisation and drawn items.")], 0),
     "seeds": (Annotated[int, typer.Option(help="Trainings of each row of tables that show a mean over seeds.")], 1),
-    "results": (Annotated[Path, typer.Option(help="Folder that all scales write under.")], Path("results")),
+    "results": (Annotated[Path, typer.Option(callback=_folder, help="Folder that all scales write under.")], Path("results")),
     "teacher": (Annotated[str | None, typer.Option(help="A model of models.yaml in place of every run's.")], None),
     "device": (Annotated[str | None, typer.Option(help="cpu or cuda instead of the scale's.")], None),
 }
 Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
-Results = Annotated[Path, typer.Option(help="Folder that all scales write under.")]
-Threads = Annotated[int | None, typer.Option(help="Cores to compute with; all if not given.")]
+Results = Annotated[Path, typer.Option(callback=_folder, help="Folder that all scales write under.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Cores to compute with; all if not given.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
 
 
@@ -89,7 +103,6 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
         print(f"{node}: {run_stage(plan, node, work)}")
         return
     hardware, distributed = (importlib.import_module(f"relinear.machine.{name}") for name in ("hardware", "distributed"))
-    plan.check_options()
     hardware.set_threads(threads)
     with distributed.joined(hardware.device_of(wanted)):
         folder = run_stage(plan, node, work)
@@ -162,7 +175,7 @@ def run_benchmark(results: Results = Path("results")) -> None:
 @app.command("export")
 def export_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
-    out: Annotated[Path, typer.Argument(help="The folder to make; one that an earlier export made is replaced.")],
+    out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make; one that an earlier export made is replaced.")],
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
@@ -176,7 +189,7 @@ def export_run(
 
 @app.command("tasks")
 @planned
-def write_tasks(plan, out: Annotated[Path, typer.Argument(help="The folder to make.")]) -> None:
+def write_tasks(plan, out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")]) -> None:
     """Write the items that a scale scores as tasks for lm_eval --include_path."""
     from relinear.share.tasks import write
 
@@ -210,20 +223,25 @@ def generate(
 def track_init(plan) -> None:
     """Create the store, before anything writes to it in parallel."""
     plan.results.mkdir(parents=True, exist_ok=True)
-    tracking.init(plan.store, plan.scale)
+    with guard.warned(plan.store):
+        tracking.init(plan.store, plan.scale)
 
 
 @track.command("rebuild")
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{tracking.rebuild(Plan(results=results).store, results)} runs restored")
+    store = Plan(results=results).store
+    with guard.told(store):
+        print(f"{tracking.rebuild(store, results)} runs restored")
 
 
 @track.command("export")
 def track_export(
     scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
-    out: Annotated[Path, typer.Argument(help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")],
+    out: Annotated[
+        Path, typer.Argument(callback=_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
+    ],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
 ) -> None:
     """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
@@ -251,11 +269,13 @@ def track_import(
     if (folder / MANIFEST).is_file():
         verify(folder)
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{tracking.import_folder(Plan(results=results).store, folder, label)} runs imported")
+    store = Plan(results=results).store
+    with guard.told(store):
+        print(f"{tracking.import_folder(store, folder, label)} runs imported")
 
 
 @track.command("ui")
-def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
+def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
     from relinear.tracking.ui import links
 
@@ -264,13 +284,17 @@ def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
     results.mkdir(parents=True, exist_ok=True)
-    tracking.init(store)
+    with guard.told(store):
+        tracking.init(store)
     lines = [f"{name}: {link}" for name, link in links(store, f"http://127.0.0.1:{port}").items()] or [
         "no runs are in the store yet: any target of Snakemake brings some"
     ]
     print("\n".join(lines), flush=True)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
     os.execvp(sys.executable, ui)
+
+
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # by the disk: full, or not to be written to
 
 
 def main() -> None:
@@ -281,6 +305,18 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except Exception as error:
+        if not (said := refusal(error)):
+            raise
+        print(f"error: {said}; make room or make it writable, then give the same command again", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def refusal(error: BaseException) -> str | None:
+    """What the disk refused, where an error comes of that; libraries in Rust say it in words alone."""
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}: the disk of the results"
+    return "No space left on device: the disk of the results" if "No space left on device" in str(error) else None
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +26,7 @@ from relinear import records, stages, weights
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
+from relinear.machine.disk import sync
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
@@ -48,7 +48,7 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
     parents = {role: plan.folder(parent) for role, parent in plan.parents(node).items()}
     links = tuple(Link(x["method"], x["options"], tuple(parents[role] for role in x["steps"])) for x in settings.get("links", ()))
     stage, hardware = stages.stage(node.stage), plan.config.hardware
-    obtained = {} if stage.obtains else {name: assets.obtain(name, assets=plan.catalogue) for name in settings["assets"]}
+    obtained = {} if stage.obtains else {name: assets.obtain(name, verify=True, assets=plan.catalogue) for name in settings["assets"]}
     return Job(
         name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links, seed=stage.seed(plan, node),
         device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
@@ -95,13 +95,13 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         if ours and _contents(record) == _contents(records.read(out)):
             # What was made from it need not be made anew: rules compare times.
             shutil.copystat(folder / "run.json", out / "run.json")
-        _sync(out)
+        sync(out)
         if folder.exists():
             # A folder cannot be renamed onto a full one; without its run.json the old one is not finished any more.
             (folder / "run.json").unlink(missing_ok=True)
             shutil.rmtree(folder)
         os.replace(out, folder)
-        _sync(folder.parent, deep=False)
+        sync(folder.parent, deep=False)
         for leftover in scratch_root.iterdir():
             if leftover.name not in ("lock", "attempt.json"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -161,7 +161,7 @@ def _locked(path: Path, node: Node):
 def _progress(work: Path, key: str, node: Node) -> dict:
     """Count this attempt. What an earlier attempt left behind goes where it is of another key or cannot be read: this one begins anew."""
     path = work / "attempt.json"
-    last = {"attempt": 0, "key": key}
+    last = {"attempt": 0, "key": None}  # nobody knows whose what is there is
     try:
         if path.is_file():
             told = records.read_json(path)
@@ -180,26 +180,13 @@ def _progress(work: Path, key: str, node: Node) -> dict:
 
 
 def _require_readable(work: Path) -> None:
-    """Raise ValueError where a file that an earlier attempt left is cut short or damaged; answers are whole line by line, which measures see to."""
-    for path in sorted(work.iterdir()):
-        if path.suffix == ".safetensors":
-            weights.header(path)
-        elif path.suffix == ".pt":
-            try:
-                with zipfile.ZipFile(path) as archive:
-                    damaged = archive.testzip()
-            except Exception as error:  # whatever a damaged archive makes of zipfile: it has no common class
-                raise ValueError(f"{path}: {error}") from None
-            if damaged:
-                raise ValueError(f"{path}: its part {damaged} is damaged")
-        elif path.suffix in (".json", ".jsonl"):
-            text = path.read_bytes()
-            for part in [text] if path.suffix == ".json" else text.splitlines(keepends=True):
-                if path.suffix == ".json" or part.endswith(b"\n"):  # a last line may be cut short, and is dropped
-                    try:
-                        json.loads(part)
-                    except ValueError as error:
-                        raise ValueError(f"{path}: {error}") from None
+    """Raise ValueError where a batch that an earlier attempt left cannot be read. Answers are whole line by line, which measures see to; a history is
+    what its checkpoint says, which trainings see to."""
+    for path in sorted(work.glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def _difference(folder: Path, record: dict) -> str | None:
@@ -210,16 +197,6 @@ def _difference(folder: Path, record: dict) -> str | None:
 def _contents(record: dict) -> dict[str, str]:
     """The sha256 of what a stage made; its history says when, too."""
     return {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
-
-
-def _sync(folder: Path, deep: bool = True) -> None:
-    """Have a folder, and all files in it, on the disk and not in memory alone: a machine that goes down leaves them whole."""
-    for path in [*(p for p in folder.rglob("*") if deep), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:

@@ -24,7 +24,7 @@ for artefact in plan.artefacts.values():
             code=plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
-            "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log})"
+            "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log:q})"
 
     workflow.get_rule(artefact.name).docstring = f"{artefact.label}: {artefact.says}."
 
@@ -52,7 +52,7 @@ rule table2:
     log:
         "results/logs/table2.log",
     shell:
-        "cp {input} results/ 2>&1 | ({TEE} {log})"
+        "cp {input:q} results/ 2>&1 | ({TEE} {log:q})"
 
 
 # A target that no rule makes is told with what is near it, or with the choices that it lacks. Snakemake knows its targets only after this file.

@@ -4,6 +4,7 @@ import sys
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from shlex import quote
 
 REPOSITORY = Path(workflow.basedir)
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
@@ -38,7 +39,9 @@ wildcard_constraints:
 
 
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
-PYTHON = f"PYTHONPATH={REPOSITORY / 'src'}:{REPOSITORY / 'kernels'} {sys.executable} -m"
+# Quoted: the folder of a clone may have any name.
+SOURCES = quote(f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}")
+PYTHON = f"PYTHONPATH={SOURCES} {quote(sys.executable)} -m"
 RELINEAR = f"{PYTHON} relinear.cli"
 OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.

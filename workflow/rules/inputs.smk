@@ -14,7 +14,7 @@ rule tracking_store:
     log:
         "results/logs/tracking.log",
     shell:
-        "{RELINEAR} track init {OPTIONS} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} track init {OPTIONS} 2>&1 | ({TEE} {log:q})"
 
 
 rule asset:
@@ -28,7 +28,7 @@ rule asset:
     params:
         key=key("asset"),
     shell:
-        "{RELINEAR} asset {wildcards.name} {OPTIONS} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} asset {wildcards.name:q} {OPTIONS} 2>&1 | ({TEE} {log:q})"
 
 
 rule model:
@@ -47,7 +47,7 @@ rule model:
     params:
         key=key("model"),
     shell:
-        "{RELINEAR} model {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} model {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule written:
@@ -66,7 +66,7 @@ rule written:
     params:
         key=key("written"),
     shell:
-        "{RELINEAR} written {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} written {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule text:
@@ -84,7 +84,7 @@ rule text:
     params:
         key=key("text"),
     shell:
-        "{RELINEAR} text {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} text {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule sentences:
@@ -102,7 +102,7 @@ rule sentences:
     params:
         key=key("sentences"),
     shell:
-        "{RELINEAR} sentences {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} sentences {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule documents:
@@ -120,7 +120,7 @@ rule documents:
     params:
         key=key("documents"),
     shell:
-        "{RELINEAR} documents {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} documents {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule activations:
@@ -140,7 +140,7 @@ rule activations:
     params:
         key=key("activations"),
     shell:
-        "{RELINEAR} activations {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} activations {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule recall:
@@ -157,7 +157,7 @@ rule recall:
     params:
         key=key("recall"),
     shell:
-        "{RELINEAR} recall {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} recall {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
 rule passkeys:
@@ -174,4 +174,4 @@ rule passkeys:
     params:
         key=key("passkeys"),
     shell:
-        "{RELINEAR} passkeys {wildcards.name} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} passkeys {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"

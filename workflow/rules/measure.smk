@@ -20,7 +20,7 @@ rule measure:
     params:
         key=key("measure"),
     shell:
-        "{RELINEAR} measure {wildcards.name} {wildcards.measure} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} measure {wildcards.name:q} {wildcards.measure:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
 
 
 # Scale-free: it is of random weights at the papers' own shapes. An interrupted measurement goes on with the rows it has.
@@ -44,7 +44,7 @@ rule benchmark:
             ]
         ),
     shell:
-        "{RELINEAR} benchmark 2>&1 | ({TEE} {log})"
+        "{RELINEAR} benchmark 2>&1 | ({TEE} {log:q})"
 
 
 rule kernels:
@@ -60,4 +60,4 @@ rule kernels:
         mem_mb=32000,
         runtime=60,
     shell:
-        "{PYTHON} relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log})"
+        "{PYTHON} relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log:q})"

@@ -18,7 +18,7 @@ rule distill:
     params:
         key=key("distill"),
     shell:
-        "{RELINEAR} distill {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} distill {wildcards.name:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
 
 
 rule finetune:
@@ -37,7 +37,7 @@ rule finetune:
     params:
         key=key("finetune"),
     shell:
-        "{RELINEAR} finetune {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} finetune {wildcards.name:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
 
 
 rule pretrain:
@@ -56,4 +56,4 @@ rule pretrain:
     params:
         key=key("pretrain"),
     shell:
-        "{RELINEAR} pretrain {wildcards.name} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log})"
+        "{RELINEAR} pretrain {wildcards.name:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"

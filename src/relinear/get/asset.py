@@ -6,10 +6,14 @@ from relinear.plan.job import Job
 
 
 def work(job: Job) -> dict:
-    """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and under which licence."""
+    """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and under which licence.
+
+    Of what the hub gave, the row has the commit."""
     known = catalogue(job.workflow / "assets.yaml")
     name = job.settings["asset"]
-    assets.obtain(name, verify=True, assets=known)
+    folder = assets.obtain(name, verify=True, assets=known)
     [row] = assets.manifest([name], known)
+    if known[name].source == "hub":
+        row["commit"] = folder.name  # of the snapshot: what a branch's name stood for when it was obtained
     print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
     return {"assets": [row]}

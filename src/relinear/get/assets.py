@@ -253,7 +253,7 @@ def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
     """Compare a cached folder with its record: sizes always, hashes on demand or to explain a wrong size."""
     if not (folder / RECORD).is_file():
         raise AssetError(f"asset {asset.name!r}: {folder} has no {RECORD}; delete the folder, then obtain again")
-    for member, expected in json.loads((folder / RECORD).read_text()).items():
+    for member, expected in _recorded(asset, folder).items():
         path = folder / member
         size = path.stat().st_size if path.is_file() else None
         if size == expected["bytes"] and not hashes:
@@ -266,6 +266,21 @@ def _check_folder(asset: Asset, folder: Path, *, hashes: bool) -> None:
                 f"  expected sha256 {expected['sha256']} ({expected['bytes']} bytes)\n"
                 f"delete {folder} to obtain it again"
             )
+
+
+def _recorded(asset: Asset, folder: Path) -> dict[str, dict]:
+    """The record of a cached folder. Raises AssetError for one that cannot be read or lacks a member of the catalogue."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        lacking = [pattern for pattern in asset.members if not fnmatch.filter(record, pattern)]
+        wrong = f"lacks {', '.join(lacking)}" if lacking else None
+        for entry in record.values():
+            entry["bytes"], entry["sha256"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        wrong = f"cannot be read: {error!r}"
+    if wrong:
+        raise AssetError(f"asset {asset.name!r}: {folder / RECORD} {wrong}; delete {folder} to obtain it again")
+    return record
 
 
 def _obtain_from_hub(asset: Asset) -> Path:

@@ -10,6 +10,7 @@ RELINEAR_JOBS_PER_GPU lets that many jobs share a device (default 1).
 import fcntl
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -40,8 +41,7 @@ def claim(count: int = 1) -> list[str]:
         raise UserError(f"{count} GPUs asked for; there are {len(devices)}: {', '.join(devices)}")
     if count == len(devices) and BATCH & os.environ.keys():
         return []
-    folder = Path(tempfile.gettempdir()) / f"relinear-gpus-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder = _own(Path(tempfile.gettempdir()) / f"relinear-gpus-{os.getuid()}")
     slots = range(_jobs_per_gpu())
     # One process gathers several devices at a time: two that hold half each would wait for ever.
     alone = count == 1
@@ -68,6 +68,15 @@ def claim(count: int = 1) -> list[str]:
     return list(held)
 
 
+def _own(folder: Path) -> Path:
+    """A folder in which this user alone writes. Raises UserError for one of its name that another user made, or could have: it would hold up jobs."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UserError(f"{folder}, where GPUs are locked, must be a folder that this user alone writes to; remove it, or set TMPDIR")
+    return folder
+
+
 def _visible() -> list[str]:
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -90,7 +99,7 @@ def _jobs_per_gpu() -> int:
 
 def _lock(path: Path) -> int | None:
     """A file descriptor that holds the lock, also across `exec`; None if another process holds it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

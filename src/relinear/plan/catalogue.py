@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
-from relinear.plan.options import check_names, part_names
+from relinear.plan.options import check_names, check_values, part_names
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 from relinear.stages._stage import method_file
@@ -123,7 +123,7 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
             one_of(f"data of measure {name!r},", measure.data, data)
         for part in measure.without:
             one_of(f"part of a method, which measure {name!r} is `without`,", part, parts)
-        check_names(folder / f"{measure.metric}.py", measure.options, f"measures.yaml: {name}: options")
+        check_values(folder / f"{measure.metric}.py", measure.options, f"measures.yaml: {name}: options", partial=True)
     return measures
 
 
@@ -202,6 +202,8 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
         raise ConfigError(f"{where}: no attention method {run.method!r}; have {', '.join(attention.available())}")
     own = {k: v for k, v in run.options.items() if k != KEEP}
     check_names(method_file(run.method), own, f"{where}: options", also=(KEEP,))
+    check_values(method_file(run.method), own, f"{where}: options")
+    _check_kept(run.options.get(KEEP), f"{where}: options.{KEEP}")
     if any(len(step) != 1 for step in run.steps) or len(run.recipes) != len(run.steps):
         raise ConfigError(f"{where}: steps are a list of one stage each, a stage once; got {[list(step) for step in run.steps]}")
     for stage, settings in run.recipes.items():
@@ -209,6 +211,14 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
         parse(stages.load(stage).Options, settings, f"{where}: {stage}")
     if "distill" in run.recipes and run.method == "softmax":
         raise ConfigError(f"{where}: softmax attention has nothing to distill")
+
+
+def _check_kept(keep: Any, where: str) -> None:
+    """Raises ConfigError for what names no layers of any model; how many layers a model has is known once it is there."""
+    share = isinstance(keep, int | float) and not isinstance(keep, bool) and 0 <= keep < 1
+    layers = isinstance(keep, list) and all(type(layer) is int and layer >= 0 for layer in keep)
+    if not (keep is None or share or layers):
+        raise ConfigError(f"{where} must be a ratio in [0, 1) or a list of layers, numbered from 0; got {keep!r}")
 
 
 def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:

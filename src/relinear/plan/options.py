@@ -1,31 +1,110 @@
-"""Names of the options of methods and metrics, the parts of methods and what metrics need, read from their source: a wrong one is an error before
-torch loads."""
+"""The options of methods and metrics, the parts of methods and what metrics need, read from their source: a wrong one is an error before torch
+loads."""
 
 import ast
 import functools
-from collections.abc import Iterable
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from relinear.plan.strict import ConfigError
+from pydantic import BaseModel, ValidationError, create_model
+
+from relinear.plan.code import find
+from relinear.plan.strict import ConfigError, Strict
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
-    """Raise ConfigError for options that class `Options` of a method's or a metric's file does not have. Values are checked when it runs."""
+    """Raise ConfigError for options that class `Options` of a method's or a metric's file does not have."""
     have = [*option_names(file), *also]
     if unknown := [name for name in given if name not in have]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; possible: {', '.join(have) or 'none'}")
 
 
-@functools.cache
+def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool = False) -> None:
+    """Raise ConfigError for options that class `Options` of a method's or a metric's file refuses: names, kinds, bounds, and what does not fit.
+
+    `partial`: another place may give what is not given here.
+    """
+    check_names(file, given, where)
+    try:
+        schema(file)(**given)
+    except ValidationError as error:
+        errors = [e for e in error.errors() if not (partial and e["type"] == "missing")]
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}; got {e['input']!r}" for e in errors)
+        if wrong:
+            raise ConfigError(f"{where}: {wrong}. Possible: {', '.join(option_names(file)) or 'none'}") from None
+
+
 def option_names(file: Path) -> tuple[str, ...]:
-    """The fields of class `Options` in a file, with those of its base classes there and in the files beside it that begin with `_`."""
-    classes: dict[str, ast.ClassDef] = {}
-    for path in (*sorted(file.parent.glob("_*.py")), file):
-        if path.is_file():
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            prefix = "" if path == file else f"{path.stem}."
-            classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return tuple(_fields("Options", classes))
+    """The fields of class `Options` in a file."""
+    return tuple(schema(file).model_fields)
+
+
+@functools.cache
+def schema(file: Path) -> type[BaseModel]:
+    """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
+    that the class needs are carried out, so that nothing imports torch."""
+    own = getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
+    return own if issubclass(own, Strict) else create_model("Options", __base__=(own, Strict))  # where a number belongs, `true` is none
+
+
+class Definitions:
+    """The names that a source file defines, each carried out when it is asked for. A library other than pydantic and Python's own is never imported:
+    names of one are missing, and with them whatever is computed from them."""
+
+    def __init__(self, file: Path):
+        self._nodes: dict[str, ast.stmt] = {}
+        self._made: dict[str, Any] = {"__name__": f"{__name__}.{file.stem}"}
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names = [node.name]
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+            self._nodes |= dict.fromkeys(names, node)
+
+    def __getattr__(self, name: str) -> Any:
+        self._carry_out(name)
+        if name not in self._made:
+            raise AttributeError(name)
+        return self._made[name]
+
+    def _carry_out(self, name: str) -> None:
+        node = self._nodes.pop(name, None)  # once, also where it needs itself
+        if node is None or name in self._made:
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._made |= _imported(node, name)
+            return
+        for part in ast.walk(node):
+            if isinstance(part, ast.FunctionDef):  # nobody asks what a validator says that it takes
+                part.returns = None
+                for argument in (*part.args.args, *part.args.kwonlyargs):
+                    argument.annotation = None
+        for part in list(ast.walk(node)):
+            if isinstance(part, ast.Name) and part.id in self._nodes:
+                self._carry_out(part.id)
+        exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)  # our own source
+
+
+def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Any]:
+    """What an import statement gives a name; nothing where that is another library's."""
+    [alias] = [alias for alias in node.names if name == (alias.asname or alias.name.partition(".")[0])]
+    if isinstance(node, ast.Import):
+        return {name: importlib.import_module(alias.name)} if _light(alias.name) else {}
+    for module in (f"{node.module}.{alias.name}", node.module):
+        if not _light(module) and (path := find(module)):
+            found = Definitions(path)
+            return {name: found if module != node.module else getattr(found, alias.name)}
+    return {name: getattr(importlib.import_module(node.module), alias.name)} if _light(node.module) else {}
+
+
+def _light(module: str) -> bool:
+    """Whether a module is Python's own, pydantic or the plan's, none of which imports torch."""
+    return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
 
 
 @functools.cache
@@ -51,15 +130,3 @@ def metric_needs(file: Path) -> tuple[str, ...]:
     if unknown := [need for need in needs if need not in POSSIBLE_NEEDS]:
         raise ConfigError(f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}")
     return needs
-
-
-def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:
-    if name not in classes:
-        return {}
-    node, found, beside = classes[name], {}, name.rpartition(".")[0]
-    for base in node.bases:
-        text = ast.unparse(base)  # `_file.Name`; or a name of the same file, or one that is imported from `_base`
-        same = f"{beside}.{text}" if beside else text
-        found |= _fields(text if "." in text else same if same in classes else f"_base.{text}", classes)
-    own = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    return found | dict.fromkeys(own)

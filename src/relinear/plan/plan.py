@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from relinear import attention, records, stages
+from relinear import records, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
-from relinear.plan.options import check_names
+from relinear.plan.options import check_values
 from relinear.plan.sane import read_settings
 from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
 from relinear.plan.specs import Artefact, available
@@ -27,6 +27,13 @@ from relinear.stages._stage import Node
 
 TEXTS = ("text", "sentences", "documents", "passkeys")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
+FURTHEST_SEED = 1000  # of a run's training, counted from the plan's seed
+# What a choice may be: beyond it numbers overflow, generators refuse a seed, or planning alone takes minutes.
+BOUNDS = {
+    "budget": (1e-6, 10**6, "the multiple of every amount"),
+    "seed": (0, 2**32 - 1 - FURTHEST_SEED, "where random numbers begin"),
+    "seeds": (1, 100, "the trainings of each row"),
+}
 
 
 @functools.cache
@@ -111,6 +118,8 @@ class Plan:
         base = name if part is None else part["base"]
         if base not in self.runs:
             raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        if part and part["seed"] and (len(part["seed"]) > 4 or int(part["seed"]) > FURTHEST_SEED):
+            raise ConfigError(f"no run {name!r}: trainings with other seeds end in -seed1 to -seed{FURTHEST_SEED}")
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
@@ -387,8 +396,9 @@ class Plan:
 
     def check(self) -> None:
         """Raise ConfigError for everything that can be known to be wrong before any work starts."""
-        if self.seeds < 1:
-            raise ConfigError(f"seeds, the trainings of each row, must be at least 1; got {self.seeds}")
+        for name, (least, most, what) in BOUNDS.items():
+            if not least <= (given := getattr(self, name)) <= most:
+                raise ConfigError(f"{name}, {what}, must be at least {least:g} and at most {most}; got {str(given)[:40]}")
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
@@ -401,7 +411,7 @@ class Plan:
             one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
         for metric, options in self.config.measures.items():
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
-            check_names(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, f"scales/{self.scale}.yaml: measures: {metric}")
+            check_values(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, f"scales/{self.scale}.yaml: measures: {metric}", partial=True)
         nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
         nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
         for node in self.behind(nodes):
@@ -421,17 +431,6 @@ class Plan:
         if not self.models[model := self.run(node.name).model].causal:
             able = ", ".join(name for name, m in self.models.items() if m.causal)
             raise ConfigError(f"{node}: {why}, and {model!r} is an encoder; possible: runs of {able}")
-
-    def check_options(self) -> None:
-        """Check the values of all methods' options by the methods themselves. They need torch, so the Snakefile does not call this.
-
-        `keep_softmax_layers` is the model's, not the method's (`relinear.linearize`), which checks it. Raises ConfigError.
-        """
-        for name, run in self.runs.items():
-            try:
-                attention.options(run.method, {k: v for k, v in run.options.items() if k != catalogue.KEEP})
-            except ValueError as error:
-                raise ConfigError(f"runs.yaml: {name}: {error}") from None
 
     def gpus(self, stage: str) -> int:
         """How many GPUs a stage uses; 0 on a CPU."""
@@ -455,7 +454,7 @@ class Plan:
 
 def from_cli(config: dict[str, Any], workflow: Path = WORKFLOW) -> Plan:
     """The plan of `snakemake --config`. Raises ConfigError for an unknown key or a value of the wrong kind."""
-    unknown = sorted(set(config) - set(CHOICES))
+    unknown = sorted(str(name) for name in set(config) - set(CHOICES))
     if unknown:
         raise ConfigError(f"unknown --config {', '.join(unknown)}; possible: {', '.join(CHOICES)}")
     given = {}

@@ -50,7 +50,7 @@ def chain_of(folder: Path | str) -> Chain:
     that are not finite, and tensors that are not those of the model.
     """
     run = Path(folder).resolve()
-    scale = run.parents[1]
+    scale = run.parent.parent
     model, links = _told(run)
     found = Chain(scale / model, links)
     changed = _changed(scale)

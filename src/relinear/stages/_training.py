@@ -18,13 +18,16 @@ class Budget(Strict):
     lr_floor: Annotated[float, Field(ge=0)] = 0.0  # no run learns slower: the papers' rates are for thousands of steps, not for tens
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Recipe(Strict):
     """How a run is optimised in one step, AdamW with linear warm-up and cosine; and on which text, where it differs from the scale."""
 
     data: str  # of data.yaml
     lr: Annotated[float, Field(gt=0)]
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0

@@ -7,14 +7,16 @@ from pydantic import Field
 from relinear.plan.strict import Positive
 from relinear.stages import _training
 
+WIDEST = 65536  # no model has wider projections, and no adapter a higher rank than they have columns
+
 
 class Options(_training.Recipe):
     kind: Literal["lora", "full", "method"]  # method: only the parameters that the method added
     train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
-    lora_rank: Positive = 8
+    lora_rank: Annotated[int, Field(gt=0, le=WIDEST)] = 8
     lora_alpha: Positive = 16
-    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Stage(_training.Step):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from relinear.files import sha256
 from relinear.plan.code import PACKAGES
-from relinear.plan.options import metric_needs, part_names
+from relinear.plan.options import check_values, metric_needs, part_names
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
@@ -100,6 +100,8 @@ class Stage(_stage.Stage):
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
         self._check_parts(plan, node)
         options = self._options(plan, node)
+        where = f"measure {node.part!r} at scale {plan.scale!r}: options of {metric}"
+        check_values(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, where)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:

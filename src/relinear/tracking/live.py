@@ -30,12 +30,13 @@ from typing import Any, Self
 from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
+from relinear.tracking.guard import require_own
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A
 # dead tracking server must fail within seconds, not within mlflow's default of several minutes.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 FLUSH_ENTRIES = 1000  # one batch of mlflow's
@@ -449,6 +450,8 @@ def _create_sqlite(uri: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(uri):
         if not path.exists():
+            if any(record for depth in ("*/*/*", "*/runs/*/*") for record in path.parent.glob(f"{depth}/run.json")):
+                print(f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished before", file=sys.stderr, flush=True)
             fresh = path.with_name(f"{path.name}.new")
             fresh.unlink(missing_ok=True)
             MlflowClient(f"sqlite:///{fresh}")
@@ -712,6 +715,7 @@ def _read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
+    require_own(folder, record)
     return record
 
 

@@ -1,6 +1,6 @@
 """Stage 2: the linearized model learns to be a language model again, by LoRA on its projections or by training everything (SUPRA)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -39,6 +39,7 @@ def work(job: Job) -> dict:
         if full:
             save_file(weights, job.out / "model.safetensors")
         if recipe["kind"] == "lora":
+            model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft has a set, which each process writes in another order
             model.save_pretrained(job.out / "adapter")
         if recipe["kind"] == "method" or recipe["train_method"]:
             save_method(base, job.out / "method.safetensors")
@@ -59,6 +60,7 @@ def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tup
     model, groups = base, []
     added = list(base.method_parameters().values()) if recipe["kind"] == "method" or recipe["train_method"] else []
     if recipe["kind"] == "lora":
+        require_targets(job.name, base, recipe["lora_targets"])
         adapter = LoraConfig(r=recipe["lora_rank"], lora_alpha=recipe["lora_alpha"], lora_dropout=0.0, bias="none",
                              task_type="CAUSAL_LM", target_modules=list(recipe["lora_targets"]))  # fmt: skip
         model = compute_in_input_dtype(get_peft_model(base, adapter))
@@ -70,6 +72,13 @@ def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tup
     if added:
         groups.append((added, max(recipe["method_lr"] or lr, lr)))
     return model, groups
+
+
+def require_targets(name: str, base: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise UserError for a target of adapters that is no projection of the model."""
+    have = sorted({path.rpartition(".")[2] for path, module in base.named_modules() if isinstance(module, nn.Linear)})
+    if unknown := [target for target in targets if target not in have]:
+        raise UserError(f"{name}: lora_targets: the model has no projection {unknown[0]!r}; possible: {', '.join(have)}")
 
 
 def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tuple[nn.Module, dict]:
@@ -96,8 +105,8 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     batches = batches_of(text, len(text), device, batch_size=batch, accumulate=accumulate, seed=job.seed)
     train(
         loss, groups, batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
-        checkpoint=job.work / "checkpoint.pt", checkpoint_seconds=job.checkpoint_seconds,
-        log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
+        checkpoint=job.work / "checkpoints", checkpoint_seconds=job.checkpoint_seconds,
+        beside=(job.history,), log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
         chance=chance_loss(job.parents["text"], base.config.vocab_size),
         recorded=recorded,
     )  # fmt: skip

@@ -1,8 +1,6 @@
 """The training loop, one for every stage: AdamW, warm-up and cosine, clipping, checkpoints, resume to the bit. The loss is an argument."""
 
 import math
-import random
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_optimizer_state_dict
 from tqdm import tqdm
 
-from relinear.files import aside
 from relinear.linearize.graph import Recorded
-from relinear.machine.distributed import agreed, rank, sharded, sum_gradients, summed, whole
+from relinear.machine.distributed import agreed, rank, sum_gradients, summed, whole
+from relinear.train.checkpoint import restore, save
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
 BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
@@ -53,6 +49,7 @@ def train(
     loss_scale: float = 1.0,
     chance: float | None = None,
     recorded: bool = False,
+    beside: Sequence[Path] = (),
 ) -> None:
     """Minimise `loss` over the parameters, in place.
 
@@ -66,17 +63,16 @@ def train(
 
     Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
 
-    A checkpoint is written to `checkpoint` at most every `checkpoint_seconds`; if one is there, training goes on from it as if it had
-    never stopped, after `resumed(step)`, also with another number of processes. Raises FloatingPointError at a loss or gradient that is
-    not finite, and CollapseError if the mean loss of the last steps reaches `chance` although it began clearly below.
+    A checkpoint is written into the folder `checkpoint` at most every `checkpoint_seconds`, with a copy of the files `beside`; if one is there,
+    training goes on from it as if it had never stopped, after `resumed(step)`, also with another number of processes. Raises
+    FloatingPointError at a loss or gradient that is not finite, and CollapseError if the mean loss of the last steps reaches `chance` although
+    it began clearly below.
     """
     optimiser = _optimiser(groups, recipe)
     parameters = [p for ps, _ in groups for p in ps]
-    first, recent = 0, []
-    if checkpoint.is_file():
-        first, recent = _restore(checkpoint, parameters, optimiser)
-        if rank() == 0:
-            print(f"{name}: goes on at step {first} of {steps}", flush=True)
+    first, recent = restore(checkpoint, parameters, optimiser, beside, name)
+    if first and rank() == 0:
+        print(f"{name}: goes on at step {first} of {steps}", flush=True)
     resumed(first)
     names: list[str] = []
     gradients = _gradients(loss, loss_scale, names)
@@ -113,7 +109,7 @@ def train(
             bar.update(tokens_per_step)
             bar.set_postfix(loss=f"{total:.4g}", refresh=False)
             if step + 1 < steps and agreed(time.monotonic() - saved >= checkpoint_seconds):
-                _save(checkpoint, step + 1, recent, parameters, optimiser)
+                save(checkpoint, step + 1, recent, parameters, optimiser, beside)
                 saved = time.monotonic()
 
 
@@ -162,43 +158,3 @@ def _stream(own: bool) -> Iterator[None]:
     with torch.cuda.stream(inside):
         yield
     outside.wait_stream(inside)
-
-
-def _save(path: Path, step: int, recent: list[float], parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> None:
-    if rank() > 0 and not sharded(parameters):
-        return
-    state = {
-        "step": step, "losses": recent, "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "python": random.getstate(),
-    }  # fmt: skip
-    trained = dict(zip(("parameters", "optimiser"), get_state_dict(nn.ParameterList(parameters), optimiser), strict=True))
-    if sharded(parameters):
-        state["shards"] = f"shards.{step}"  # beside the file, which names them once they are complete
-        dcp.save(trained, checkpoint_id=path.with_name(state["shards"]))
-    if rank() > 0:
-        return
-    with aside(path) as unfinished:
-        torch.save(state if "shards" in state else state | trained, unfinished)
-    for old in path.parent.glob("shards.*"):
-        if old.name != state.get("shards"):
-            shutil.rmtree(old)
-
-
-def _restore(path: Path, parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer) -> tuple[int, list[float]]:
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    module = nn.ParameterList(parameters)
-    if "shards" in state:
-        trained = dict(zip(("parameters", "optimiser"), get_state_dict(module, optimiser), strict=True))
-        dcp.load(trained, checkpoint_id=path.with_name(state["shards"]))  # cut anew for this number of processes
-    else:
-        trained = state
-    whole_file = "shards" not in state
-    set_model_state_dict(module, trained["parameters"], options=StateDictOptions(full_state_dict=whole_file))
-    # Not strict: a parameter without a gradient has no moments.
-    set_optimizer_state_dict(module, optimiser, trained["optimiser"], options=StateDictOptions(full_state_dict=whole_file, strict=False))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
-    version, inner, gauss = state["python"]
-    random.setstate((version, tuple(inner), gauss))
-    return state["step"], state["losses"]

@@ -93,9 +93,9 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
         train(
             loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))],
             batches=batches_of(text, sequences, device, batch_size=batch, accumulate=accumulate, seed=job.seed),
-            steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoint.pt",
-            checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume, memory=lambda: memory_bytes(device),
-            name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
+            steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
+            beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
+            memory=lambda: memory_bytes(device), name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
         )  # fmt: skip
     except Converged:
         if device == "cuda":

@@ -1,0 +1,177 @@
+"""Folders, names and stores that mean ill or are broken: nothing runs, nothing is written outside, nothing stops the science."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, copy_sources, environment
+
+from relinear.errors import UserError
+from relinear.files import sha256
+from relinear.machine import gpus
+from relinear.tracking import live as tracking
+
+SECONDS = 60  # a command that meets a silent store: a dozen of them are imports
+
+
+def stage(results: Path, **changes) -> Path:
+    """The folder of a finished training, with whatever an ill-meaning record says instead."""
+    folder = results / "mini/runs/lizard/distill"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text("{}")
+    record = {
+        "schema": 2, "scale": "mini", "run": "lizard", "stage": "distill", "key": "0" * 64, "attempt": 1, "config": {}, "parents": {},
+        "artefacts": {"metrics.json": {"sha256": sha256(folder / "metrics.json")}}, "config_hash": "", "code_hash": "", "datasets": [], "git": {},
+        "versions": {}, "hardware": {}, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "tags": {},
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(record | changes))
+    return folder
+
+
+def everything(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob("*")}
+
+
+@pytest.fixture
+def store(tmp_path) -> str:
+    return f"sqlite:///{tmp_path / 'own/mlflow.db'}"
+
+
+ILL = ("x/../../../../../ESCAPED", "../ESCAPED", "/ESCAPED", "it's", "x' or '1' = '1", "", ".", "a b", "x\n", "$(touch PWNED)")
+
+
+@pytest.mark.parametrize("field", ["scale", "run", "stage", "key"])
+def test_names_of_a_folder_that_is_imported_are_names(tmp_path, store, field):
+    theirs = tmp_path / "theirs"
+    for name in ILL:
+        shutil.rmtree(theirs, ignore_errors=True)
+        stage(theirs, **{field: name})
+        with pytest.raises(UserError, match=f"{field} must be of letters"):
+            tracking.import_folder(store, theirs)
+    assert everything(tmp_path) <= {"theirs", *(f"theirs/{name}" for name in everything(theirs))}
+
+
+def test_an_import_follows_no_link(tmp_path, store):
+    (tmp_path / "loot.csv").write_text("secret")
+    folder = stage(tmp_path / "theirs")
+    (folder / "loot.csv").symlink_to(tmp_path / "loot.csv")
+    with pytest.raises(UserError, match="loot.csv is a link"):
+        tracking.import_folder(store, tmp_path / "theirs")
+    (folder / "loot.csv").unlink()
+    (tmp_path / "theirs/elsewhere").symlink_to(tmp_path)  # nor through a folder, in which it would go round
+    assert tracking.import_folder(store, tmp_path / "theirs") == 1
+    assert "secret" not in "".join(p.read_text(errors="replace") for p in (tmp_path / "own").rglob("*.csv"))
+    assert {path.name for path in tmp_path.iterdir()} == {"loot.csv", "theirs", "own"}
+
+
+# --- a store that fails ---
+
+
+def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, float]:
+    began = time.monotonic()
+    environment_ = {**environment(), "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+    command = [sys.executable, "-m", "relinear.cli", *(verb or ("track", "init", "--scale", "smoke")), "--results", str(tmp_path / "results")]
+    return subprocess.run(command, cwd=tmp_path, env=environment_, text=True, capture_output=True, timeout=180), time.monotonic() - began
+
+
+@pytest.fixture
+def silent():
+    """The port of a server that takes connections and never answers."""
+    server, kept = socket.create_server(("127.0.0.1", 0)), []
+
+    def serve():
+        try:
+            while True:
+                kept.append(server.accept())
+        except OSError:
+            pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield server.getsockname()[1]
+    server.close()
+
+
+@pytest.mark.parametrize("kind", ["silent", "closed", "nonsense"])
+def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, silent, kind):
+    uri = {"silent": f"http://user:secret@127.0.0.1:{silent}", "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[
+        kind
+    ]
+    done, seconds = init(tmp_path, uri)
+    assert done.returncode == 0, "tables do not need the store"
+    assert "secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count("failed") >= 1 and done.stderr.count("track rebuild") == 1 and "***@" in done.stderr
+    assert seconds < SECONDS
+
+
+def test_a_store_that_is_no_database_is_told(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/mlflow.db").write_text("no database at all, whatever its name")
+    done, _ = init(tmp_path, "")
+    assert done.returncode == 0 and done.stderr.count("\n") == 2 and "mlflow.db failed: DatabaseError" in done.stderr
+    done, _ = init(tmp_path, "", "track", "rebuild")
+    assert done.returncode == 1 and done.stderr.startswith("error: MLflow's store") and done.stderr.count("\n") == 1
+
+
+def test_a_store_that_vanished_is_noticed(tmp_path, capsys):
+    tracking.init(f"sqlite:///{tmp_path / 'new/mlflow.db'}")
+    assert capsys.readouterr().err == "", "a first store is nothing to tell"
+    stage(tmp_path / "results")
+    uri = f"sqlite:///{tmp_path / 'results/mlflow.db'}"
+    tracking.init(uri)
+    assert "mlflow.db is gone, and begins anew: `relinear track rebuild`" in capsys.readouterr().err
+    assert tracking.rebuild(uri, tmp_path / "results") == 1
+
+
+# --- GPU locks ---
+
+
+@pytest.mark.parametrize("kind", ["a link", "for all", "of another"])
+def test_gpus_are_locked_in_a_folder_of_this_user_alone(tmp_path, monkeypatch, kind):
+    folder = tmp_path / "relinear-gpus"
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if kind == "for all" else 0o700)
+    if kind == "of another":
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(UserError, match="this user alone writes to; remove it, or set TMPDIR"):
+        gpus._own(folder)
+    monkeypatch.undo()
+    own = gpus._own(tmp_path / "new")
+    assert own.stat().st_mode & 0o777 == 0o700 and gpus._own(own) == own
+    (tmp_path / "target").write_text("")
+    (own / "turn").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError):
+        gpus._lock(own / "turn")
+
+
+# --- the folder of a clone ---
+
+
+def test_whatever_a_rule_writes_into_a_shell_line_is_quoted():
+    """Fields that a user, a file's name or a wildcard fills; the others are words of our own."""
+    ours = {"RELINEAR", "PYTHON", "OPTIONS", "TEE", "threads", "resources.gpu", "params.options"}
+    lines = [line for path in (ROOT / "workflow/rules").glob("*.smk") for line in path.read_text().splitlines() if "({TEE}" in line]
+    fields = {field for line in lines for field in re.findall(r"\{([^}]+)\}", line)}
+    assert len(lines) > 12 and fields - ours == {"log:q", "input:q", "wildcards.name:q", "wildcards.measure:q"}
+
+
+def test_a_clone_works_in_a_folder_of_any_name(tmp_path):
+    clone = copy_sources(tmp_path / 'my clone\'s "x"; $(touch PWNED) `touch PWNED` {name}')
+    try:
+        clone.snakemake("results/table2.csv", options=("--dry-run", "--quiet"))
+        clone.snakemake("results/.tracking", "results/smoke/models/tiny/run.json")
+        assert json.loads((clone / "results/smoke/models/tiny/run.json").read_text())["stage"] == "model"
+        assert not [path for path in tmp_path.rglob("PWNED")]
+    finally:
+        clone.end()

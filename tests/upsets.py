@@ -1,0 +1,330 @@
+"""A command that is upset while it runs, by signals, kills, disks, stores or another command: a part of the fault campaign (`faults.py`).
+
+Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and a measurement to do.
+Something happens to it at a moment that is drawn; then the same command is given again. Whatever happened, it must end with the very files of an
+undisturbed run, once in MLflow, with nothing left over, and without a traceback.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from conftest import Clone, copy_sources, environment
+
+RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate")
+TARGET = f"results/smoke/runs/{RUN}/gate/run.json"
+GIB = 1 << 30
+LONGEST = 420  # seconds that a command may take on a busy machine
+
+
+class Ended(NamedTuple):
+    """How a command ended, and all that it said."""
+
+    code: int
+    said: str
+
+
+class Round(NamedTuple):
+    """What is done to the command, and whether it may end well all the same."""
+
+    name: str
+    upset: Callable[["Results", subprocess.Popen, random.Random], None]
+    store: str | None = None
+    on_tmpfs: bool = False
+
+
+class Results:
+    """The prepared clone, and the copy of it that a round works in, always at the same path: an adapter names the folder of its model."""
+
+    def __init__(self, folder: Path):
+        self.base, self.clone = folder / "base", Clone(folder / "clone", [])
+        self.seconds, self.usual = 0.0, {}
+
+    def prepare(self) -> "Results":
+        """Everything up to the distilled run in the base; and, in a copy, what the command makes undisturbed."""
+        copy_sources(self.clone.root)
+        lines = self.clone.python("-c", BEHIND, *SHARED.split()).splitlines()
+        nodes, records = zip(*(line.split("\t") for line in lines), strict=True)
+        self.clone.python("tests/verbs.py", "cpu", *(f"{node} --scale smoke --threads 1" for node in nodes))
+        self.clone.snakemake("results/.tracking", *records, options=("--touch",))
+        self.clone.root.rename(self.base)
+        self.fresh()
+        began = time.monotonic()
+        ended = self.command()
+        assert ended.code == 0, ended.said[-4000:]
+        self.seconds, self.usual = time.monotonic() - began, self.contents()
+        return self
+
+    def fresh(self) -> None:
+        shutil.rmtree(self.clone.root, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.base, self.clone.root], check=True)
+
+    def start(self, store: str | None = None) -> subprocess.Popen:
+        env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {})}
+        command = [sys.executable, "-m", "snakemake", "--cores", "2", "--config", "scale=smoke", "--", TARGET]
+        return subprocess.Popen(
+            command, cwd=self.clone.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+
+    def command(self, store: str | None = None) -> Ended:
+        return ended(self.start(store))
+
+    def contents(self) -> dict[str, str]:
+        """What the command made: the sha256 of each file, but of a history, which says when."""
+        found = {}
+        for stage in LAST:
+            record = self.clone.record(RUN, stage)
+            found |= {f"{stage}/{name}": entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
+        return found
+
+    def problems(self) -> list[str]:
+        """What is not as an undisturbed command leaves it."""
+        wrong = [f"{name} is another file" for name, sha in self.contents().items() if self.usual.get(name) != sha]
+        wrong += [f"{name} is not there" for name in self.usual.keys() - self.contents().keys()]
+        history = [json.loads(line)["step"] for line in (self.clone.stage(RUN, "finetune") / "history.jsonl").read_text().splitlines()]
+        wrong += ["history has a gap or a double"] if history != list(range(len(history))) else []
+        root = self.clone / "results/smoke"
+        left = [p for stage in LAST for p in (root / ".work" / f"{RUN}.{stage}").glob("*") if p.name not in ("lock", "attempt.json")]
+        left += [p for p in root.rglob("*") if p.suffix in (".new", ".broken") or p.name.startswith(".metrics.json.")]
+        return wrong + [f"{p.relative_to(root)} is left over" for p in left]
+
+    def mirrored(self) -> list[str]:
+        """What MLflow's store does not have, or has twice."""
+        wrong, runs = [], [run for run in self.clone.mlflow() if run["tags"].get("run") == RUN]
+        for stage in LAST:
+            current = [r for r in runs if r["tags"].get("stage") == stage and r["tags"].get("current") == "true"]
+            key = self.clone.record(RUN, stage)["key"]
+            if [(r["status"], r["tags"]["key"]) for r in current] != [("FINISHED", key)]:
+                wrong.append(f"MLflow has {[r['status'] for r in current]} of {stage}")
+        return wrong + [f"{r['tags'].get('stage')} is RUNNING in MLflow" for r in runs if r["status"] == "RUNNING" and "stage" in r["tags"]]
+
+
+BEHIND = """
+import sys
+from relinear.plan.plan import Plan
+plan = Plan(scale="smoke")
+for node in plan.behind([plan.node(*sys.argv[1:])]):
+    print(node, (plan.folder(node) / "run.json").as_posix(), sep="\\t")
+"""
+
+
+def ended(process: subprocess.Popen) -> Ended:
+    try:
+        said, _ = process.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        everyone(process, signal.SIGKILL)
+        return Ended(124, process.communicate()[0] + "\nit did not end")
+    return Ended(process.returncode, said)
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        own = psutil.Process(process.pid)
+        return [own, *own.children(recursive=True)]
+    return []
+
+
+def everyone(process: subprocess.Popen, number: int) -> None:
+    for one in family(process):
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+
+
+def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """The processes that work on a stage: a shell and Python."""
+    found = []
+    for one in family(process):
+        with suppress(psutil.NoSuchProcess):
+            if "relinear.cli" in one.cmdline():
+                found.append(one)
+    return found
+
+
+# --- what can happen ---
+
+
+def sent(number: signal.Signals, whom: str) -> Callable:
+    def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+        if whom == "all":
+            everyone(process, number)
+        elif whom == "snakemake":
+            process.send_signal(number)
+        else:
+            for one in stages_of(process):
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+
+    return upset
+
+
+def stopped(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    everyone(process, signal.SIGSTOP)
+    time.sleep(3)
+    everyone(process, signal.SIGCONT)
+
+
+def removed(*names: str) -> Callable:
+    def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+        for name in names:
+            for path in (results.clone / "results").glob(name):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    return upset
+
+
+def second(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    """The same command from another shell; at times the first is killed then."""
+    other = results.start()
+    if draw.random() < 0.5:
+        time.sleep(draw.uniform(0, results.seconds / 2))
+        everyone(process, signal.SIGKILL)
+    found = ended(other)
+    assert found.code in (0, 1) and "Traceback" not in found.said, found.said[-3000:]
+
+
+def full(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    """The disk is filled until the command has ended; then there is room again."""
+    filler = results.clone / "results/filler"
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 20))
+    _wait(process)
+    filler.unlink()
+
+
+def read_only(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    place = results.clone / "results"
+    for _ in range(200):  # refused while a file is open for writing
+        if subprocess.run(["mount", "-o", "remount,ro", place], capture_output=True).returncode == 0:
+            break
+        time.sleep(0.05)
+    _wait(process)
+    subprocess.run(["mount", "-o", "remount,rw", place], check=True)
+
+
+def _wait(process: subprocess.Popen) -> None:
+    """Until a command has ended, which here nobody reads meanwhile: what it says fits into the pipe."""
+    end = time.monotonic() + LONGEST
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def nothing(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    """The store is upset from the start."""
+
+
+SIGNALS = [(s, w) for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for w in ("all", "snakemake", "stage")]
+KINDS = [
+    *(Round(f"{s.name} to {w}", sent(s, w)) for s, w in SIGNALS if (s, w) != (signal.SIGHUP, "stage")),
+    Round("SIGKILL to all", sent(signal.SIGKILL, "all")),  # at another moment: kills are what machines do
+    Round("SIGKILL to stage", sent(signal.SIGKILL, "stage")),
+    Round("SIGSTOP, SIGCONT", stopped),
+    Round("two commands", second),
+    Round("disk full", full, on_tmpfs=True),
+    Round("read-only", read_only, on_tmpfs=True),
+    Round("store deleted", removed("mlflow.db*")),
+    Round("store refuses", nothing, store="http://user:secret@127.0.0.1:1"),
+    Round("store silent", nothing, store="silent"),
+    Round("work folders deleted", removed("smoke/.work")),
+    Round("run's folder deleted", removed(f"smoke/runs/{RUN}")),
+    Round("model's folder deleted", removed("smoke/models/tiny")),
+]
+
+
+def names(count: int) -> list[tuple[str, Round]]:
+    """The rounds, each with its number: kinds take turns."""
+    return [(f"upset {number} {KINDS[number % len(KINDS)].name}", KINDS[number % len(KINDS)]) for number in range(count)]
+
+
+@contextmanager
+def silent_store() -> Iterator[str]:
+    server, kept = socket.create_server(("127.0.0.1", 0)), []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                kept.append(server.accept())
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"http://user:secret@127.0.0.1:{server.getsockname()[1]}"
+    server.close()
+
+
+@contextmanager
+def disk(results: Results, wanted: bool) -> Iterator[bool]:
+    """Results on a small disk of their own; False where this user cannot have one."""
+    if not wanted:
+        yield True
+        return
+    place = results.clone / "results"
+    aside = place.rename(place.with_name("aside"))
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={GIB + (64 << 20)}", "none", place], capture_output=True).returncode:
+        place.rmdir()
+        aside.rename(place)
+        yield False
+        return
+    try:
+        subprocess.run(["cp", "-a", f"{aside}/.", place], check=True)
+        shutil.rmtree(aside)
+        yield True
+    finally:
+        subprocess.run(["umount", "-l", place], check=False)
+
+
+def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
+    """`held`, or what was wrong; and how the upset command ended. `not run` where this machine does not allow it."""
+    draw = random.Random(name)
+    results.fresh()
+    with disk(results, kind.on_tmpfs) as there, silent_store() as silent:
+        if not there:
+            return "not run", "mounting needs root"
+        store = silent if kind.store == "silent" else kind.store
+        process = results.start(store)
+        moment = draw.uniform(0.1, 0.95) * results.seconds
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(moment)
+        kind.upset(results, process, draw)
+        first = ended(process)
+        again = results.command(store)
+        wrong = [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
+        if not again.code:
+            rebuilt = rebuild(results)
+            wrong += rebuilt or results.mirrored()
+        for ends in (first, again):
+            wrong += ["a traceback: " + ends.said[ends.said.index("Traceback") :][:1500]] if "Traceback" in ends.said else []
+            wrong += ["a password in what was said"] if "secret" in ends.said else []
+        wrong += ["a process is left"] if (left := _left(results)) else []
+        for one in left:
+            one.kill()
+    return ("; ".join(wrong) or "held"), f"at {moment:.0f} s of {results.seconds:.0f} s; ended with {first.code}, then with {again.code}"
+
+
+def rebuild(results: Results) -> list[str]:
+    """The store from the files; a second time there is nothing to do."""
+    ends = [results.clone.relinear("track", "rebuild") for _ in range(2)]
+    if any(e.returncode for e in ends) or not ends[1].stdout.startswith("0 runs"):
+        return [f"track rebuild: {ends[0].stderr[-500:]} {ends[1].stdout}"]
+    return []
+
+
+def _left(results: Results) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.pid != os.getpid() and Path(one.cwd()) == results.clone.root:
+                found.append(one)
+    return found
