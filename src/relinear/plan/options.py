@@ -4,7 +4,9 @@ torch loads."""
 import ast
 import functools
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from relinear.plan.strict import ConfigError
 
@@ -19,13 +21,31 @@ def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, .
 @functools.cache
 def option_names(file: Path) -> tuple[str, ...]:
     """The fields of class `Options` in a file, with those of its base classes there and in the files beside it that begin with `_`."""
+    return tuple(_options(file))
+
+
+@functools.cache
+def option_defaults(file: Path) -> dict[str, Any]:
+    """The fields of class `Options` in a file whose default is written there as a plain value: field -> value."""
+    found = {}
+    for name, value in _options(file).items():
+        if isinstance(value, ast.Call):  # Field(default=128, ge=0)
+            value = next((word.value for word in value.keywords if word.arg == "default"), None)
+        if value is not None:
+            with suppress(ValueError):  # a name or an expression: what it is, only running the file tells
+                found[name] = ast.literal_eval(value)
+    return found
+
+
+def _options(file: Path) -> dict[str, ast.expr | None]:
+    """The fields of class `Options` in a file, and what is assigned to each there."""
     classes: dict[str, ast.ClassDef] = {}
     for path in (*sorted(file.parent.glob("_*.py")), file):
         if path.is_file():
             tree = ast.parse(path.read_text(encoding="utf-8"))
             prefix = "" if path == file else f"{path.stem}."
             classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return tuple(_fields("Options", classes))
+    return _fields("Options", classes)
 
 
 @functools.cache
@@ -53,7 +73,7 @@ def metric_needs(file: Path) -> tuple[str, ...]:
     return needs
 
 
-def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:
+def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, ast.expr | None]:
     if name not in classes:
         return {}
     node, found, beside = classes[name], {}, name.rpartition(".")[0]
@@ -61,5 +81,4 @@ def _fields(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, None]:
         text = ast.unparse(base)  # `_file.Name`; or a name of the same file, or one that is imported from `_base`
         same = f"{beside}.{text}" if beside else text
         found |= _fields(text if "." in text else same if same in classes else f"_base.{text}", classes)
-    own = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    return found | dict.fromkeys(own)
+    return found | {n.target.id: n.value for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
