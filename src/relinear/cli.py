@@ -294,7 +294,7 @@ def track_ui(results: Results = Path("results"), port: int = 5000) -> None:
         open_later(address, next(iter(compared.values())))
     else:
         print("no runs are in the store yet: any target of Snakemake brings some", flush=True)
-    ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
+    ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execvp(sys.executable, ui)
 
 

@@ -14,7 +14,7 @@ from relinear import attention, stages
 from relinear.draw.schema1 import HELD_OUT, TASKS
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
-from relinear.plan.options import option_defaults
+from relinear.plan.options import option_defaults, option_names
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
 from relinear.plan.specs import available
@@ -96,13 +96,14 @@ def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
     config, tags, stage = record["config"], record["tags"], record["stage"]
     method = tags["method"]
     options = dict(config.get("options") or {})
+    names: tuple[str, ...] = ()
     if method in attention.available():
-        options = option_defaults(method_file(method)) | options
+        names, options = option_names(method_file(method)), option_defaults(method_file(method)) | options
     found: dict[str, Any] = {"method": method, "seed": record.get("seed", 0)}
     found |= {name: tags[tag] for name, tag in (("variant", "variant"), ("teacher", "model")) if tag in tags}
     found |= {f"options.{name}": value for name, value in options.items()}
     if method != "softmax":  # a method without a window or gates has neither; softmax attention sees everything
-        found |= {"window": options.get("window", 0), "gate": options.get("gate", "none")}
+        found |= {name: options.get(name, none) for name, none in (("window", 0), ("gate", "none")) if name in options or name not in names}
     recipe = config.get("recipe") or config.get(stage)
     if record.get("measure") or compares(record):
         trained = [role.rpartition("/")[2] for role in record.get("parents", {"finetune": ...})]

@@ -20,7 +20,6 @@ from relinear.tracking.store import connect, reached
 KIND = {"workflowType": "machine_learning"}  # without it MLflow 3 opens the page of generative models, which is empty
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
-SECTION = "relinear"
 PARAMETERS = ("method", "window", "rank", "gate")
 METRICS = ("ppl", "ppl_long", "avg_no_mmlu", "mmlu_acc", "state_mib")
 
@@ -48,18 +47,16 @@ def _experiments(client: Any) -> list[tuple[str, str]]:
 
 def view() -> dict[str, Any]:
     """Rows and no seeds, stages or inputs: coordinates over window, rank and gate, bytes against long-text perplexity, what differs."""
+    upper, lower = {"metricSectionId": "rows"}, {"metricSectionId": "what differs"}
     charts = [
-        {"type": "PARALLEL", "displayName": "window, rank and gate", "selectedParams": ["window", "rank", "gate"],
-         "selectedMetrics": ["ppl", "avg_no_mmlu"], "showAllRuns": True},
-        {"type": "SCATTER", "displayName": "bytes of the state against perplexity of long texts",
-         "xaxis": {"key": "state_mib", "type": "METRIC"}, "yaxis": {"key": "ppl_long", "type": "METRIC"}},
-        {"type": "DIFFERENCE", "displayName": "what differs", "chartName": "what differs", "compareGroups": ["Parameters", "Model metrics"],
+        {"type": "PARALLEL", **upper, "selectedParams": ["window", "rank", "gate"], "selectedMetrics": ["ppl", "avg_no_mmlu"], "showAllRuns": True},
+        {"type": "SCATTER", **upper, "xaxis": {"key": "state_mib", "type": "METRIC"}, "yaxis": {"key": "ppl_long", "type": "METRIC"}},
+        *({"type": "BAR", **upper, "metricKey": name, "displayName": name} for name in ("ppl", "avg_no_mmlu")),
+        {"type": "DIFFERENCE", **lower, "chartName": "what differs", "compareGroups": ["Parameters", "Model metrics"],
          "showChangeFromBaseline": False, "showDifferencesOnly": True, "baselineColumnUuid": ""},
-        {"type": "BAR", "displayName": "ppl", "metricKey": "ppl"},
-        {"type": "BAR", "displayName": "avg_no_mmlu", "metricKey": "avg_no_mmlu"},
     ]  # fmt: skip
-    common = {"metricSectionId": SECTION, "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
-    section = {"uuid": SECTION, "name": "Rows", "display": True, "isReordered": False, "deleted": False, "isGenerated": False}
+    sections = [{"uuid": name, "name": name, "columns": wide, "cardHeight": 420} for name, wide in (("rows", 2), ("what differs", 1))]
+    common = {"deleted": False, "isGenerated": False}
     columns = [*(f"params.`{name}`" for name in PARAMETERS), *(f"metrics.`{name}`" for name in METRICS)]
     return {
         "searchFilter": f"tags.`{rows.KIND}` = 'row'",
@@ -68,8 +65,8 @@ def view() -> dict[str, Any]:
         "selectedColumns": columns,
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": False,
-        "compareRunCharts": [{"uuid": f"relinear-{n}", **common, **chart} for n, chart in enumerate(charts)],
-        "compareRunSections": [section],
+        "compareRunCharts": [{"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart} for n, chart in enumerate(charts)],
+        "compareRunSections": [{"display": True, "isReordered": False, **common, **section} for section in sections],
     }
 
 
