@@ -23,7 +23,9 @@ from pathlib import Path
 import pytest
 
 from relinear.errors import UserError
-from relinear.tracking import live, mirror, rows, store
+from relinear.plan.plan import Plan
+from relinear.plan.readings import Reading
+from relinear.tracking import live, mirror, rows, store, ui
 from relinear.tracking.ui import links
 
 SOURCE = str(Path(live.__file__).parents[1])
@@ -262,6 +264,143 @@ def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
         tracker.artifact(tmp_path / "w.safetensors")
     assert [file.path for file in client(uri).list_artifacts(child(uri).info.run_id)] == ["figure.png"]
     assert child(uri).data.tags["artefact.w.safetensors"].startswith("ba7816bf")  # sha256 of "abc"
+
+
+# What a row carries
+
+RECIPE = {"lr": 0.001, "weight_decay": 0.0}
+LORA = {"lr": 0.0005, "kind": "lora", "lora_rank": 8}
+
+
+def trained(stage, recipe, **more) -> dict:
+    config = {"method": "lizard", "options": {"gate": "pool"}, "recipe": recipe, "budget": {"epochs": 2}}
+    return record(stage=stage, config=config, key=stage, schema=2, measure="", **more)
+
+
+def measured(measure, readings, **more) -> tuple[dict, dict]:
+    config = {"method": "lizard", "options": {"gate": "pool"}, "metric": measure, "before": None}
+    facts = {"method": "lizard", "trainable_params": 7, "tokens": {"distill": 16384, "finetune": 16384}}
+    made = record(stage=measure, measure=measure, config=config, key=measure, schema=2, parents={"finetune": {"path": "x", "key": "f"}}, **more)
+    return made, {"facts": facts, "readings": [reading._asdict() for reading in readings]}
+
+
+def write_row(root: Path, run="lizard", seed=0) -> None:
+    tags = {
+        "paper": "comparison,lizard",
+        "table": "comparison/table2,lizard/table1",
+        "method": "lizard",
+        "row": run,
+        "model": "tiny",
+        "scale": "mini",
+    }
+    tags["variant"] = "default"
+    tasks = [
+        ("piqa", "acc"),
+        ("piqa", "acc_norm"),
+        ("arc_easy", "acc"),
+        ("arc_challenge", "acc_norm"),
+        ("hellaswag", "acc_norm"),
+        ("winogrande", "acc"),
+    ]
+    scores = [Reading(metric, task, {}, 0.5, 0.03, 100) for task, metric in tasks]
+    long = [Reading("perplexity", "novels", {"position": at}, 30.0, 2.0, 6) for at in ("512-1024", "1024-2048")]
+    for made, metrics in (
+        (trained("distill", RECIPE, run=run, seed=seed, tags=tags), {"trainable_params": 3, "last_loss": 0.1}),
+        (trained("finetune", LORA, run=run, seed=seed, tags=tags), {"trainable_params": 4, "last_loss": 0.2}),
+        measured("commonsense", scores, run=run, seed=seed, tags=tags),
+        measured("ppl_novels", long, run=run, seed=seed, tags=tags),
+        measured("state_bytes", [Reading("mebibytes", "model", {}, 11.6, None, 1)], run=run, seed=seed, tags=tags),
+    ):
+        write_folder(root, made, metrics)
+
+
+def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are(uri, tmp_path):
+    write_row(tmp_path / "results")
+    mirror.rebuild(uri, tmp_path / "results")
+    row = parent(uri).data
+    wanted = {
+        **{"method": "lizard", "variant": "default", "teacher": "tiny", "seed": "0", "window": "128", "gate": "pool", "rank": "8"},
+        **{"options.gate": "pool", "options.window": "128", "options.meta": "4"},  # those that are not set have their defaults
+        **{"distill.lr": "0.001", "finetune.lr": "0.0005", "distill.epochs": "2", "distill.tokens": "16384", "finetune.tokens": "16384"},
+    }
+    assert wanted.items() <= row.params.items()
+    tags = {"paper": "comparison,lizard", "table": "comparison/table2,lizard/table1", "row": "lizard", "base_run": "lizard", "seed": "0"}
+    assert tags.items() <= row.tags.items()
+    numbers = {"piqa_acc": 50, "piqa_acc_stderr": 3, "piqa_acc_n": 100, "ppl_long": 30, "ppl_long_stderr": 2, "state_mib": 11.6}
+    numbers |= {"avg_no_mmlu": 50, "avg_no_mmlu_stderr": pytest.approx(3 / 5**0.5), "trainable_params": 7, "distill_tokens": 16384}
+    assert {name: row.metrics.get(name) for name in numbers} == numbers and "avg" not in row.metrics, "MMLU was not measured"
+    stages = {**child(uri, "commonsense").data.metrics, **child(uri, "ppl_novels").data.metrics}
+    assert {"piqa_acc": 50, "piqa_acc_stderr": 3, "ppl_long": 30}.items() <= stages.items(), "one set of names"
+    assert stages["ppl_novels/perplexity/novels/position_512-1024"] == 30, "which no column of that name is"
+    note = row.tags["mlflow.note.content"]
+    assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
+    assert "Shown in comparison/table2, lizard/table1." in note
+    [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
+    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json)" in note
+
+
+def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):
+    write_row(tmp_path / "results")
+    write_row(tmp_path / "results", "lizard-seed1", seed=1)
+    write_folder(tmp_path / "results", record(stage="model", run="tiny", tags={"row": "tiny", "scale": "mini"}), {"parameters": 7})
+    mirror.rebuild(uri, tmp_path / "results")
+    top = [r for r in runs(uri) if "mlflow.parentRunId" not in r.data.tags]
+    assert sorted(r.info.run_name for r in top) == ["inputs", "lizard"]
+    assert [r.info.run_name for r in runs(uri, "tags.`relinear.kind` = 'row'")] == ["lizard"]
+    seed = parent(uri, "lizard-seed1").data
+    assert seed.tags["mlflow.parentRunId"] == parent(uri).info.run_id
+    assert (seed.tags["base_run"], seed.tags["seed"], seed.params["seed"]) == ("lizard", "1", "1")
+    assert child(uri, "model").data.tags["mlflow.parentRunId"] == parent(uri, "inputs").info.run_id
+
+
+def test_rows_that_are_planned_are_those_that_come_and_wait_for_their_first_stage(uri, tmp_path):
+    plan = Plan(scale="smoke", results=tmp_path / "results")
+    wanted = rows.planned(plan, ["lizard-seed1", "hedgehog"])
+    for _ in range(2):
+        mirror.init(uri, "smoke", wanted)
+    made = {r.data.tags["relinear.row"]: r for r in runs(uri, scale="smoke")}
+    assert set(made) == {"inputs", "lizard", "lizard-seed1", "hedgehog"} and {r.info.status for r in made.values()} == {"SCHEDULED"}
+    lizard = made["lizard-seed1"]
+    assert {"window": "128", "gate": "sigmoid", "rank": "8", "seed": "1", "teacher": "tiny"}.items() <= lizard.data.params.items()
+    assert lizard.data.tags["mlflow.parentRunId"] == made["lizard"].info.run_id
+    node = plan.node("distill", "lizard-seed1")
+    config, tags = plan.settings(node), rows.tags_of(plan, node)
+    with live.Tracker(uri, **mirror.describe(record(scale="smoke", run="lizard-seed1", config=config, tags=tags, seed=1))):
+        assert parent_of(uri, "lizard-seed1").info.status == "RUNNING"
+    assert parent_of(uri, "lizard-seed1").info.run_id == lizard.info.run_id
+    assert parent_of(uri, "lizard-seed1").data.params == lizard.data.params
+
+
+def parent_of(uri, run):
+    [found] = runs(uri, f"tags.`relinear.row` = '{run}'", scale="smoke")
+    return found
+
+
+def test_a_row_that_is_set_otherwise_is_another_row_and_the_earlier_one_stays(uri):
+    for rate in (0.001, 0.002):
+        mirror.init(uri, "mini", [rows.row_of([trained("distill", {"lr": rate})])])
+    assert parent(uri).data.params["distill.lr"] == "0.002"
+    [earlier] = runs(uri, "tags.`relinear.earlier_row` = 'lizard'")
+    assert earlier.data.params["distill.lr"] == "0.001"
+
+
+def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_path):
+    write_folder(tmp_path / "results", record(), {})
+    drawn, other = tmp_path / "results/mini/comparison", tmp_path / "results/reference/mini/comparison"
+    for folder in (drawn, other):
+        folder.mkdir(parents=True)
+        (folder / "table2.provenance.json").write_text('{"scale": "mini"}')
+        for name in ("table2.md", "table2.csv", "table2.claims.csv"):
+            (folder / name).write_text(folder.as_posix())
+    (other.parent / mirror.MANIFEST).write_text("{}")  # committed, and so not one's own
+    for _ in range(2):
+        mirror.rebuild(uri, tmp_path / "results")
+    mirror.tables(uri, tmp_path / "results")
+    [run] = runs(uri, "tags.`relinear.kind` = 'tables'")
+    assert (run.info.run_name, run.info.status) == ("tables and figures", "FINISHED")
+    files = client(uri).list_artifacts(run.info.run_id, "mini/comparison")
+    assert [f.path.rpartition("/")[2] for f in files] == ["table2.claims.csv", "table2.csv", "table2.md", "table2.provenance.json"]
+    assert Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text() == drawn.as_posix()
 
 
 # Processes
@@ -632,6 +771,26 @@ def test_the_ui_is_opened_at_the_runs_of_each_experiment(uri, tmp_path):
     assert links(uri, "http://127.0.0.1:1") == {
         "relinear-mini": f"http://127.0.0.1:1/#/experiments/{number}/runs?workflowType=machine_learning"
     }  # fmt: skip
+
+
+def test_a_browser_is_opened_where_there_is_a_display_once_the_ui_answers(between, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not ui.open_later("http://127.0.0.1:1", "link")
+    opened_links, started = [], []
+    monkeypatch.setattr(ui.webbrowser, "open", lambda link: opened_links.append(link) or True)
+    monkeypatch.setattr(ui.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert ui.open_later("http://127.0.0.1:1", "link") and started[0][-2:] == ["http://127.0.0.1:1", "link"]
+    assert not ui.open_once_up("http://127.0.0.1:1", "link", seconds=0.1) and opened_links == []
+    assert ui.open_once_up(between.server_address, "link") and opened_links == ["link"]
+
+
+def test_an_import_shows_how_far_it_is(uri, tmp_path, monkeypatch, capsys):
+    write_row(tmp_path / "theirs")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    mirror.import_folder(uri, tmp_path / "theirs")
+    assert "5/5" in capsys.readouterr().err
 
 
 def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):

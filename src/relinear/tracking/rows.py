@@ -234,13 +234,13 @@ def columns() -> Columns:
 def named(measure: str, readings: Iterable[Reading]) -> dict[str, float]:
     """Readings under the names of tables' columns and in their units (percent), with `<column>_stderr` and `<column>_n`.
 
-    A reading that no table shows is `<measure>/<metric>/<of>`, and along a metric's axes `fidelity/kl/attention/layer=3/head=1`.
+    A reading that no table shows is `<measure>/<metric>/<of>`, and along a metric's axes `fidelity/kl/attention/layer_3/head_1`.
     """
     found: dict[str, float] = {}
     for r in readings:
         column = next((c for c in columns().read.get((measure, r.metric), ()) if c.of in (None, r.of) and dict(c.at) == dict(r.at)), None)
         unit = 100.0 if column and column.unit == "percent" else 1.0
-        name = column.name if column else "/".join([measure, r.metric, r.of, *(f"{k}={v}" for k, v in r.at.items())])
+        name = column.name if column else "/".join([measure, r.metric, r.of, *(f"{k}_{v}" for k, v in r.at.items())])
         parts = {name: (r.value, unit), f"{name}_stderr": (r.stderr, unit)} | ({f"{name}_n": (r.n, 1.0)} if column else {})
         found |= {store.metric_name(n): u * value for n, (value, u) in parts.items() if isinstance(value, int | float)}
     return found
