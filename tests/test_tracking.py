@@ -398,6 +398,7 @@ def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_
     mirror.tables(uri, tmp_path / "results")
     [run] = runs(uri, "tags.`relinear.kind` = 'tables'")
     assert (run.info.run_name, run.info.status) == ("tables and figures", "FINISHED")
+    assert [f.path for f in client(uri).list_artifacts(run.info.run_id)] == ["mini"], "no copy of a copy"
     files = client(uri).list_artifacts(run.info.run_id, "mini/comparison")
     assert [f.path.rpartition("/")[2] for f in files] == ["table2.claims.csv", "table2.csv", "table2.md", "table2.provenance.json"]
     assert Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text() == drawn.as_posix()
@@ -823,6 +824,17 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     for folder, label, why in ((own, "a/b", "a label is of"), (own / "b", "x", "no folder"), (tmp_path / "empty", "x", "holds no finished stages")):
         with pytest.raises(UserError, match=why):
             mirror.import_folder(uri, folder, label)
+
+
+def test_of_a_long_committed_curve_all_losses_are_imported_and_the_rest_at_every_fifth_line(uri, tmp_path):
+    folder = write_folder(tmp_path / "theirs", record(), {})
+    (folder / "history.jsonl").unlink()
+    lines = [json.dumps({"step": 8 * n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1, "terms": [0.5]}) for n in range(1, 252)]
+    (folder / "history.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    mirror.import_folder(uri, tmp_path / "theirs", "long")
+    [run] = runs(uri, "tags.stage = 'distill'", scale="mini-long")
+    points = {name: len(client(uri).get_metric_history(run.info.run_id, name)) for name in ("loss", "lr")}
+    assert points == {"loss": 251, "lr": 51} and run.data.metrics["lr"] == 0.1
 
 
 def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):

@@ -207,6 +207,8 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
     """By scale, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
     for path in sorted(root.resolve().rglob(f"*{PROVENANCE}")):
+        if store.ARTIFACTS in path.parts:
+            continue
         scale = json.loads(path.read_bytes()).get("scale")
         if scale and not any(parent in but for parent in path.parents):
             inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)

@@ -32,6 +32,7 @@ LONGEST_VALUE = 5000  # mlflow cuts parameters at 6000 characters and tags at 80
 BATCH = 1000  # metrics that one call of mlflow's takes
 PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
 LONGEST_LIST = 256  # a longer list is data, not a set of curves
+ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 
@@ -66,7 +67,7 @@ def experiment_of(client: Any, uri: str, scale: str) -> str:
     with lock(uri):
         found = client.get_experiment_by_name(name)
         if found is None:
-            place = (path.parent / "mlflow-artifacts" / name).resolve().as_uri() if path else None
+            place = (path.parent / ARTIFACTS / name).resolve().as_uri() if path else None
             try:
                 return client.create_experiment(name, artifact_location=place)
             except MlflowException as error:
