@@ -30,6 +30,10 @@ TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
 # Code of the mirror, which no result depends on: it stops a stage at a chosen moment, so that the test kills it just there.
 HOLD = """
 
+import os
+import time
+
+
 def _held(method, moment):
     def held(self, *args, **more):
         method(self, *args, **more)
