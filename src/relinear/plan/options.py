@@ -22,10 +22,14 @@ def option_names(file: Path) -> tuple[str, ...]:
     classes: dict[str, ast.ClassDef] = {}
     for path in (*sorted(file.parent.glob("_*.py")), file):
         if path.is_file():
-            tree = ast.parse(path.read_text(encoding="utf-8"))
             prefix = "" if path == file else f"{path.stem}."
-            classes |= {prefix + node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+            classes |= {prefix + node.name: node for node in _classes(path)}
     return tuple(_fields("Options", classes))
+
+
+@functools.cache  # the files that begin with `_` are read for each of the others
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
 
 
 @functools.cache
