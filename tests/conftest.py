@@ -63,8 +63,8 @@ def pytest_collection_finish(session):
 # What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
 # clone in which all was run are apart: the first of these modules makes it, and the next would wait.
 LONGEST = (
-    "test_slurm", "test_dag", "test_real_model", "test_export", "test_laws", "test_engine", "test_additions", "test_long", "test_recall",
-    "test_reference",
+    "test_slurm", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws", "test_generate",
+    "test_code", "aot_test", "test_reference", "test_recall",
 )  # fmt: skip
 
 
