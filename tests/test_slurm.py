@@ -115,7 +115,7 @@ def logs(folder: Path):
 def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     run, target = "t2r", "results/smoke/runs/t2r/gate/run.json"
     warm, fresh = fresh, fresh._replace(interpreter=sys.executable)  # Slurm ends its own processes, and no forks of another
-    fresh.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
+    warm.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
     append(fresh, "src/relinear/tracking/live.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
     command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "5")}
