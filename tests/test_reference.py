@@ -334,9 +334,9 @@ def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
     reference.verify(tmp_path / "out")
 
 
-def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
+def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpreter):
     """Real stages, at the scale of tests, by verbs of the command line."""
-    clone = copy_sources(tmp_path / "clone")
+    clone = copy_sources(tmp_path / "clone", interpreter)
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
     nodes = ("model tiny", "written stories@tiny", "text stories@tiny", "finetune teacher_lora")

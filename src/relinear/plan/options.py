@@ -114,6 +114,11 @@ def _light(module: str) -> bool:
     return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
 
 
+@functools.cache  # the files that begin with `_` are read for each of the others
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+
+
 @functools.cache
 def part_names(file: Path) -> tuple[str, ...]:
     """What a method's file lists as the `PARTS` of its class `Method`, which can be switched off; nothing where it lists none."""
