@@ -303,7 +303,7 @@ def write_row(root: Path, run="lizard", seed=0) -> None:
         ("winogrande", "acc"),
     ]
     scores = [Reading(metric, task, {}, 0.5, 0.03, 100) for task, metric in tasks]
-    long = [Reading("perplexity", "novels", {"position": at}, 30.0, 2.0, 6) for at in ("512-1024", "1024-2048")]
+    long = [Reading("perplexity", "novels", {"position": at}, 30.0, 2.0, 6) for at in ("64-128", "1024-2048")]
     for made, metrics in (
         (trained("distill", RECIPE, run=run, seed=seed, tags=tags), {"trainable_params": 3, "last_loss": 0.1}),
         (trained("finetune", LORA, run=run, seed=seed, tags=tags), {"trainable_params": 4, "last_loss": 0.2}),
@@ -331,7 +331,7 @@ def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are
     assert {name: row.metrics.get(name) for name in numbers} == numbers and "avg" not in row.metrics, "MMLU was not measured"
     stages = {**child(uri, "commonsense").data.metrics, **child(uri, "ppl_novels").data.metrics}
     assert {"piqa_acc": 50, "piqa_acc_stderr": 3, "ppl_long": 30}.items() <= stages.items(), "one set of names"
-    assert stages["ppl_novels/perplexity/novels/position_512-1024"] == 30, "which no column of that name is"
+    assert stages["ppl_novels/perplexity/novels/position_64-128"] == 30, "which no column is of"
     note = row.tags["mlflow.note.content"]
     assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
     assert "Shown in comparison/table2, lizard/table1." in note
