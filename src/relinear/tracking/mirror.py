@@ -31,6 +31,7 @@ IDENTITY = ("scale", "run", "stage", "key", "attempt")
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 # Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
 PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
+NAME = re.compile(r"[\w.@+-]+")
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
@@ -293,7 +294,7 @@ def log_files(client: Any, run_id: str, folder: Path) -> None:
 
 
 def _is_small(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size <= LARGEST_ARTIFACT
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ARTIFACT
 
 
 # The files
@@ -332,6 +333,8 @@ def read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
+    if strange := [field for field in ("scale", "run", "stage") if not NAME.fullmatch(record[field])]:  # they name folders of artifacts
+        raise records.BrokenError(f"{folder / 'run.json'} has {strange[0]} {record[strange[0]]!r}; a name is of letters, digits and . _ @ + -")
     return record
 
 

@@ -3,6 +3,7 @@
 Only `MlflowClient` is used: the fluent API keeps the active run in globals. mlflow is imported inside functions, because that takes seconds.
 """
 
+import importlib.util
 import json
 import logging
 import os
@@ -49,6 +50,8 @@ def connect(uri: str) -> Any:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.CRITICAL)
     if path := sqlite_path(uri):
+        if path.name == "":
+            raise FileNotFoundError("it names no file")
         _create_sqlite(uri, path)
         # Fails at once for what is no database of mlflow's; mlflow itself would spend minutes on retries.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
@@ -162,6 +165,8 @@ def failure(uri: str, error: Exception) -> str:
 @contextmanager
 def reached(uri: str) -> Iterator[None]:
     """What fails in the store becomes a StoreError of one line; mistakes of relinear's own stay what they are."""
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("mlflow is not installed, so nothing is written to its store")
     try:
         yield
     except UserError:
