@@ -337,7 +337,7 @@ def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are
     assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
     assert "Shown in comparison/table2, lizard/table1." in note
     [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
-    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json)" in note
+    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)" in note
 
 
 def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):

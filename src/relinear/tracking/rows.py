@@ -194,7 +194,7 @@ def label(row: str, run: str, stage: str) -> str:
 
 def note(says: str, experiment: str, stages: Mapping[str, str]) -> str:
     """A row's description: its sentence, and a link to the run.json of each stage (name -> run id) as MLflow's UI opens it."""
-    links = [f"[{stage}](#/experiments/{experiment}/runs/{run_id}/artifacts/run.json)" for stage, run_id in sorted(stages.items())]
+    links = [f"[{stage}](#/experiments/{experiment}/runs/{run_id}/artifacts/run.json?{store.PAGES})" for stage, run_id in sorted(stages.items())]
     return says + (RECORDS + ", ".join(links) if links else "")
 
 
