@@ -19,6 +19,7 @@ from conftest import ROOT
 
 COMMITTED = ROOT / "results/reference/controls_smollm2"
 SHOWN = ("teacher", "lolcats_window", "lizard")
+STAGES = ("distill", "finetune", "gate", "perplexity", "commonsense", "ppl_novels", "state_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,9 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The links that `relinear track ui` prints, by what they show, once its server answers: `runs` and `rows`."""
     chromium()
     folder = tmp_path_factory.mktemp("ui")
-    for run in SHOWN:
-        shutil.copytree(COMMITTED / "runs" / run, folder / "theirs/runs" / run)
+    for made in (COMMITTED / "runs" / run / stage for run in SHOWN for stage in STAGES):
+        if made.is_dir():
+            shutil.copytree(made, folder / "theirs" / made.relative_to(COMMITTED))
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
     shutil.copytree(COMMITTED / "models", folder / "theirs/models")
     relinear = [sys.executable, "-m", "relinear.cli", "track"]

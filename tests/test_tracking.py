@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from relinear import cli
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
@@ -336,7 +337,7 @@ def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are
     assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
     assert "Shown in comparison/table2, lizard/table1." in note
     [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
-    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json)" in note
+    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)" in note
 
 
 def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):
@@ -381,7 +382,7 @@ def test_a_row_that_is_set_otherwise_is_another_row_and_the_earlier_one_stays(ur
         mirror.init(uri, "mini", [rows.row_of([trained("distill", {"lr": rate})])])
     assert parent(uri).data.params["distill.lr"] == "0.002"
     [earlier] = runs(uri, "tags.`relinear.earlier_row` = 'lizard'")
-    assert earlier.data.params["distill.lr"] == "0.001"
+    assert (earlier.data.params["distill.lr"], earlier.data.tags["relinear.kind"]) == ("0.001", "earlier"), "not among the rows"
 
 
 def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_path):
@@ -601,6 +602,21 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
 
+@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:////proc/nope/m.db", "nonsense://x", "not a uri", "sqlite:///broken.db"])
+def test_a_store_that_there_cannot_be_is_one_line_before_the_first_job(uri, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.db").write_text("no database at all\n" * 99)
+    write_folder(tmp_path / "results", record(), {})
+    for verb in (lambda: mirror.init(uri, "mini"), lambda: mirror.rebuild(uri, "results"), lambda: mirror.import_folder(uri, "results")):
+        with pytest.raises(store.StoreError, match=r"^MLflow's store .* failed: \w+: .*$"):
+            verb()
+    assert {path.name for path in tmp_path.iterdir()} <= {"broken.db", "broken.db.lock", "results"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    cli.track_init(scale="smoke", rows="lizard", **{name: default for name, (_, default) in cli.PLAN.items() if name != "scale"})
+    said = capsys.readouterr().err
+    assert said.startswith("WARNING: MLflow's store") and len(said.splitlines()) == 2, "it is no error"
+
+
 def test_without_mlflow_a_run_costs_one_warning(uri, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)  # an import of it fails
     with opened(uri) as tracker:
@@ -681,7 +697,7 @@ def test_a_server_that_fails_once_is_tried_again(between, capsys):
 @pytest.mark.parametrize("how", ["fails", "is silent", "is not there"])
 def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
     """Before the first job (`relinear track init`), in a stage and after it."""
-    run, address = f"while it {how}", between.url
+    run, address = f"while_it_{how.replace(' ', '_')}", between.url
     between.failures, between.silent = (10**6 if how == "fails" else 0), how == "is silent"
     if how == "is not there":
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -866,6 +882,19 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
     assert child(uri).data.tags["relinear.mirror"] == "incomplete" and child(uri).data.metrics == {}
     assert mirror.rebuild(uri, tmp_path / "results") == 1
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
+
+
+@pytest.mark.parametrize("field", ["scale", "run", "stage"])
+def test_a_record_from_elsewhere_names_no_folder_outside_and_links_are_not_followed(uri, tmp_path, field):
+    folder = write_folder(tmp_path / "theirs", record(), {})
+    (tmp_path / "secret.csv").write_text("mine")
+    (folder / "loot.csv").symlink_to(tmp_path / "secret.csv")
+    mirror.import_folder(uri, tmp_path / "theirs")
+    [run] = runs(uri, "tags.stage = 'distill'", scale="mini-reference")
+    assert [f.path for f in client(uri).list_artifacts(run.info.run_id)] == ["metrics.json", "run.json"]
+    (folder / "run.json").write_text(json.dumps(record(**{field: "../it's"})))
+    with pytest.raises(UserError, match=f"{field} .*a name is of letters"):
+        mirror.import_folder(uri, tmp_path / "theirs")
 
 
 def test_rebuild_refuses_what_it_does_not_own(second, tmp_path):

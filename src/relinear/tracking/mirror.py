@@ -32,6 +32,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # of a scale, a run, a stage: no pat
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 # Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
 PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
+NAME = re.compile(r"[\w.@+-]+")
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
@@ -294,7 +295,7 @@ def log_files(client: Any, run_id: str, folder: Path) -> None:
 
 
 def _is_small(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size <= LARGEST_ARTIFACT
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ARTIFACT
 
 
 # The files
@@ -316,6 +317,7 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
             continue
         try:
             record = read_record(path.parent)
+            _require_own(path.parent, record)
         except records.BrokenError as error:
             if strict:
                 raise
@@ -333,7 +335,6 @@ def read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
-    _require_own(folder, record)
     return record
 
 

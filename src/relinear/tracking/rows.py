@@ -24,11 +24,11 @@ from relinear.stages._stage import Node, method_file
 from relinear.tracking import store
 
 INPUTS = "inputs"  # the run above those of shared stages
-KIND = "relinear.kind"  # of a run: row, seed, inputs, stage, tables
+KIND = "relinear.kind"  # of a run: row, seed, earlier, inputs, stage, tables
 SHOWN = ("paper", "table", "row", "method", "variant", "model", "scale")  # tags of a stage that are its row's too
 SHARED = "What the rows share: assets, models, texts and activations, each made once."
 RECORDS = "\n\nRecords: "  # ends a row's description
-HEADLINE = "comparison/"  # whose columns name a reading that tables of several papers show
+HEADLINE = "comparison"  # the paper whose columns name a reading that tables of several papers show
 
 
 class Row(NamedTuple):
@@ -149,6 +149,7 @@ def ready(client: Any, uri: str, experiment: str, row: Row, begin: int | None = 
         old = found.data.params if found else {}
         if found and any(old.get(name, text) != text for name, text in row.params.items()):
             client.set_tag(found.info.run_id, "relinear.earlier_row", row.name)
+            client.set_tag(found.info.run_id, KIND, "earlier")
             client.delete_tag(found.info.run_id, "relinear.row")
             found, old = None, {}
         if found is None:
@@ -193,7 +194,7 @@ def label(row: str, run: str, stage: str) -> str:
 
 def note(says: str, experiment: str, stages: Mapping[str, str]) -> str:
     """A row's description: its sentence, and a link to the run.json of each stage (name -> run id) as MLflow's UI opens it."""
-    links = [f"[{stage}](#/experiments/{experiment}/runs/{run_id}/artifacts/run.json)" for stage, run_id in sorted(stages.items())]
+    links = [f"[{stage}](#/experiments/{experiment}/runs/{run_id}/artifacts/run.json?{store.PAGES})" for stage, run_id in sorted(stages.items())]
     return says + (RECORDS + ", ".join(links) if links else "")
 
 
@@ -215,7 +216,7 @@ def columns() -> Columns:
     papers = WORKFLOW / "papers"
     artefacts = available(papers, {}).values() if papers.is_dir() else ()
     taken: set[str] = set()
-    for artefact in sorted(artefacts, key=lambda a: not f"{a.paper}/".startswith(HEADLINE)):
+    for artefact in sorted(artefacts, key=lambda a: a.paper != HEADLINE):
         if not isinstance(artefact.spec, Table) or artefact.spec.columns.axes:
             continue
         for column in artefact.spec.all_columns:
@@ -289,5 +290,5 @@ def _schema1(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def compares(record: Mapping[str, Any]) -> bool:
-    """Whether a stage measures its row."""
-    return bool(record.get("measure")) and record["measure"] != GATE or record["stage"] in ("evaluate", "fidelity")
+    """Whether a stage measures its row: a measurement, or `evaluate` and `fidelity` of schema 1."""
+    return record.get("measure", "") not in ("", GATE) or record["stage"] in ("evaluate", "fidelity")

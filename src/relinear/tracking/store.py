@@ -3,6 +3,7 @@
 Only `MlflowClient` is used: the fluent API keeps the active run in globals. mlflow is imported inside functions, because that takes seconds.
 """
 
+import importlib.util
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ BATCH = 1000  # metrics that one call of mlflow's takes
 PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
 LONGEST_LIST = 256  # a longer list is data, not a set of curves
 ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
+PAGES = "workflowType=machine_learning"  # of an address in MLflow 3's UI, which otherwise shows the pages of generative models
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 
@@ -49,6 +51,8 @@ def connect(uri: str) -> Any:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.CRITICAL)
     if path := sqlite_path(uri):
+        if path.name == "":
+            raise FileNotFoundError("it names no file")
         _create_sqlite(uri, path)
         # Fails at once for what is no database of mlflow's; mlflow itself would spend minutes on retries.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
@@ -164,6 +168,8 @@ def failure(uri: str, error: Exception) -> str:
 @contextmanager
 def reached(uri: str) -> Iterator[None]:
     """What fails in the store becomes a StoreError of one line; mistakes of relinear's own stay what they are."""
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("mlflow is not installed, so nothing is written to its store")
     try:
         yield
     except UserError:

@@ -12,12 +12,10 @@ import urllib.request
 import webbrowser
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlencode
 
 from relinear.tracking import rows
-from relinear.tracking.store import connect, reached
+from relinear.tracking.store import PAGES, connect, reached
 
-KIND = {"workflowType": "machine_learning"}  # without it MLflow 3 opens the page of generative models, which is empty
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
 PARAMETERS = ("method", "window", "rank", "gate")
@@ -26,7 +24,7 @@ METRICS = ("ppl", "ppl_long", "avg_no_mmlu", "mmlu_acc", "state_mib")
 
 def links(uri: str, address: str) -> dict[str, str]:
     """Experiment of relinear -> the address of its runs, for a UI at `address` on the store `uri`; the newest first."""
-    return {name: f"{address}/#/experiments/{number}/runs?{urlencode(KIND)}" for name, number in _experiments(connect(uri))}
+    return {name: f"{address}/#/experiments/{number}/runs?{PAGES}" for name, number in _experiments(connect(uri))}
 
 
 def comparisons(uri: str, address: str) -> dict[str, str]:
@@ -35,8 +33,7 @@ def comparisons(uri: str, address: str) -> dict[str, str]:
         client, found = connect(uri), {}
         for name, number in _experiments(client):
             client.set_experiment_tag(number, TAG, json.dumps(view()))
-            asked = urlencode({"viewStateShareKey": VIEW, "compareRunsMode": "CHART", **KIND})
-            found[name] = f"{address}/#/experiments/{number}/runs?{asked}"
+            found[name] = f"{address}/#/experiments/{number}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{PAGES}"
     return found
 
 
