@@ -698,6 +698,7 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
             continue
         try:
             record = _read_record(path.parent)
+            require_own(path.parent, record)
         except records.BrokenError as error:
             if strict:
                 raise
@@ -715,7 +716,6 @@ def _read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
-    require_own(folder, record)
     return record
 
 
