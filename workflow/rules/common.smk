@@ -129,10 +129,10 @@ onstart:
             if j.rule.name == "measure" or stages.stage(j.rule.name).trains
         ]
         rows = shlex.quote(" ".join(sorted({j.wildcards.name for j in of_runs})))
-        shell(f"{RELINEAR} track init {OPTIONS} --rows {rows}")
+        shell("{RELINEAR} track init {OPTIONS} --rows {rows}")
 
 
 # `make ui` copies tables and figures into a store of its own; a server gets them here.
 onsuccess:
     if not workflow.touch and not plan.store.startswith("sqlite:"):
-        shell(f"{RELINEAR} track tables {OPTIONS}")
+        shell("{RELINEAR} track tables {OPTIONS}")

@@ -32,7 +32,6 @@ NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # of a scale, a run, a stage: no pat
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 # Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
 PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
-NAME = re.compile(r"[\w.@+-]+")
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
