@@ -9,6 +9,8 @@ from relinear.stages import _training
 
 
 class Options(_training.Recipe):
+    """The options of a `finetune` step in runs.yaml."""
+
     kind: Literal["lora", "full", "method"]  # method: only the parameters that the method added
     train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
@@ -18,6 +20,8 @@ class Options(_training.Recipe):
 
 
 class Stage(_training.Step):
+    """The stage `finetune`, which trains the linearized model on text."""
+
     help = "Stage 2: train the linearized model on text, by LoRA, in full, or in its method's parameters."
     work = "relinear.train.finetune"
     Options, Budget = Options, _training.Budget
