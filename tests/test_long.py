@@ -10,6 +10,7 @@ from test_laws import CASES, WINDOW, close, name, of, one_layer, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relinear.benchmarks import decoding
+from relinear.benchmarks.campaign import Campaign
 from relinear.linearize.state import nbytes
 
 STEPS = 20_000
@@ -108,5 +109,6 @@ def test_what_a_measurement_reached_is_held_against_its_targets(tmp_path):
     turns = [{"phase": "turns", "run": "T2R", "tokens": 50, "ms_per_token": ms} for ms in (2.0, 2.1)]
     rows = [dict.fromkeys(decoding.COLUMNS) | row for row in decode + prefill + turns]
     assert decoding.reached(rows) == {"T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))}
-    decoding.write_csv(tmp_path / "decoding.csv", decoding.COLUMNS, rows)
-    assert decoding.earlier(tmp_path / "decoding.csv") == rows and decoding.earlier(tmp_path / "none.csv") == []
+    Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
+    earlier = {name: decoding.earlier(Campaign(tmp_path / f"{name}.csv", decoding.COLUMNS)) for name in ("decoding", "none")}
+    assert earlier == {"decoding": rows, "none": []}

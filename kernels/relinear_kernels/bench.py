@@ -208,6 +208,7 @@ def slice_error(run, args, definition):
 
 
 def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
+    """Time linear attention, with a decay a head if `gate`, beside its chunked torch form and fla's ops."""
     b, t, h, n, d, f = shape
     args = inputs(*shape, gate)
     name = "linear_attention gate" if gate else "linear_attention"
@@ -246,6 +247,7 @@ def linear(bench, shape, modes, gate=False, peers=True, chunked=True):
 
 
 def window(bench, shape, w, meta, modes):
+    """Time attention to `w` positions and `meta` first ones beside FlexAttention and, without these, FlashAttention."""
     b, t, h, n, d, f = shape
     args = {x: y for x, y in inputs(*shape).items() if x in "qkv"}
     name = f"sliding_window_attention w={w}" + (f" meta={meta}" if meta else "")
@@ -300,6 +302,7 @@ def composed_hybrid(args, gamma, w):
 
 
 def hybrid(bench, shape, modes, parts=True):
+    """Time the hybrid with a window of 64 beside its chunked torch form and, if `parts`, the same composed of FlexAttention and fla."""
     args = inputs(*shape)
     gamma = torch.full((shape[2],), 0.1, device="cuda")
     ours = lambda: hybrid_attention(**args, window=64, window_factor=gamma)  # noqa: E731
@@ -336,6 +339,7 @@ def lizard(bench, shape):
 
 
 def softmax(bench, shape, modes):
+    """Time torch's causal softmax attention, to hold the linear ops of the same shape against."""
     args = {n: x for n, x in inputs(*shape).items() if n in "qkv"}
     attend = torch.nn.functional.scaled_dot_product_attention
     run = lambda: attend(*(x.transpose(1, 2) for x in args.values()), is_causal=True, enable_gqa=shape[2] != shape[3]).transpose(1, 2)  # noqa: E731

@@ -37,7 +37,7 @@ def _version(asked: bool) -> None:
 
 @app.callback(help=__doc__)
 def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")] = False) -> None:
-    pass
+    """Take the options that stand before a verb."""
 
 
 app.add_typer(track, name="track")

@@ -260,6 +260,7 @@ def lock_hash() -> str | None:
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the libraries that results depend on, by name."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

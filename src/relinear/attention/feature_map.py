@@ -34,6 +34,8 @@ OWN = {"performer": ("features", "seed", "variant"), "cosformer": ("length",), "
 
 
 class Options(_base.Options):
+    """The options of a run with a fixed feature map; `map` names it."""
+
     map: Literal["elu", "relu", "exp", "performer", "cosformer", "taylor"]
     temperature: float = Field(default=1.0, gt=0)
     variant: Literal["paper", "code"] = "paper"
@@ -64,6 +66,8 @@ def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool, dtype=torc
 
 
 class Method(Attention):
+    """Attention with a fixed feature map, for all maps of `Options.map`."""
+
     Options = Options
     causal_only = False
 

@@ -16,12 +16,16 @@ from relinear_kernels.linear_attention_reference import linear_attention_weights
 
 
 class Options(_base.Options):
+    """The options of a run with Hedgehog's attention."""
+
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
     tied: bool = False
     bias: bool = False
 
 
 class Method(Attention):
+    """Hedgehog's attention: a trained feature map for each head."""
+
     Options = Options
     causal_only = False
 

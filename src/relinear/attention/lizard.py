@@ -44,6 +44,8 @@ GATES = {
 
 
 class Options(_base.StateOptions):
+    """The options of a run with Lizard's attention."""
+
     window: int = Field(default=128, ge=0)
     meta: int = Field(default=4, ge=0)
     feature: Literal["softmax_pm", "exp_pm"] = "softmax_pm"
@@ -67,11 +69,15 @@ class Options(_base.StateOptions):
 
 
 class LizardState(NamedTuple):
+    """What a Lizard layer keeps of the past: gated sums, and the keys and values of its window."""
+
     gate: LinearState
     window: WindowState
 
 
 class Method(Parts, Attention):
+    """Lizard's attention: gated linear attention and a window with meta tokens."""
+
     Options = Options
     PARTS = ("linear", "window", "gate", "meta")
 

@@ -35,6 +35,8 @@ CODE_COLUMNS = 64
 
 
 class Options(_base.StateOptions):
+    """The options of a run with LoLCATs' attention."""
+
     variant: Literal["code", "paper"] = "code"
     feature: Literal["softmax_pm", "exp_pm", "exp", "relu", "elu"] | None = None  # None: the variant's first
     window: int = 0
@@ -56,6 +58,8 @@ class Options(_base.StateOptions):
 
 
 class Method(Parts, Attention):
+    """LoLCATs' attention: linear, or linear beyond a window of softmax attention."""
+
     Options = Options
     causal_only = False
     PARTS = ("linear", "window")

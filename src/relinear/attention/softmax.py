@@ -23,6 +23,8 @@ class SoftmaxState(NamedTuple):
 
 
 class Method(Attention):
+    """Softmax attention as the teacher has it."""
+
     causal_only = False
 
     def forward(self, inputs: Inputs, state: SoftmaxState | WindowState | None = None):

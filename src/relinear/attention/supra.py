@@ -23,6 +23,8 @@ from relinear_kernels.linear_attention_reference import linear_attention_weights
 
 
 class Options(_base.Options):
+    """The options of a run with SUPRA's attention."""
+
     variant: Literal["paper", "code"] = "paper"
     decay: Literal["released", "retnet", "none"] = "released"
     init: Literal["identity", "random"] = "identity"
@@ -47,6 +49,8 @@ def log_decay(kind: str, heads: int, device=None) -> torch.Tensor | None:
 
 
 class Method(Attention):
+    """SUPRA's attention: a trained feature map, with fixed decays and GroupNorm unless its options say otherwise."""
+
     Options = Options
 
     def __init__(self, heads, options):

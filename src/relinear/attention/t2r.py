@@ -18,10 +18,14 @@ CODE_FEATURES = 128
 
 
 class Options(_base.Options):
+    """The options of a run with T2R's attention."""
+
     variant: Literal["paper", "code"] = "paper"
 
 
 class Method(Attention):
+    """T2R's attention: a trained ReLU feature map for each head."""
+
     Options = Options
     causal_only = False
 

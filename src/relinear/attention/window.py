@@ -24,6 +24,8 @@ HELD = {"lolcats": (64 + 1, 64), "lizard": (128 + 4, None)}
 
 
 class Options(_base.Options):
+    """The options of a run with windowed softmax attention."""
+
     window: int = Field(default=WINDOW, ge=1)
     sinks: int = Field(default=4, ge=0)
     bytes_of: Literal["lolcats", "lizard"] | None = None
@@ -44,6 +46,8 @@ def positions_of(method: str, heads: Heads) -> int:
 
 
 class Method(Attention):
+    """Softmax attention to the last positions and to the first ones, the sinks."""
+
     Options = Options
 
     def __init__(self, heads, options):

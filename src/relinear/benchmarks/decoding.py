@@ -6,9 +6,6 @@ and prints what each run reached. Meant for a machine that does nothing else: an
 measures what is missing.
 """
 
-import argparse
-import csv
-import datetime
 import json
 import os
 import resource
@@ -19,18 +16,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+import typer
 from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from relinear.draw.render import markdown, write_csv, write_figure, write_text
+from relinear.benchmarks import command
+from relinear.benchmarks.campaign import Campaign, session
+from relinear.draw.render import markdown, write_figure
+from relinear.errors import UserError
 from relinear.linearize.model import linearize
 from relinear.linearize.state import RecurrentCache, nbytes
-from relinear.stage import git_state, versions
 
 MODEL = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -101,6 +102,7 @@ class Meter(BaseStreamer):
 
 
 def report(**row) -> None:
+    """Print a row as a line of JSON, which the process that started this one reads."""
     print(json.dumps(dict.fromkeys(COLUMNS) | row), flush=True)
 
 
@@ -152,8 +154,8 @@ def turns(run: str, tokens: int) -> None:
 
 def measured(phase: str, run: str, tokens: int) -> Iterator[dict]:
     """The rows of one run, as its process prints them."""
-    command = [sys.executable, "-m", "relinear.benchmarks.decoding", "--phase", phase, "--run", run, "--tokens", str(tokens)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    words = [sys.executable, "-m", "relinear.benchmarks.decoding", "--phase", phase, "--run", run, "--tokens", str(tokens)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         yield from map(json.loads, process.stdout)
     if process.returncode:
         raise RuntimeError(f"{phase} of {run} ended with {process.returncode}")
@@ -172,12 +174,9 @@ def reached(rows: list[dict]) -> dict[str, dict[str, float]]:
     return found
 
 
-def earlier(path: Path) -> list[dict]:
-    """The rows that an interrupted call wrote."""
-    if not path.is_file():
-        return []
-    with path.open() as file:
-        return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+def earlier(campaign: Campaign) -> list[dict]:
+    """The rows that earlier calls wrote, with numbers for texts."""
+    return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in campaign.rows]
 
 
 def draw(rows: list[dict]) -> Figure:
@@ -206,50 +205,54 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/reference/decoding"))
-    parser.add_argument("--tokens", type=int, default=32768, help="tokens to decode; prompts have a half and a quarter of it")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each on a core of its own; fewer than there are cores")
-    parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)  # with --run: what the processes of the runs do
-    parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.tokens < 1024:
-        parser.error(f"--tokens must be at least 1024, for tenths to mean something; got {given.tokens}")
-    if given.phase:
-        torch.set_num_threads(1)
-        return {"decode": decode, "prefill": prefill, "turns": turns}[given.phase](given.run, given.tokens)
-    began, rows, kept = datetime.datetime.now(datetime.UTC), [], earlier(given.out / "decoding.csv")
-    with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(given.jobs) as pool:
+def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
+    """The rows of all runs, `jobs` of them side by side. What earlier calls measured at as many tokens is not measured again."""
+    rows, kept = [], earlier(campaign)
+    with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(jobs) as pool:
 
         def every(run: str) -> list[dict]:
             own = []
             for phase, parts in PHASES.items():
-                tokens = given.tokens // 2 if phase == "prefill" else given.tokens
+                length = tokens // 2 if phase == "prefill" else tokens
                 have = [row for row in kept if (row["run"], row["phase"]) == (run, phase)]
-                for row in have if len(have) == parts and abs(have[-1]["tokens"] - tokens) < PARTS + TURN else measured(phase, run, tokens):
+                for row in have if len(have) == parts and abs(have[-1]["tokens"] - length) < PARTS + TURN else measured(phase, run, length):
                     own.append(row)
                     bar.update()
             return own
 
         for own in pool.map(every, RUNS):
             rows += own
-            write_csv(given.out / "decoding.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
+            campaign.replace(rows)  # after each run: it takes long, and may be interrupted
+    return rows
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="folder of decoding.csv; what it has is not measured again")] = Path("results/reference/decoding"),
+    tokens: Annotated[int, typer.Option(help="tokens to decode; prompts have a half and a quarter of it")] = 32768,
+    jobs: Annotated[int, typer.Option(help="runs side by side, each on a core of its own; fewer than there are cores")] = 1,
+    phase: Annotated[Literal[tuple(PHASES)] | None, typer.Option(hidden=True)] = None,  # with --run: what the processes of the runs do
+    run: Annotated[Literal[tuple(RUNS)] | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure every run; write the rows, the figure and the provenance; print what each run reached."""
+    if phase and run:
+        torch.set_num_threads(1)
+        return {"decode": decode, "prefill": prefill, "turns": turns}[phase](run, tokens)
+    if tokens < 1024:
+        raise UserError(f"--tokens must be at least 1024, for tenths to mean something; got {tokens}")
+    campaign = Campaign(out / "decoding.csv", COLUMNS)
+    kept, about, began = len(campaign.rows), session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"), time.monotonic()
+    rows = measure_all(campaign, tokens, jobs)
     figures = reached(rows)
-    write_figure(given.out / "decoding.png", draw(rows))
-    provenance = {
-        "command": f"python -m relinear.benchmarks.decoding --tokens {given.tokens} --jobs {given.jobs}", **git_state(),
-        "started": began.isoformat(timespec="seconds"),
-        "seconds": round((datetime.datetime.now(datetime.UTC) - began).total_seconds()), "cpu": processor(), "cores": os.cpu_count(),
-        "threads": 1, "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), "versions": versions(),
-        "dtype": "float32", "model": MODEL, "runs": RUNS, "targets": TARGETS, "reached": figures,
-        "timing": f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
-        "rows_of_earlier_calls": len(kept),
-    }  # fmt: skip
-    write_text(given.out / "decoding.provenance.json", json.dumps(provenance, indent=1) + "\n")
+    write_figure(out / "decoding.png", draw(rows))
+    campaign.describe(
+        **about, seconds=round(time.monotonic() - began), cpu=processor(), cores=os.cpu_count(), threads=1,
+        memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), dtype="float32", model=MODEL, runs=RUNS,
+        targets=TARGETS, reached=figures, rows_of_earlier_calls=kept,
+        timing=f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
+    )  # fmt: skip
     cells = lambda values: [f"{v:.3f}{'' if v <= TARGETS[k] else ' (missed)'}" for k, v in values.items()]  # noqa: E731
     print(markdown(["run", *(f"{k} (at most {v:g})" for k, v in TARGETS.items())], [[run, *cells(v)] for run, v in figures.items()]))
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

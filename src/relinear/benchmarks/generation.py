@@ -19,24 +19,24 @@ Rows are written as they come to efficiency.csv, each with the commit that it wa
 missing.
 """
 
-import argparse
-import csv
 import datetime
 import gc
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+import typer
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from relinear.benchmarks import command
+from relinear.benchmarks.campaign import Campaign, session
 from relinear.errors import UserError
 from relinear.linearize.faster import UNMASKED, fuse_norms
 from relinear.linearize.graph import Decoder, capture
@@ -44,7 +44,6 @@ from relinear.linearize.model import linearize
 from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
 from relinear.plan.plan import Plan
-from relinear.stage import git_state, versions
 
 # max_position_embeddings only bounds what a warning is given for; the sequences here are longer than what the models were trained on.
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -383,42 +382,29 @@ def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
     return (low + high) // 2 if high - low > max(low // 8, 1) and low else None
 
 
-class Log:
-    """efficiency.csv: rows as they come, each on the disk before the next is measured; and the GPU that all of them are of."""
+class Log(Campaign):
+    """efficiency.csv, all of whose rows are of one GPU; each call that measured is a session of its provenance."""
 
     def __init__(self, folder: Path, gpu: str, command: str):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.about = folder / "efficiency.csv", folder / "efficiency.provenance.json"
-        record = json.loads(self.about.read_text()) if self.about.is_file() else {"gpu": gpu, "sessions": []}
-        if record["gpu"] != gpu:
-            raise UserError(f"{self.path} was measured on {record['gpu']!r}, and this is {gpu!r}; possible: another --out")
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        state = git_state()
-        self.commit = state["commit"][:7] if state["commit"] else None
-        record["sessions"].append({"command": command, "started": now, **state, "versions": versions()})
-        record |= {"dtype": "bfloat16", "shapes": {name: shape.to_diff_dict() for name, shape in SHAPES.items()},
-                   "timing": f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run"}  # fmt: skip
-        self.about.write_text(json.dumps(record, indent=1) + "\n")
-        self.rows: list[dict] = []
-        if self.path.is_file():
-            whole = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # the last may be cut short
-            self.path.write_text("".join(whole))
-            reader = csv.DictReader(whole)
-            self.rows = list(reader)
-            if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
-                raise UserError(f"{self.path} has other columns: got {reader.fieldnames}, expected {list(COLUMNS)}; possible: another --out")
-        if not self.path.is_file() or not self.path.stat().st_size:
-            self.path.write_text(",".join(COLUMNS) + "\n")
+        super().__init__(folder / "efficiency.csv", COLUMNS)
+        if self.about.get("gpu", gpu) != gpu:
+            raise UserError(f"{self.path} was measured on {self.about['gpu']!r}, and this is {gpu!r}; possible: another --out")
+        own = session(command)
+        self.commit = own["commit"] and own["commit"][:7]
+        self.describe(
+            gpu=gpu, sessions=[*self.about.get("sessions", []), own], dtype="bfloat16",
+            shapes={name: shape.to_diff_dict() for name, shape in SHAPES.items()},
+            timing=f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run",
+        )  # fmt: skip
+        self.replace(self.rows)  # which writes the names of the columns, where there are no rows yet
 
     def of(self, model: str, sweep: str, run: str) -> list[dict]:
+        """The rows of a run in a sweep."""
         return [r for r in self.rows if (r["model"], r["sweep"], r["run"]) == (model, sweep, run)]
 
-    def add(self, setting: Setting, row: dict) -> None:
-        row |= {"commit": self.commit}
-        row = dict.fromkeys(COLUMNS, "") | setting._asdict() | {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
-        self.rows.append({k: str(v) for k, v in row.items()})
+    def measured(self, setting: Setting, row: dict) -> None:
+        """Add what a setting cost."""
+        self.add(setting._asdict() | row | {"commit": self.commit})
 
 
 class Sweeps(NamedTuple):
@@ -485,7 +471,7 @@ def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: fl
                 row = rates(setting, attempt(subject, setting, device, known), before)
                 if not right and row["status"] == "ok":
                     row["status"] = "wrong"
-                log.add(setting, row)
+                log.measured(setting, row)
                 say(report(setting, row, time.monotonic() - began))
         del subject
         gc.collect()
@@ -493,6 +479,7 @@ def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: fl
 
 
 def say(line: str) -> None:
+    """Print a line of progress, with the time."""
     print(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} {line}", flush=True)
 
 
@@ -522,8 +509,10 @@ def check(device: torch.device, dtype: torch.dtype) -> bool:
 def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False) -> bool:
     """Measure what `out` lacks, beginning no row after `seconds`; whether all is there. `only_check` compares tokens and measures nothing.
 
-    Raises UserError without a GPU, and where `out` has rows of another one.
+    Raises UserError for an unknown run, without a GPU, and where `out` has rows of another one.
     """
+    if unknown := set(runs) - set(RUNS):
+        raise UserError(f"no runs {', '.join(sorted(unknown))} to generate with; have {', '.join(RUNS)}")
     deadline = time.monotonic() + seconds
     claim()
     if not torch.cuda.is_available():
@@ -539,20 +528,17 @@ def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RU
     return whole
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of efficiency.csv; what it has is not measured again")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after that many")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="only these; all by default")
-    parser.add_argument("--check", action="store_true", help="only compare recorded with plain steps, at a small shape")
-    given = parser.parse_args()
-    try:
-        done = benchmark(given.out, given.seconds, given.runs, given.check)
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    if given.check and not done:
-        raise SystemExit("error: recorded steps generate other tokens than plain calls")
+def main(
+    out: Annotated[Path, typer.Option(help="folder of efficiency.csv; what it has is not measured again")],
+    seconds: Annotated[float, typer.Option(help="begin no row after that many")] = float("inf"),
+    runs: Annotated[list[str] | None, typer.Option(help=f"only these; all by default: {', '.join(RUNS)}")] = None,
+    only_check: Annotated[bool, typer.Option("--check", help="only compare recorded with plain steps, at a small shape")] = False,
+) -> None:
+    """Measure what the folder lacks."""
+    done = benchmark(out, seconds, runs or RUNS, only_check)
+    if only_check and not done:
+        raise UserError("recorded steps generate other tokens than plain calls")
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -5,14 +5,15 @@ results/reference/scaling, on the fewest GPUs that were measured. What has no me
 parameters, on the meta device.
 """
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+import typer
 
 from relinear import stages
+from relinear.benchmarks import command
 from relinear.benchmarks.training import random_model, report, shape_of
 from relinear.draw.pages import replaced
 from relinear.draw.render import count, markdown, write_text
@@ -173,20 +174,17 @@ def text(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measured", type=Path, default=MEASURED, help="folder of throughput's files")
-    parser.add_argument("--into", type=Path, help="a page whose marked block to replace; printed if not given")
-    given = parser.parse_args()
-    try:
-        block = text(given.measured)
-        if given.into is None:
-            print(block)
-        else:
-            write_text(given.into, replaced(given.into.read_text(), NAME, block))
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+def main(
+    folder: Annotated[Path, typer.Option("--measured", help="folder of throughput's files")] = MEASURED,
+    into: Annotated[Path | None, typer.Option(help="a page whose marked block to replace; printed if not given")] = None,
+) -> None:
+    """Print the tables, or write them into a page."""
+    block = text(folder)
+    if into is None:
+        print(block)
+    else:
+        write_text(into, replaced(into.read_text(), NAME, block))
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

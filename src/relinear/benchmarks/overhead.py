@@ -5,7 +5,6 @@ same order by a process that does nothing else; tests hold that a stage loads no
 takes once they are loaded. What is left is the command line, the plan and its keys, the record and the mirror.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -14,7 +13,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from relinear.benchmarks import command
 from relinear.plan.code import PACKAGES
 from relinear.plan.plan import Plan
 
@@ -67,14 +70,14 @@ main()
 def seconds(code: str, *args: str) -> float:
     """Processor time of a process of its own, and of what it starts. Raises CalledProcessError where it fails."""
     paths = os.pathsep.join(str(path.parent) for path in PACKAGES.values())
-    command, env = [sys.executable, "-c", code, *args], os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    words, env = [sys.executable, "-c", code, *args], os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env=env, stdout=said, stderr=said)
+        process = subprocess.Popen(words, env=env, stdout=said, stderr=said)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         said.seek(0)
         if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, said.read().decode())
+            raise subprocess.CalledProcessError(process.returncode, words, said.read().decode())
     return used.ru_utime + used.ru_stime
 
 
@@ -101,20 +104,18 @@ def measure(job: str, plan: Plan, repeats: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="the median of as many is printed")
-    given = parser.parse_args()
+def main(repeats: Annotated[int, typer.Option(help="the median of as many is printed")] = 3) -> None:
+    """Measure the jobs, and print them as a table."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(scale="smoke", results=Path(folder))
         for node in BEFORE:
             seconds(RUN, *node.split(), "--scale", plan.scale, "--results", folder)
         print("| Job | CPU s | importing its libraries | its work | overhead |\n|---|---|---|---|---|")
         for job in JOBS:
-            found = measure(job, plan, given.repeats)
+            found = measure(job, plan, repeats)
             left = found["job"] - found["libraries"] - found["work"]
             print(f"| `{job}` | {found['job']:.1f} | {found['libraries']:.1f} | {found['work']:.1f} | {left:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -5,22 +5,23 @@ are from the parallel form, and whether tokens generated with the cache are thos
 and parity.provenance.json. A mismatch comes with the margin between the two likeliest tokens there: at a tie, rounding decides.
 """
 
-import argparse
-import datetime
-import json
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from relinear.draw.render import markdown, write_csv, write_text
+from relinear.benchmarks import command
+from relinear.benchmarks.campaign import Campaign, session
+from relinear.draw.render import markdown
+from relinear.errors import UserError
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import linearize
 from relinear.machine.hardware import set_threads
 from relinear.measure.gate import distance
-from relinear.stage import git_state, versions
 
 RUNS: dict[str, tuple[str, dict]] = {
     "softmax": ("softmax", {}),
@@ -97,32 +98,30 @@ def greedy(model: PreTrainedModel, prompt: Tensor, new_tokens: int, *, passes: b
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("teacher", type=Path, help="a transformers folder with a tokenizer, such as results/mini/models/smollm2-135m-instruct")
-    parser.add_argument("--text", type=Path, required=True, help="a text file; its first tokens are the input")
-    parser.add_argument("--out", type=Path, default=Path("results/reference/parity"))
-    parser.add_argument("--length", type=int, default=400, help="tokens that the laws are tried on")
-    parser.add_argument("--new-tokens", type=int, default=200)
-    parser.add_argument("--threads", type=int, help="all cores if not given")
-    given = parser.parse_args()
-    threads = set_threads(given.threads)
-    ids = AutoTokenizer.from_pretrained(given.teacher)(given.text.read_text(), return_tensors="pt")["input_ids"][:, : given.length]
-    if ids.shape[1] < given.length:
-        parser.error(f"{given.text} has {ids.shape[1]} tokens; --length {given.length} needs more text")
-    began, rows = datetime.datetime.now(datetime.UTC), []
+def main(
+    teacher: Annotated[Path, typer.Argument(help="a transformers folder with a tokenizer, such as results/mini/models/smollm2-135m-instruct")],
+    text: Annotated[Path, typer.Option(help="a text file; its first tokens are the input")],
+    out: Annotated[Path, typer.Option(help="folder of parity.csv, which is measured anew")] = Path("results/reference/parity"),
+    length: Annotated[int, typer.Option(help="tokens that the laws are tried on")] = 400,
+    new_tokens: Annotated[int, typer.Option(help="tokens to generate")] = 200,
+    threads: Annotated[int | None, typer.Option(help="all cores if not given")] = None,
+) -> None:
+    """Measure every run, and print the rows as a table."""
+    threads = set_threads(threads)
+    ids = AutoTokenizer.from_pretrained(teacher)(text.read_text(), return_tensors="pt")["input_ids"][:, :length]
+    if ids.shape[1] < length:
+        raise UserError(f"{text} has {ids.shape[1]} tokens; --length {length} needs more text")
+    campaign = Campaign(out / "parity.csv", COLUMNS, anew=True)
+    campaign.describe(
+        **session("python -m relinear.benchmarks.parity"), dtype="float32", threads=threads, length=length, text=text.name, noise=NOISE, runs=RUNS,
+        laws="relative RMS of logits from the parallel form, the largest over cuts, lengths and pads",
+    )  # fmt: skip
     for run in tqdm(RUNS, unit="run"):
-        model = build(given.teacher, run)
-        rows.append({"run": run, **laws(model, ids), **greedy(model, ids[:, :PROMPT], given.new_tokens, passes=True)})
-        write_csv(given.out / "parity.csv", COLUMNS, rows)  # after each run: it takes long, and may be interrupted
-    provenance = {
-        "command": "python -m relinear.benchmarks.parity", **git_state(), "started": began.isoformat(timespec="seconds"), "versions": versions(),
-        "dtype": "float32", "threads": threads, "length": given.length, "text": given.text.name, "noise": NOISE, "runs": RUNS,
-        "laws": "relative RMS of logits from the parallel form, the largest over cuts, lengths and pads",
-    }  # fmt: skip
-    write_text(given.out / "parity.provenance.json", json.dumps(provenance, indent=1) + "\n")
-    print(markdown(COLUMNS, [[str(row[c]) if isinstance(row[c], str | int) or row[c] is None else f"{row[c]:.1e}" for c in COLUMNS] for row in rows]))
+        model = build(teacher, run)
+        campaign.add({"run": run, **laws(model, ids), **greedy(model, ids[:, :PROMPT], new_tokens, passes=True)})
+    cells = [[f"{row[c]:.1e}" if isinstance(row[c], float) else str(row[c]) for c in COLUMNS] for row in campaign.rows]
+    print(markdown(COLUMNS, cells))
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

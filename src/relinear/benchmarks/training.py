@@ -12,9 +12,7 @@ measures with the processes that there are. Rows are written as they come, the m
 is missing. NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the environment stay.
 """
 
-import argparse
 import copy
-import datetime
 import gc
 import json
 import math
@@ -27,14 +25,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
+from relinear.benchmarks import command
+from relinear.benchmarks.campaign import Campaign
+from relinear.benchmarks.campaign import session as provenance
 from relinear.benchmarks.generation import SHAPES as PAPERS
-from relinear.draw.render import markdown, write_text
+from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
@@ -42,7 +44,7 @@ from relinear.machine.distributed import agreed, gathered, joined, rank, size
 from relinear.machine.hardware import DTYPES, device_of, memory_bytes, place, set_threads
 from relinear.plan.job import Job
 from relinear.plan.plan import Plan
-from relinear.stage import git_state, job_of, versions
+from relinear.stage import job_of
 from relinear.train import distill, finetune
 
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -197,7 +199,18 @@ def shape_of(name: str) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(name)
 
 
-def work(given: argparse.Namespace, until: float) -> None:
+class Asked(NamedTuple):
+    """What the processes of a session are told."""
+
+    out: Path
+    shape: list[str] | None
+    runs: list[str] | None
+    length: int
+    dtype: str
+    device: str
+
+
+def work(given: Asked, until: float) -> None:
     """Measure with the processes that there are, adding rows to the file, until the time is up."""
     plan = Plan(scale="paper", device=given.device)
     left_out = []
@@ -223,39 +236,29 @@ def work(given: argparse.Namespace, until: float) -> None:
 
 
 def add(out: Path, device: str, rows: list[dict], left_out: list[dict]) -> None:
-    """Add to the file, which is made if it is not there."""
-    if out.is_file():
-        record = json.loads(out.read_text())
-    else:
-        record = {
-            "command": "python -m relinear.benchmarks.training", **git_state(), "versions": versions(), "rows": [], "left_out": [],
-            "device": torch.cuda.get_device_name() if device == "cuda" else device,
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }  # fmt: skip
-    record["rows"] += rows
-    record["left_out"] += left_out
-    lines = ",\n".join(f" {json.dumps(k)}: {_lines(v) if k in ('rows', 'left_out') else json.dumps(v)}" for k, v in record.items())
-    write_text(out, f"{{\n{lines}\n}}\n")
-
-
-def _lines(rows: list[dict]) -> str:
-    return "[" + ",".join(f"\n  {json.dumps(row)}" for row in rows) + "]"
+    """Add rows to the file, and what there was no time for; the file is made if it is not there."""
+    campaign = Campaign(out)
+    if not campaign.about:
+        gpu = torch.cuda.get_device_name() if device == "cuda" else device
+        campaign.about = {**provenance("python -m relinear.benchmarks.training"), "device": gpu}
+    campaign.rows += rows
+    campaign.describe(left_out=campaign.about.get("left_out", []) + left_out)
 
 
 # --- several numbers of GPUs, one after the other ---
 
 
-def session(given: argparse.Namespace) -> None:
+def session(given: Asked, numbers: list[int], seconds: float) -> None:
     """One torchrun for each number of GPUs, each with its part of the time that is left. A failure costs its own rows only."""
     given.out.unlink(missing_ok=True)  # ratios are of one session
     began = time.time()
     own = [f"--{name}={value}" for name in ("device", "dtype", "length", "out") if (value := getattr(given, name)) is not None]
     own += [word for name in ("shape", "runs") if (values := getattr(given, name)) for word in (f"--{name}", *values)]
-    for i, gpus in enumerate(given.gpus):
-        command = [sys.executable, *TORCHRUN, str(gpus), "-m", "relinear.benchmarks.training", *own]
+    for i, gpus in enumerate(numbers):
+        launch = [sys.executable, *TORCHRUN, str(gpus), "-m", "relinear.benchmarks.training", *own]
         now = time.time()
-        until = now + max(began + given.seconds - now, 0) / (len(given.gpus) - i)
-        process = subprocess.Popen([*command, f"--until={until}"])
+        until = now + max(began + seconds - now, 0) / (len(numbers) - i)
+        process = subprocess.Popen([*launch, f"--until={until}"])
         try:
             code = process.wait(None if until == math.inf else until - now + GRACE)
         except subprocess.TimeoutExpired:
@@ -311,32 +314,30 @@ def distances(rows: list[dict]) -> Iterator[tuple[dict, tuple[float, float]]]:
             yield row, tuple(max(abs(a - b) / abs(b) for a, b in pair) for pair in pairs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file of the rows")
-    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs, each in a torchrun of its own; without: the processes that there are")
-    parser.add_argument("--shape", nargs="+", help=f"{', '.join(SHAPES)} or a model's config.json")
-    parser.add_argument("--runs", nargs="+", help="runs of workflow/papers/*/runs.yaml to measure, instead of the suite")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="how long it may take, all numbers of GPUs together")
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    try:
-        if "LOCAL_RANK" in os.environ or not given.gpus:
-            set_threads(None)
-            with joined(device_of(given.device)):
-                work(given, time.time() + given.seconds if given.until is None else given.until)
-                reports = rank() == 0 and given.until is None  # else the session does
-        else:
-            session(given)
-            reports = True
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+def main(
+    out: Annotated[Path, typer.Option(help="the JSON file of the rows")],
+    gpus: Annotated[list[int] | None, typer.Option(help="numbers of GPUs, each in its own torchrun; without: the processes that there are")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SHAPES)} or a model's config.json")] = None,
+    runs: Annotated[list[str] | None, typer.Option(help="runs of workflow/papers/*/runs.yaml to measure, instead of the suite")] = None,
+    length: Annotated[int, typer.Option(help="tokens of a sequence")] = 1024,
+    seconds: Annotated[float, typer.Option(help="how long it may take, all numbers of GPUs together")] = math.inf,
+    until: Annotated[float | None, typer.Option(hidden=True)] = None,
+    dtype: Annotated[Literal[DTYPES], typer.Option(help="what it computes in")] = "bfloat16",
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="where it computes")] = "cuda",
+) -> None:  # fmt: skip
+    """Measure with each number of GPUs, or with the processes that there are; print the rows as tables."""
+    given = Asked(out, shape, runs, length, dtype, device)
+    if "LOCAL_RANK" in os.environ or not gpus:
+        set_threads(None)
+        with joined(device_of(device)):
+            work(given, time.time() + seconds if until is None else until)
+            reports = rank() == 0 and until is None  # else the session does
+    else:
+        session(given, gpus, seconds)
+        reports = True
     if reports:
-        print(report(json.loads(given.out.read_text())))
+        print(report(json.loads(out.read_text())))
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -45,6 +45,8 @@ Look = Callable[[Point], Value | str]  # the number at a point, or the reason wh
 
 
 class Judgement(NamedTuple):
+    """A verdict on a claim, the numbers it was judged by, and why."""
+
     verdict: Verdict
     figures: str
     reason: str

@@ -43,6 +43,8 @@ class Options(_base.Options):
 
 
 class Family(_family.Family):
+    """BERT: an encoder, which reads in both directions."""
+
     Options = Options
     opening = "_encoders"
     layouts = {BertModel: Layout("encoder.layer", "attention.self", BertAttention)}

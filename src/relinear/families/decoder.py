@@ -11,6 +11,8 @@ from relinear.families._layer import Layout
 
 
 class Family(_family.Family):
+    """Decoders of the Llama kind: Llama, Mistral, Qwen and Gemma."""
+
     layouts = {
         LlamaForCausalLM: Layout(),
         MistralForCausalLM: Layout(),

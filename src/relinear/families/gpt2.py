@@ -19,4 +19,6 @@ class FusedLinearizedAttention(LinearizedAttention):
 
 
 class Family(_family.Family):
+    """GPT-2, whose queries, keys and values are one projection."""
+
     layouts = {GPT2LMHeadModel: Layout("h", "attn", FusedLinearizedAttention)}

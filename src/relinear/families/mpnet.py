@@ -42,6 +42,8 @@ class MPNetAttention(EncoderAttention):
 
 
 class Family(_family.Family):
+    """MPNet: BERT under other names, its bias of relative positions zeroed."""
+
     opening = "_encoders"
     layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
 

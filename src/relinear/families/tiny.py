@@ -35,6 +35,8 @@ class Options(_base.Options):
 
 
 class Family(_family.Family):
+    """A Llama from scratch, with random weights."""
+
     Options = Options
 
     def random(self, options, seed, dtype):

@@ -24,10 +24,12 @@ REPLICA_SHARE = 0.5  # of a GPU's memory that a replica and its optimiser may ta
 
 
 def rank() -> int:
+    """The number of this process among those of torchrun; 0 for one alone."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def size() -> int:
+    """The number of processes of torchrun; 1 for one alone."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -143,6 +145,7 @@ def sum_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def sharded(parameters: list[nn.Parameter]) -> bool:
+    """Whether any of the parameters is split over processes."""
     return any(isinstance(p, DTensor) for p in parameters)
 
 

@@ -53,10 +53,12 @@ def compare(theirs: _documents.Piece, ours: _documents.Piece):
 
 
 def kl(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:
+    """The mean KL divergence from the teacher in the given bands of positions, with its error."""
     return _documents.mean(rows, bands, lambda sums: sums["kl"])
 
 
 def top1(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:
+    """The share of positions in the given bands whose likeliest token is the teacher's, with its error."""
     return _documents.mean(rows, bands, lambda sums: sums["top1"])
 
 

@@ -82,6 +82,7 @@ def one_of(what: str, name: str, have) -> str:
 
 
 def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
+    """The models of workflow/models.yaml by name. Raises ConfigError."""
     models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_settings(workflow / "models.yaml").items()}
     for name, model in models.items():
         _name("models.yaml", name)
@@ -95,6 +96,7 @@ def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
 
 
 def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
+    """The data sets of workflow/data.yaml by name. Raises ConfigError."""
     found = {}
     for name, entry in read_settings(workflow / "data.yaml").items():
         _name("data.yaml", name)

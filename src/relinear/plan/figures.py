@@ -245,6 +245,8 @@ class Grid(Spec):
 
 
 class Needed(Strict):
+    """A measurement that a figure reads: the run and the measure."""
+
     run: str
     measure: str
 

@@ -42,6 +42,7 @@ class LinkNodes(NamedTuple):
 
 
 def digest(value: Any) -> str:
+    """The sha256 of a value as JSON with sorted keys, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

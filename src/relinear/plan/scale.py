@@ -20,11 +20,15 @@ class StandIns(Strict):
 
 
 class TextBudget(Strict):
+    """How many tokens of text a scale trains on and holds out."""
+
     train_tokens: Positive  # unique tokens of a step with dose 1
     heldout_tokens: Positive
 
 
 class Hardware(Strict):
+    """What a scale computes on."""
+
     device: Literal["cpu", "cuda"]
     dtype: Literal["auto", "float32", "bfloat16"]
     checkpoint_seconds: Annotated[float, Field(ge=0)]
@@ -60,6 +64,8 @@ class Amounts(BaseModel):
 
 
 class Scale(Strict):
+    """A file of workflow/scales: budgets, hardware, and which models stand in for the papers'."""
+
     demonstration: str | None = None  # why its numbers are no reference, printed under every table
     nothing_to_judge: str | None = None  # why no claim of a paper can be judged by it
     stand_ins: StandIns = StandIns()

@@ -124,11 +124,15 @@ def _list_or_axes(given: Any) -> Any:
 
 
 class Rows(Strict):
+    """The rows of a table: a list, or all combinations along axes."""
+
     list: tuple[Row, ...] = ()
     axes: Axes = {}
 
 
 class Columns(Strict):
+    """The columns of a table: a list, or all combinations along axes."""
+
     list: tuple[Column, ...] = ()
     axes: Axes = {}
 

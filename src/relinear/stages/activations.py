@@ -5,6 +5,8 @@ from relinear.stages._stage import Node
 
 
 class Stage(_stage.Stage):
+    """The stage `activations`, which runs a model once over the transfer data."""
+
     help = "Run a model once over the transfer data."
     work = "relinear.get.activations"
     device = True

@@ -4,6 +4,8 @@ from relinear.stages import _stage
 
 
 class Stage(_stage.Stage):
+    """The stage `asset`, which obtains and verifies an asset."""
+
     help = "Obtain and verify an asset."
     work = "relinear.get.asset"
     torch = False

@@ -8,15 +8,21 @@ from relinear.stages import _training
 
 
 class Options(_training.Recipe):
+    """The options of a `distill` step in runs.yaml."""
+
     loss: Literal["cross_entropy", "mse"]
     loss_scale: Annotated[float, Field(gt=0)] = 1.0
 
 
 class Budget(_training.Budget):
+    """What a scale gives to `distill`."""
+
     activations: bool = True  # share the model's pass between all runs through the disk
 
 
 class Stage(_training.Step):
+    """The stage `distill`, which trains a method's own parameters to mimic softmax attention."""
+
     help = "Stage 1: train a method's own parameters to mimic softmax attention."
     work = "relinear.train.distill"
     Options, Budget = Options, Budget

@@ -23,6 +23,8 @@ class Options(Strict):
 
 
 class Stage(_stage.Stage):
+    """The stage `documents`, which tokenises whole documents for a model."""
+
     help = "Tokenise whole documents for a model."
     work = "relinear.get.documents"
 

@@ -11,6 +11,8 @@ WIDEST = 65536  # no model has wider projections, and no adapter a higher rank t
 
 
 class Options(_training.Recipe):
+    """The options of a `finetune` step in runs.yaml."""
+
     kind: Literal["lora", "full", "method"]  # method: only the parameters that the method added
     train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
@@ -20,6 +22,8 @@ class Options(_training.Recipe):
 
 
 class Stage(_training.Step):
+    """The stage `finetune`, which trains the linearized model on text."""
+
     help = "Stage 2: train the linearized model on text, by LoRA, in full, or in its method's parameters."
     work = "relinear.train.finetune"
     Options, Budget = Options, _training.Budget

@@ -44,6 +44,8 @@ def check_tasks(workflow: Path) -> None:
 
 
 class Stage(_stage.Stage):
+    """The stage `measure`, which takes one measurement of a run."""
+
     help = "Measure a run."
     work = "relinear.measure.run"
     device = spread = True

@@ -4,6 +4,8 @@ from relinear.stages import _stage
 
 
 class Stage(_stage.Stage):
+    """The stage `model`, which saves a model once as a transformers folder."""
+
     help = "Save a model once as a plain transformers folder."
     work = "relinear.get.model"
 

@@ -34,6 +34,8 @@ class Options(Strict):
 
 
 class Stage(_stage.Stage):
+    """The stage `passkeys`, which hides pass keys in long texts to train on."""
+
     help = "Hide pass keys in long texts to train a model on."
     work = "relinear.get.passkeys"
 

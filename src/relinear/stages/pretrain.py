@@ -9,6 +9,8 @@ from relinear.stages import _training
 
 
 class Options(_training.Recipe):
+    """The options of a `pretrain` step in runs.yaml."""
+
     init: Literal["model", "random"] = "model"  # random: the model's weights are drawn anew; its shape and its tokenizer stay
     autocast: bool = False  # compute in the scale's dtype, with float32 weights, as full finetuning does; else everything in float32
     patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
@@ -25,11 +27,15 @@ class OfRecall(Strict):
 
 
 class Budget(_training.Budget):
+    """What a scale gives to `pretrain`."""
+
     validation: Annotated[int, Field(ge=0)] = 0  # sequences at the end of the training tokens that are not trained on
     recall: OfRecall = OfRecall()
 
 
 class Stage(_training.Step):
+    """The stage `pretrain`, which trains all weights of a model from scratch."""
+
     help = "Train all weights of a model from scratch."
     work = "relinear.train.pretrain"
     Options, Budget = Options, Budget

@@ -26,6 +26,8 @@ class Options(Strict):
 
 
 class Stage(_stage.Stage):
+    """The stage `recall`, which draws sequences of associative recall."""
+
     help = "Draw sequences of associative recall."
     work = "relinear.get.recall"
 

@@ -30,6 +30,8 @@ class Options(Strict):
 
 
 class Stage(_stage.Stage):
+    """The stage `sentences`, which tokenises the sentences of a data set for a model."""
+
     help = "Tokenise the sentences of a data set for a model."
     work = "relinear.get.sentences"
 

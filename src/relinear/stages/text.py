@@ -38,6 +38,8 @@ class Options(Strict):
 
 
 class Stage(_stage.Stage):
+    """The stage `text`, which tokenises and splits the texts of a data set for a model."""
+
     help = "Tokenise and split the texts of a data set for a model."
     work = "relinear.get.text"
 

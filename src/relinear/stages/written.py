@@ -6,6 +6,8 @@ from relinear.stages._stage import Node
 
 
 class Stage(_stage.Stage):
+    """The stage `written`, in which a model writes instructions and answers to train on."""
+
     help = "Let a model write instructions and answers to train on."
     work = "relinear.get.written"
     device = True
