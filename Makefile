@@ -72,7 +72,8 @@ $(INSTALLED): requirements.lock pyproject.toml
 	}
 	@rm -f $@
 	@echo "relinear: [2/3] installing $$(grep -c == requirements.lock) packages: some minutes; 0.7 GB with a CPU build of torch, several with CUDA"
-	@$(VENV) -m pip install --quiet --requirement requirements.lock
+	@$(VENV) -m pip install --quiet --no-compile --requirement requirements.lock
+	@$(VENV) -m compileall -qq -j 0 .venv/lib || true # pip compiles on one core; some packages hold files that no Python reads
 	@echo "relinear: [3/3] installing relinear itself: seconds"
 	@$(VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

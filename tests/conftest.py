@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm
 import yaml
 from filelock import FileLock
 
@@ -29,6 +30,10 @@ TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
 
 # Code of the mirror, which no result depends on: it stops a stage at a chosen moment, so that the test kills it just there.
 HOLD = """
+
+import os
+import time
+
 
 def _held(method, moment):
     def held(self, *args, **more):
@@ -62,8 +67,8 @@ def pytest_collection_finish(session):
 # What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
 # clone in which all was run are apart: the first of these modules makes it, and the next would wait.
 LONGEST = (
-    "test_slurm", "test_dag", "test_real_model", "test_export", "test_laws", "test_engine", "test_additions", "test_long", "test_recall",
-    "test_reference",
+    "test_slurm", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws", "test_generate",
+    "test_code", "aot_test", "test_reference", "test_recall",
 )  # fmt: skip
 
 
@@ -82,19 +87,20 @@ def environment() -> dict[str, str]:
 
 
 class Clone(NamedTuple):
-    """A copy of the repository, and what a user does in it."""
+    """A copy of the repository, and what a user does in it: with this `interpreter`, except for commands that a test interrupts (`popen`)."""
 
     root: Path
     started: list[subprocess.Popen]
+    interpreter: str = sys.executable
 
     def __truediv__(self, path: str) -> Path:
         return self.root / path
 
-    def popen(self, *targets: str, options: tuple[str, ...] = (), **config) -> subprocess.Popen:
+    def popen(self, *targets: str, options: tuple[str, ...] = (), interpreter: str = sys.executable, **config) -> subprocess.Popen:
         """The command as typed, in a process group of its own."""
         chosen = [f"{k}={v}" for k, v in {"scale": "smoke", **config}.items()]
         process = subprocess.Popen(
-            [sys.executable, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
+            [interpreter, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
             cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             # A shell's background jobs ignore Ctrl-C, and so would everything started from one, these tests included.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -110,7 +116,7 @@ class Clone(NamedTuple):
 
     def snakemake(self, *targets: str, fails: bool = False, **more) -> str:
         """Its output, once it ended as it should."""
-        process = self.popen(*targets, **more)
+        process = self.popen(*targets, interpreter=self.interpreter, **more)
         output, _ = process.communicate()
         assert (process.returncode != 0) == fails, output[-6000:]
         return output
@@ -137,14 +143,14 @@ class Clone(NamedTuple):
         env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
         args = [str(ROOT / arg) if arg.startswith("tests/") else arg for arg in args]
         process = subprocess.Popen(
-            [sys.executable, *args], cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [self.interpreter, *args], cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self.started.append(process)
         return process
 
     def relinear(self, *args: str) -> subprocess.CompletedProcess:
         env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}"}
-        command = [sys.executable, "-m", "relinear.cli", *args]
+        command = [self.interpreter, "-m", "relinear.cli", *args]
         return subprocess.run(command, cwd=self.root, env=env, text=True, capture_output=True, check=False)
 
     def edit(self, path: str, old: str, new: str) -> None:
@@ -210,10 +216,10 @@ def made(plan, *steps: str) -> Path:
     return plan.folder(plan.node(*steps[-1].split()))
 
 
-def copy_sources(to: Path) -> Clone:
+def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
     """The files of the repository, without what was made in it."""
     shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info"))
-    return Clone(to, [])
+    return Clone(to, [], interpreter)
 
 
 @pytest.fixture(autouse=True)
@@ -227,10 +233,19 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory) -> str:
+    """A `python` that need not import libraries: of a hundred processes, nine in ten (`warm`)."""
+    if not hasattr(os, "pidfd_open"):
+        return sys.executable
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    return str(once(tmp_path_factory, "warm", lambda folder: warm.interpreter(folder, owner, environment())) / "python")
+
+
 @pytest.fixture
-def fresh(tmp_path) -> Iterator[Clone]:
+def fresh(tmp_path, interpreter) -> Iterator[Clone]:
     """A clone in which nothing was run."""
-    clone = copy_sources(tmp_path / "clone")
+    clone = copy_sources(tmp_path / "clone", interpreter)
     yield clone
     clone.end()
 
@@ -249,9 +264,9 @@ def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Iterator[Clone]:
+def finished(tmp_path_factory, interpreter) -> Iterator[Clone]:
     """A clone in which the whole DAG was run."""
-    clone = Clone(once(tmp_path_factory, "finished", lambda folder: run_whole(copy_sources(folder))), [])
+    clone = Clone(once(tmp_path_factory, "finished", lambda folder: run_whole(copy_sources(folder, interpreter))), [], interpreter)
     yield clone
     clone.end()
 
@@ -288,8 +303,8 @@ for node in plan.behind([node for name in sys.argv[1:] for node in plan.reads(pl
 
 
 def run_nodes(clone: Clone, artefacts: list[str]) -> None:
-    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. A job of its own takes nine seconds of a
-    core to import torch, transformers and mlflow, so tests of what Snakemake does run few nodes as jobs."""
+    """Run what tables and figures are drawn from in two processes, and tell Snakemake that it is there. Snakemake takes a second or two to start
+    each job, so tests of what it does run few nodes as jobs."""
     whole = [json.loads(line) for line in clone.python("-c", BEHIND, *artefacts).splitlines()]
     waiting = [(node, name) for node, name, record in whole if not (clone / record).is_file()]
     names = list(dict.fromkeys(name for _, name in waiting))
@@ -304,7 +319,7 @@ def run_nodes(clone: Clone, artefacts: list[str]) -> None:
 @pytest.fixture
 def clone(finished, tmp_path) -> Iterator[Clone]:
     """A copy of the finished clone, to edit and to run in."""
-    copy = Clone(tmp_path / "clone", [])
+    copy = finished._replace(root=tmp_path / "clone", started=[])
     subprocess.run(["cp", "-a", finished.root, copy.root], check=True)
     yield copy
     copy.end()

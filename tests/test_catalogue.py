@@ -302,7 +302,7 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
         ("measures.yaml", lambda m: m["perplexity_no_linear"].update(without="liner"), ["perplexity_no_linear", "'liner'", "linear, window, gate"]),
         ("measures.yaml", lambda m: m.update(distill=m["gate"]), ["'distill'", "name of a stage", "rename"]),
         ("measures.yaml", lambda m: m.update({"a.b": m["gate"]}), ["'a.b'", "letters, digits"]),
-        ("measures.yaml", lambda m: m["mmlu"]["options"].update(tasks=["mmmlu"]), ["'mmmlu'", "mmlu, piqa"]),
+        ("measures.yaml", lambda m: m["mmlu"]["options"].update(tasks=["mmmlu"]), ["'mmmlu'", "mmlu, mmlu_continuation, piqa"]),
         ("scales/smoke.yaml", lambda s: s["measures"]["gate"].update(token=1), ["smoke.yaml", "gate", "'token'", "tokens, seq_len"]),
         ("scales/smoke.yaml", lambda s: s["measures"].update(gte={}), ["'smoke'", "'gte'", "fidelity, gate"]),
         ("scales/smoke.yaml", lambda s: s["measures"]["gate"].update(tokens="many"), ["gate.tokens", "'many'"]),

@@ -25,14 +25,19 @@ NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
 # What schedules, records, mirrors and draws makes no result. Work knows of the plan what it is given, and how options are checked.
 GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
-# What several metrics share, and which.
+# What several metrics share, and which: files that are no metric, and `needle`, as which the plane scores its answers.
 SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
-    "_limit": {"agreement", "perplexity_by_position", "needle", "passkey_example", "kv_recall", "answers"},
+    "_limit": {
+        "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
+    },
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
-    "_answering": {"needle", "passkey_example", "kv_recall", "answers", "gate_stats"},
-}
+    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack"},
+    "_contexts": {"qasper_yes_no", "haystack"},
+    "_rope": {"qasper_yes_no", "haystack"},
+    "needle": {"needle_plane"},
+}  # fmt: skip
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
 
@@ -264,7 +269,8 @@ def following(made) -> set[Node]:
 
 @pytest.mark.parametrize("metric", metrics())
 def test_editing_a_metric_measures_it_anew_and_nothing_else(whole, metric):
-    own = {node for node in NODES if node.part and PLAN.measures[node.part].metric == metric}
+    as_it_has = {metric} | SHARED.get(metric, set())
+    own = {node for node in NODES if node.part and PLAN.measures[node.part].metric in as_it_has}
     assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric == "gate" else own), "others wait for the gate"
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -216,7 +217,7 @@ SCORED = sorted([*(f"measure {run} commonsense" for run in ROWS), *TABLES])
 
 def test_a_second_call_runs_nothing_and_returns_at_once(finished):
     begin = time.monotonic()
-    output = finished.snakemake(*TARGETS)
+    output = finished._replace(interpreter=sys.executable).snakemake(*TARGETS)
     assert "Nothing to be done" in output
     assert "profile profiles/default" in output, "the repository's own settings were not read"
     assert time.monotonic() - begin < 10, "idle, it takes two seconds"

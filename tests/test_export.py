@@ -36,7 +36,8 @@ from relinear.share.export import RECORD, export
 from relinear.share.selfcontained import generate, write_code
 from relinear.tracking import live as tracking
 
-MEASURES = ("gate", "commonsense", "mmlu")
+SCORED = ("commonsense", "mmlu", "mmlu_continuation")
+MEASURES = ("gate", *SCORED)
 STEPS = [
     "finetune hedgehog", *(f"measure hedgehog {measure}" for measure in MEASURES), "finetune t2r", "finetune supra", "finetune teacher_lora",
     "measure teacher gate", "finetune more", "finetune only",
@@ -448,7 +449,7 @@ def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
     (metrics, rows), (results, items) = ours, theirs
     assert len(rows) == len(items) > 0
     for row in rows:
-        task = f"mmlu_{row['subject']}" if "subject" in row else row["task"]
+        task = row["task"].replace("mmlu", f"mmlu_{row['subject']}", 1) if "subject" in row else row["task"]
         scores, right = items[task, row["doc_id"]]
         assert scores == pytest.approx(row["scores"], rel=0, abs=1e-4), (task, row["doc_id"])
         assert right == {m: row[m] for m in right}, (task, row["doc_id"])
@@ -461,7 +462,7 @@ def same(ours: tuple[dict, list[dict]], theirs: tuple[dict, dict]) -> None:
 @pytest.mark.parametrize("merge", [False, True], ids=["beside", "merged"])
 def test_lm_eval_scores_what_measurements_score(plan, tmp_path, monkeypatch, merge):
     metrics, rows = {}, []
-    for measure in ("commonsense", "mmlu"):
+    for measure in SCORED:
         measured = folder(plan, "hedgehog") / measure
         for reading in readings(measured).readings:
             metrics.setdefault(reading.of, {})[reading.metric] = reading.value

@@ -40,6 +40,23 @@ def smoke(model, tasks: dict[str, int | None], *, data: Path | None = None, batc
     return score(model, TOKENIZER, tasks, data, batch_size=batch_size, max_length=max_length, seed=seed, smoke=data is None, work=work)
 
 
+def test_continuations_are_scored_by_their_text_normalised_by_its_length(model):
+    metrics, items = smoke(model, {"mmlu_continuation": None, "mmlu": None})
+    tasks = {task.config.dataset_name: task for task in load("mmlu_continuation", None, None, 0)}
+    own = [item for item in items if item["task"] == "mmlu_continuation"]
+    for item in own:
+        task = tasks[item["subject"]]
+        [doc] = [doc for doc in task.eval_docs if doc["doc_id"] == item["doc_id"]]
+        lengths = [len(choice) for choice in doc["choices"]]
+        each = [score / length for score, length in zip(item["scores"], lengths, strict=True)]
+        assert item["acc_norm"] == (each.index(max(each)) == doc["answer"]) and item["acc"] == (
+            item["scores"].index(max(item["scores"])) == doc["answer"]
+        )
+        assert "A." not in task.doc_to_text(doc) and task.doc_to_choice(doc) == doc["choices"]
+    letters = {(item["subject"], item["doc_id"]) for item in items if item["task"] == "mmlu"}
+    assert letters == {(item["subject"], item["doc_id"]) for item in own} and metrics["mmlu_continuation"]["n"] == len(own), "the same items"
+
+
 def test_an_unknown_task_is_refused_by_name():
     with pytest.raises(ValueError, match=r"'piqua'.*have arc_challenge.*piqa"):
         check_tasks(["piqa", "piqua"])
@@ -50,10 +67,10 @@ def test_a_task_is_the_harness_task_but_for_its_data(name):
     ours = {"training_split", "validation_split", "num_fewshot"}
     include = yaml.safe_load((harness.TASKS / f"{name}.yaml").read_text())["include"]
     for task in load(name, None, None, 0):
-        bundled = load_yaml(harness.BUNDLED / include.format(subject=task.task_name.removeprefix("mmlu_")))
+        bundled = load_yaml(harness.BUNDLED / include.format(subject=task.config.dataset_name))
         bundled = {key: value for key, value in bundled.items() if key not in ours | {"tag", "fewshot_config"}}
         assert {key: getattr(task.config, key) for key in bundled} == bundled
-        assert task.config.num_fewshot == (5 if name == "mmlu" else 0)
+        assert task.config.num_fewshot == (5 if name.startswith("mmlu") else 0)
 
 
 @pytest.mark.parametrize("name", available())
@@ -87,10 +104,10 @@ def test_olmes_requests_become_documents_once(tmp_path):
 def test_every_task_reports_what_the_tables_read(model):
     metrics, items = smoke(model, dict.fromkeys(available()))
     for name, task in metrics.items():
-        both = name in {"piqa", "hellaswag", "arc_easy", "arc_challenge"}
+        both = name in {"piqa", "hellaswag", "arc_easy", "arc_challenge", "mmlu_continuation"}
         keys = {"acc", "acc_stderr", "n", "num_fewshot"} | ({"acc_norm", "acc_norm_stderr"} if both else set())
         assert set(task) == keys
-        assert task["num_fewshot"] == (5 if name == "mmlu" else 0)
+        assert task["num_fewshot"] == (5 if name.startswith("mmlu") else 0)
         rows = [item for item in items if item["task"] == name]
         assert task["n"] == len(rows) >= 4
         assert task["acc"] == pytest.approx(sum(row["acc"] for row in rows) / len(rows))

@@ -17,7 +17,7 @@ from conftest import ROOT, copy_sources, environment
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.machine import gpus
-from relinear.tracking import live as tracking
+from relinear.tracking import mirror
 
 SECONDS = 60  # a command that meets a silent store: a dozen of them are imports
 
@@ -55,7 +55,7 @@ def test_names_of_a_folder_that_is_imported_are_names(tmp_path, store, field):
         shutil.rmtree(theirs, ignore_errors=True)
         stage(theirs, **{field: name})
         with pytest.raises(UserError, match=f"{field} must be of letters"):
-            tracking.import_folder(store, theirs)
+            mirror.import_folder(store, theirs)
     assert everything(tmp_path) <= {"theirs", *(f"theirs/{name}" for name in everything(theirs))}
 
 
@@ -64,10 +64,10 @@ def test_an_import_follows_no_link(tmp_path, store):
     folder = stage(tmp_path / "theirs")
     (folder / "loot.csv").symlink_to(tmp_path / "loot.csv")
     with pytest.raises(UserError, match="loot.csv is a link"):
-        tracking.import_folder(store, tmp_path / "theirs")
+        mirror.import_folder(store, tmp_path / "theirs")
     (folder / "loot.csv").unlink()
     (tmp_path / "theirs/elsewhere").symlink_to(tmp_path)  # nor through a folder, in which it would go round
-    assert tracking.import_folder(store, tmp_path / "theirs") == 1
+    assert mirror.import_folder(store, tmp_path / "theirs") == 1
     assert "secret" not in "".join(p.read_text(errors="replace") for p in (tmp_path / "own").rglob("*.csv"))
     assert {path.name for path in tmp_path.iterdir()} == {"loot.csv", "theirs", "own"}
 
@@ -121,13 +121,13 @@ def test_a_store_that_is_no_database_is_told(tmp_path):
 
 
 def test_a_store_that_vanished_is_noticed(tmp_path, capsys):
-    tracking.init(f"sqlite:///{tmp_path / 'new/mlflow.db'}")
+    mirror.init(f"sqlite:///{tmp_path / 'new/mlflow.db'}")
     assert capsys.readouterr().err == "", "a first store is nothing to tell"
     stage(tmp_path / "results")
     uri = f"sqlite:///{tmp_path / 'results/mlflow.db'}"
-    tracking.init(uri)
+    mirror.init(uri)
     assert "mlflow.db is gone, and begins anew: `relinear track rebuild`" in capsys.readouterr().err
-    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert mirror.rebuild(uri, tmp_path / "results") == 1
 
 
 # --- GPU locks ---
@@ -170,7 +170,7 @@ def test_a_clone_works_in_a_folder_of_any_name(tmp_path):
     clone = copy_sources(tmp_path / 'my clone\'s "x"; $(touch PWNED) `touch PWNED` {name}')
     try:
         clone.snakemake("results/table2.csv", options=("--dry-run", "--quiet"))
-        clone.snakemake("results/.tracking", "results/smoke/models/tiny/run.json")
+        clone.snakemake("results/smoke/models/tiny/run.json")
         assert json.loads((clone / "results/smoke/models/tiny/run.json").read_text())["stage"] == "model"
         assert not [path for path in tmp_path.rglob("PWNED")]
     finally:

@@ -61,7 +61,14 @@ VARIANTS = {
         {"variant": "paper", "feature": "exp", "window": WINDOW, "state_per": "key_head"},
     ],
     "softmax": [{}],
-    "supra": [{}, {"variant": "code"}, {"decay": "retnet", "init": "random"}],
+    "supra": [
+        {},
+        {"variant": "code"},
+        {"decay": "retnet", "init": "random"},
+        {"normalizer": "denominator", "rope": "before", "decay": "none"},
+        {"normalizer": "denominator", "decay": "none", "variant": "code"},
+        {"rope": "before"},
+    ],
     "t2r": [{}, {"variant": "code"}],
     "window": [{"window": WINDOW}, {"window": WINDOW, "sinks": 0}, {"window": 1}, {"window": 1, "sinks": 0}, {"bytes_of": "lolcats"}],
 }

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
+from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
 from relinear.files import sha256
 from relinear.linearize.assemble import save_method
+from relinear.plan.specs import available
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
@@ -331,9 +334,9 @@ def test_the_limit_is_of_what_is_written(trained, tmp_path, monkeypatch):
     reference.verify(tmp_path / "out")
 
 
-def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
+def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpreter):
     """Real stages, at the scale of tests, by verbs of the command line."""
-    clone = copy_sources(tmp_path / "clone")
+    clone = copy_sources(tmp_path / "clone", interpreter)
     smoke = yaml.safe_load((clone / "workflow/scales/smoke.yaml").read_text())
     (clone / "workflow/scales/tiny.yaml").write_text(yaml.safe_dump(smoke))
     nodes = ("model tiny", "written stories@tiny", "text stories@tiny", "finetune teacher_lora")
@@ -349,3 +352,17 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path):
     (clone / "results/reference/tiny/runs/teacher_lora/finetune/metrics.json").write_text("{}")
     done = clone.relinear("track", "import", "results/reference/tiny")
     assert done.returncode == 1 and done.stderr.startswith("error: results/reference/tiny/runs/teacher_lora/finetune/metrics.json is not what")
+
+
+def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
+    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
+    table = next(a for a in available(COMMITTED.parents[1] / "workflow/papers").values() if a.label == "Lizard Table 3")
+    files = [folder / "lizard" / f"table3.{suffix}" for suffix in ("csv", "md", "claims.csv")]
+    before = [path.read_bytes() for path in files]
+    files[0].unlink()
+    draw_committed(folder, table)
+    assert [path.read_bytes() for path in files] == before
+    manifest = folder / "reference.json"
+    manifest.write_text(manifest.read_text().replace('"smollm2-x0.25"', '"smollm2 x0.25"'))
+    with pytest.raises(UserError, match="'smollm2 x0.25'; possible: <scale>, with -x<budget>"):
+        draw_committed(folder, table)

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,7 +114,8 @@ def logs(folder: Path):
 
 def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
     run, target = "t2r", "results/smoke/runs/t2r/gate/run.json"
-    fresh.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
+    warm, fresh = fresh, fresh._replace(interpreter=sys.executable)  # Slurm ends its own processes, and no forks of another
+    warm.snakemake("results/smoke/text/stories@tiny/run.json")  # here, to save the test a minute
     append(fresh, "src/relinear/tracking/live.py", HOLD)
     (fresh / "hold").write_text(f"{run} finetune step 5")
     command = {"options": ("--workflow-profile", "slurm", "--slurm-init-seconds-before-status-checks", "5")}
@@ -138,7 +140,7 @@ def test_a_cancelled_job_is_resumed_by_the_same_command(slurm, fresh, tmp_path):
 
     theirs, ours = tmp_path / "undisturbed", fresh.stage(run, "finetune")
     shutil.copytree(fresh / "results/smoke", theirs / "smoke", ignore=shutil.ignore_patterns("runs", ".work"))
-    done = fresh.relinear("finetune", run, "--scale", "smoke", "--threads", "1", "--results", str(theirs))
+    done = warm.relinear("finetune", run, "--scale", "smoke", "--threads", "1", "--results", str(theirs))
     assert done.returncode == 0, done.stderr
     theirs /= f"smoke/runs/{run}/finetune"
     assert curve_of(ours) == curve_of(theirs)

@@ -54,7 +54,7 @@ def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
     labels = [artefact.label for artefact in found.values()]
     assert len(labels) == len(set(labels))
     every = [label for paper in listed.values() for label in paper.labels]
-    assert len(every) == len(set(every)) == 59
+    assert len(every) == len(set(every)) == 60
     assert set(every) >= {artefact.label for artefact in found.values() if artefact.paper != "comparison"}
 
 
@@ -183,6 +183,7 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
         ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "need `published_for"),
         ({"rows": [{"run": "lizard", "published": [1.0, 2.0]}]}, "has 2 values, the table 1 columns"),
         ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
+        ({"steps": ["pretain"]}, "steps: no training stage 'pretain'; have distill, finetune, pretrain"),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
         ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),
         ({"claims": [CLAIM | {"column": "aac"}]}, "claim 'c': no column 'aac'; have acc"),
@@ -217,8 +218,8 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panel 'lizard' names no metric"),
         (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
         (
-            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"length": 1}}, "op": ">", "ratio": 1}]},
-            "`at` with length and depth",
+            GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"depth": 1}}, "op": ">", "ratio": 1}]},
+            "`at` with length and at most one more, such as depth",
         ),
         (COSTS | {"panels": [{"x": "batch", "y": "watts"}]}, "panels.0.y"),
         (COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]}, "no sweep 'tokens'; have batch, length, input"),

@@ -4,25 +4,32 @@ import gzip
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from relinear import cli
 from relinear.errors import UserError
-from relinear.tracking import live as tracking
+from relinear.plan.plan import Plan
+from relinear.plan.readings import Reading
+from relinear.tracking import live, mirror, rows, store, ui
 from relinear.tracking.ui import links
 
-SOURCE = str(Path(tracking.__file__).parents[1])
+SOURCE = str(Path(live.__file__).parents[1])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
 HISTORY_END = 1.7e12 + 4000
 EVALUATION = {
@@ -35,7 +42,7 @@ EVALUATION = {
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    tracking.init(f"sqlite:///{path}")
+    mirror.init(f"sqlite:///{path}")
     return path
 
 
@@ -86,7 +93,7 @@ def record(stage="distill", run="lizard", attempt=1, key="k1", **more) -> dict:
 
 
 def opened(uri, **changes):
-    return tracking.Tracker(uri, **tracking.describe(record(**changes)))
+    return live.Tracker(uri, **mirror.describe(record(**changes)))
 
 
 def write_folder(root: Path, record: dict, metrics: dict) -> Path:
@@ -185,9 +192,20 @@ def test_a_run_that_ends_badly_says_so_with_its_parent(uri, error, status):
 
 def test_evaluation_puts_its_headline_on_the_row(uri, tmp_path):
     run_stage(uri, tmp_path / "results", EVALUATION, stage="evaluate")
-    assert parent(uri).data.metrics == {"ppl": 15.2, "piqa_acc": 0.6, "piqa_acc_norm": 0.61, "mmlu_acc": 0.25}
+    shown = {
+        "ppl": 15.2,
+        "ppl_stderr": 0.4,
+        "ppl_n": 8192,
+        "piqa_acc": 60,
+        "piqa_acc_n": 32,
+        "piqa_acc_norm": 61,
+        "piqa_acc_norm_n": 32,
+        "mmlu_acc": 25,
+    }
+    assert parent(uri).data.metrics == shown
     metrics = child(uri, "evaluate").data.metrics
-    assert metrics["tasks/piqa/acc"] == 0.6 and metrics["gate/passed"] == 1 and metrics["cost/tokens"] == 16384
+    assert shown.items() <= metrics.items(), "one set of names"
+    assert metrics["gate/passed"] == 1 and metrics["cost/tokens"] == 16384
 
 
 # Metrics, parameters and files
@@ -210,15 +228,15 @@ def test_a_long_run_mirrors_the_losses_of_layers_at_every_tenth_step(uri, second
     steps = [{"step": step, "time": 1.7e9 + step, "loss": 1.0, "terms": {"layer_00": 0.5, "layer_01": 0.5}} for step in range(131)]
     monkeypatch.setitem(globals(), "HISTORY", steps)
     run_stage(uri, tmp_path, {})
-    tracking.rebuild(second, tmp_path)
-    for store in (uri, second):
-        points = {n: client(store).get_metric_history(child(store).info.run_id, n) for n in ("loss", "terms/layer_01")}
+    mirror.rebuild(second, tmp_path)
+    for place in (uri, second):
+        points = {n: client(place).get_metric_history(child(place).info.run_id, n) for n in ("loss", "terms/layer_01")}
         assert [p.step for p in points["loss"]] == list(range(131))
         assert [p.step for p in points["terms/layer_01"]] == [*range(100), 100, 110, 120, 130]
 
 
 def test_metrics_appear_while_the_run_goes_on(uri, monkeypatch):
-    monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(live, "FLUSH_SECONDS", 0.0)
     with opened(uri) as tracker:
         tracker.log({"loss": 1.0}, 1)
         assert child(uri).data.metrics == {"loss": 1.0} and child(uri).info.status == "RUNNING"
@@ -232,13 +250,11 @@ def test_numbers_that_are_not_finite_are_kept(uri):
 
 
 def test_names_and_trees_become_what_mlflow_takes():
-    assert tracking.metric_name("acc,none") == "acc_none"
-    assert tracking.metric_name("/a//../b") == "a/b"
-    assert tracking.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {
-        **{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}
-    }
+    assert store.metric_name("acc,none") == "acc_none"
+    assert store.metric_name("/a//../b") == "a/b"
+    assert store.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {**{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}}
     with pytest.raises(ValueError, match="got '//'"):
-        tracking.metric_name("//")
+        store.metric_name("//")
 
 
 def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
@@ -251,6 +267,144 @@ def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
     assert child(uri).data.tags["artefact.w.safetensors"].startswith("ba7816bf")  # sha256 of "abc"
 
 
+# What a row carries
+
+RECIPE = {"lr": 0.001, "weight_decay": 0.0}
+LORA = {"lr": 0.0005, "kind": "lora", "lora_rank": 8}
+
+
+def trained(stage, recipe, **more) -> dict:
+    config = {"method": "lizard", "options": {"gate": "pool"}, "recipe": recipe, "budget": {"epochs": 2}}
+    return record(stage=stage, config=config, key=stage, schema=2, measure="", **more)
+
+
+def measured(measure, readings, **more) -> tuple[dict, dict]:
+    config = {"method": "lizard", "options": {"gate": "pool"}, "metric": measure, "before": None}
+    facts = {"method": "lizard", "trainable_params": 7, "tokens": {"distill": 16384, "finetune": 16384}}
+    made = record(stage=measure, measure=measure, config=config, key=measure, schema=2, parents={"finetune": {"path": "x", "key": "f"}}, **more)
+    return made, {"facts": facts, "readings": [reading._asdict() for reading in readings]}
+
+
+def write_row(root: Path, run="lizard", seed=0) -> None:
+    tags = {
+        "paper": "comparison,lizard",
+        "table": "comparison/table2,lizard/table1",
+        "method": "lizard",
+        "row": run,
+        "model": "tiny",
+        "scale": "mini",
+    }
+    tags["variant"] = "default"
+    tasks = [
+        ("piqa", "acc"),
+        ("piqa", "acc_norm"),
+        ("arc_easy", "acc"),
+        ("arc_challenge", "acc_norm"),
+        ("hellaswag", "acc_norm"),
+        ("winogrande", "acc"),
+    ]
+    scores = [Reading(metric, task, {}, 0.5, 0.03, 100) for task, metric in tasks]
+    long = [Reading("perplexity", "novels", {"position": at}, 30.0, 2.0, 6) for at in ("64-128", "1024-2048")]
+    for made, metrics in (
+        (trained("distill", RECIPE, run=run, seed=seed, tags=tags), {"trainable_params": 3, "last_loss": 0.1}),
+        (trained("finetune", LORA, run=run, seed=seed, tags=tags), {"trainable_params": 4, "last_loss": 0.2}),
+        measured("commonsense", scores, run=run, seed=seed, tags=tags),
+        measured("ppl_novels", long, run=run, seed=seed, tags=tags),
+        measured("state_bytes", [Reading("mebibytes", "model", {}, 11.6, None, 1)], run=run, seed=seed, tags=tags),
+    ):
+        write_folder(root, made, metrics)
+
+
+def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are(uri, tmp_path):
+    write_row(tmp_path / "results")
+    mirror.rebuild(uri, tmp_path / "results")
+    row = parent(uri).data
+    wanted = {
+        **{"method": "lizard", "variant": "default", "teacher": "tiny", "seed": "0", "window": "128", "gate": "pool", "rank": "8"},
+        **{"options.gate": "pool", "options.window": "128", "options.meta": "4"},  # those that are not set have their defaults
+        **{"distill.lr": "0.001", "finetune.lr": "0.0005", "distill.epochs": "2", "distill.tokens": "16384", "finetune.tokens": "16384"},
+    }
+    assert wanted.items() <= row.params.items()
+    tags = {"paper": "comparison,lizard", "table": "comparison/table2,lizard/table1", "row": "lizard", "base_run": "lizard", "seed": "0"}
+    assert tags.items() <= row.tags.items()
+    numbers = {"piqa_acc": 50, "piqa_acc_stderr": 3, "piqa_acc_n": 100, "ppl_long": 30, "ppl_long_stderr": 2, "state_mib": 11.6}
+    numbers |= {"avg_no_mmlu": 50, "avg_no_mmlu_stderr": pytest.approx(3 / 5**0.5), "trainable_params": 7, "distill_tokens": 16384}
+    assert {name: row.metrics.get(name) for name in numbers} == numbers and "avg" not in row.metrics, "MMLU was not measured"
+    stages = {**child(uri, "commonsense").data.metrics, **child(uri, "ppl_novels").data.metrics}
+    assert {"piqa_acc": 50, "piqa_acc_stderr": 3, "ppl_long": 30}.items() <= stages.items(), "one set of names"
+    assert stages["ppl_novels/perplexity/novels/position_64-128"] == 30, "which no column is of"
+    note = row.tags["mlflow.note.content"]
+    assert note.startswith("`lizard`: tiny with lizard attention, seed 0: distill on 16,384 tokens at a rate of 0.001; finetune on 16,384 tokens")
+    assert "Shown in comparison/table2, lizard/table1." in note
+    [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
+    assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)" in note
+
+
+def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):
+    write_row(tmp_path / "results")
+    write_row(tmp_path / "results", "lizard-seed1", seed=1)
+    write_folder(tmp_path / "results", record(stage="model", run="tiny", tags={"row": "tiny", "scale": "mini"}), {"parameters": 7})
+    mirror.rebuild(uri, tmp_path / "results")
+    top = [r for r in runs(uri) if "mlflow.parentRunId" not in r.data.tags]
+    assert sorted(r.info.run_name for r in top) == ["inputs", "lizard"]
+    assert [r.info.run_name for r in runs(uri, "tags.`relinear.kind` = 'row'")] == ["lizard"]
+    seed = parent(uri, "lizard-seed1").data
+    assert seed.tags["mlflow.parentRunId"] == parent(uri).info.run_id
+    assert (seed.tags["base_run"], seed.tags["seed"], seed.params["seed"]) == ("lizard", "1", "1")
+    assert child(uri, "model").data.tags["mlflow.parentRunId"] == parent(uri, "inputs").info.run_id
+
+
+def test_rows_that_are_planned_are_those_that_come_and_wait_for_their_first_stage(uri, tmp_path):
+    plan = Plan(scale="smoke", results=tmp_path / "results")
+    wanted = rows.planned(plan, ["lizard-seed1", "hedgehog"])
+    for _ in range(2):
+        mirror.init(uri, "smoke", wanted)
+    made = {r.data.tags["relinear.row"]: r for r in runs(uri, scale="smoke")}
+    assert set(made) == {"inputs", "lizard", "lizard-seed1", "hedgehog"} and {r.info.status for r in made.values()} == {"SCHEDULED"}
+    lizard = made["lizard-seed1"]
+    assert {"window": "128", "gate": "sigmoid", "rank": "8", "seed": "1", "teacher": "tiny"}.items() <= lizard.data.params.items()
+    assert lizard.data.tags["mlflow.parentRunId"] == made["lizard"].info.run_id
+    node = plan.node("distill", "lizard-seed1")
+    config, tags = plan.settings(node), rows.tags_of(plan, node)
+    with live.Tracker(uri, **mirror.describe(record(scale="smoke", run="lizard-seed1", config=config, tags=tags, seed=1))):
+        assert parent_of(uri, "lizard-seed1").info.status == "RUNNING"
+    assert parent_of(uri, "lizard-seed1").info.run_id == lizard.info.run_id
+    assert parent_of(uri, "lizard-seed1").data.params == lizard.data.params
+
+
+def parent_of(uri, run):
+    [found] = runs(uri, f"tags.`relinear.row` = '{run}'", scale="smoke")
+    return found
+
+
+def test_a_row_that_is_set_otherwise_is_another_row_and_the_earlier_one_stays(uri):
+    for rate in (0.001, 0.002):
+        mirror.init(uri, "mini", [rows.row_of([trained("distill", {"lr": rate})])])
+    assert parent(uri).data.params["distill.lr"] == "0.002"
+    [earlier] = runs(uri, "tags.`relinear.earlier_row` = 'lizard'")
+    assert (earlier.data.params["distill.lr"], earlier.data.tags["relinear.kind"]) == ("0.001", "earlier"), "not among the rows"
+
+
+def test_tables_figures_and_claims_are_artifacts_of_a_run_of_their_own(uri, tmp_path):
+    write_folder(tmp_path / "results", record(), {})
+    drawn, other = tmp_path / "results/mini/comparison", tmp_path / "results/reference/mini/comparison"
+    for folder in (drawn, other):
+        folder.mkdir(parents=True)
+        (folder / "table2.provenance.json").write_text('{"scale": "mini"}')
+        for name in ("table2.md", "table2.csv", "table2.claims.csv"):
+            (folder / name).write_text(folder.as_posix())
+    (other.parent / mirror.MANIFEST).write_text("{}")  # committed, and so not one's own
+    for _ in range(2):
+        mirror.rebuild(uri, tmp_path / "results")
+    mirror.tables(uri, tmp_path / "results")
+    [run] = runs(uri, "tags.`relinear.kind` = 'tables'")
+    assert (run.info.run_name, run.info.status) == ("tables and figures", "FINISHED")
+    assert [f.path for f in client(uri).list_artifacts(run.info.run_id)] == ["mini"], "no copy of a copy"
+    files = client(uri).list_artifacts(run.info.run_id, "mini/comparison")
+    assert [f.path.rpartition("/")[2] for f in files] == ["table2.claims.csv", "table2.csv", "table2.md", "table2.provenance.json"]
+    assert Path(client(uri).download_artifacts(run.info.run_id, "mini/comparison/table2.md")).read_text() == drawn.as_posix()
+
+
 # Processes
 
 STAGE = """
@@ -259,7 +413,7 @@ from relinear.tracking import live as tracking
 from relinear.errors import UserError
 tracking.install_signal_handlers()
 uri, stage = sys.argv[1:]
-about = dict(scale="mini", run="lizard", stage=stage, key="k1", params={}, tags={}, datasets=[], attempt=1)
+about = dict(scale="mini", run="lizard", stage=stage, key="k1", params={}, tags={"method": "lizard"}, datasets=[], attempt=1)
 """
 ENDLESS = (
     STAGE
@@ -348,7 +502,7 @@ def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path):
 def test_what_a_killed_init_left_does_not_matter(tmp_path):
     (tmp_path / "mlflow.db.new").write_bytes(b"half a database")
     for _ in range(2):
-        tracking.init(f"sqlite:///{tmp_path / 'mlflow.db'}", "smoke")
+        mirror.init(f"sqlite:///{tmp_path / 'mlflow.db'}", "smoke")
     assert runs(f"sqlite:///{tmp_path / 'mlflow.db'}", scale="smoke") == []
 
 
@@ -380,11 +534,16 @@ def server(tmp_path_factory) -> Iterator[str]:
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_nodes_in_parallel_share_a_server_and_one_parent(server):
-    """As with a file, whose lock nodes do not have."""
+    """As with a file, whose lock nodes do not have: the rows are made before the first job."""
+    mirror.init(server, "mini", [rows.row_of([record()])])
+    assert parent(server).info.status == "SCHEDULED"
     stages = ("distill", "finetune", "evaluate", "fidelity")
     processes = [start(WRITER, server, stage) for stage in stages]
     errors = [process.communicate(timeout=300)[1] for process in processes]
@@ -394,75 +553,6 @@ def test_nodes_in_parallel_share_a_server_and_one_parent(server):
         run = child(server, stage)
         assert run.info.status == "FINISHED" and run.data.metrics == {"loss": 299, "lr": 1}
         assert run.data.tags["mlflow.parentRunId"] == parent(server).info.run_id
-
-
-@pytest.mark.parametrize("ends", ["before the other is seen", "after"])
-def test_a_node_whose_parent_is_seen_late_takes_the_children_over(server, monkeypatch, ends):
-    """The older of two parents of a row, made at the same moment, may reach the server last: another node has gone on."""
-    from mlflow import MlflowClient
-
-    create, row, others = MlflowClient.create_run, f"late, ends {ends}", []
-
-    def late(self, experiment, start_time=None, tags=None, run_name=None):
-        if run_name == row and not others:
-            begun = round(1000 * time.time())
-            time.sleep(0.01)
-            others.append(opened(server, run=row, stage="evaluate"))  # finds no parent either, and makes a younger one
-            others[0].__enter__()
-            if ends == "before the other is seen":
-                others[0].__exit__(None, None, None)
-            start_time = begun
-        return create(self, experiment, start_time, tags, run_name)
-
-    monkeypatch.setattr(MlflowClient, "create_run", late)
-    with opened(server, run=row) as tracker:
-        assert tracker.run_id
-        found = parent(server, row)
-        children = runs(server, f"tags.run = '{row}'")
-        assert {r.data.tags["mlflow.parentRunId"] for r in children} == {found.info.run_id} and len(children) == 2
-    if ends == "after":
-        others[0].__exit__(None, None, None)
-    assert [r.info.status for r in runs(server, f"tags.run = '{row}'")] == ["FINISHED", "FINISHED"]
-    assert parent(server, row).info.status == "FINISHED"
-
-
-@pytest.mark.parametrize("at", ["log_batch", "update_run", "delete_run", "log_metrics", "set_terminated"])
-def test_another_node_may_delete_the_younger_parent_at_any_moment(server, monkeypatch, capsys, tmp_path, at):
-    """What fails for that is done to the older one, without a pause, and what was written is there."""
-    from mlflow import MlflowClient
-
-    monkeypatch.setattr(tracking, "RETRY_PAUSES", ())
-    row, younger = f"deleted at {at}", []
-    store, experiment = MlflowClient(server), tracking._experiment(MlflowClient(server), server, "mini")
-
-    def other_node() -> None:
-        """Its parent is older, is seen only now, and takes the place of the one that is there."""
-        younger.append(parent(server, row).info.run_id)
-        store.create_run(experiment, 1, {"relinear.row": row}, row)
-        if at != "delete_run":
-            tracking._only_parent(store, experiment, row)
-
-    method = "log_batch" if at == "log_metrics" else at
-    real = getattr(MlflowClient, method)
-
-    def meddled(self, run_id, *arguments, **options):
-        if at == "delete_run" and younger:
-            real(self, run_id)
-        elif not younger and (at != "log_metrics" or options.get("metrics")) and run_id == parent(server, row).info.run_id:
-            other_node()
-        return real(self, run_id, *arguments, **options)
-
-    monkeypatch.setattr(MlflowClient, method, meddled)
-    with opened(server, run=row, stage="evaluate") as tracker:
-        if at == "delete_run":
-            other_node()
-        tracker.finish(write_folder(tmp_path, record(run=row, stage="evaluate"), EVALUATION))
-    assert capsys.readouterr().err == "" and len(younger) == 1
-    found = parent(server, row)
-    assert found.info.run_id not in younger and found.info.status == "FINISHED" and found.data.metrics["ppl"] == 15.2
-    assert found.data.tags["row"] == row
-    [run] = runs(server, f"tags.run = '{row}'")
-    assert (run.data.tags["mlflow.parentRunId"], run.info.status) == (found.info.run_id, "FINISHED")
 
 
 def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
@@ -489,11 +579,11 @@ def child_of(uri, stage):
 
 @pytest.mark.parametrize(("kind", "warns"), [("nfs4", True), ("lustre", True), ("ext4", False)])
 def test_sqlite_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, capsys, empty_store, kind, warns):
-    monkeypatch.setattr(tracking, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(store, "MOUNTS", tmp_path / "mounts")
     (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/home {tmp_path / 'home'} {kind} rw 0 0\n")
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home/mlflow.db")
-    tracking.init(f"sqlite:///{tmp_path / 'home/mlflow.db'}")
+    mirror.init(f"sqlite:///{tmp_path / 'home/mlflow.db'}")
     error = capsys.readouterr().err
     assert (f"({kind})" in error and "MLFLOW_TRACKING_URI" in error) if warns else not error
 
@@ -502,7 +592,6 @@ def test_sqlite_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, cap
 
 
 def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01, 0.01))
     (tmp_path / "file").write_text("not a folder")
     with opened(f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}") as tracker:
         for step in range(2000):
@@ -511,6 +600,21 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
         tracker.artifact(tmp_path / "file")
     assert tracker.run_id == ""
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:////proc/nope/m.db", "nonsense://x", "not a uri", "sqlite:///broken.db"])
+def test_a_store_that_there_cannot_be_is_one_line_before_the_first_job(uri, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.db").write_text("no database at all\n" * 99)
+    write_folder(tmp_path / "results", record(), {})
+    for verb in (lambda: mirror.init(uri, "mini"), lambda: mirror.rebuild(uri, "results"), lambda: mirror.import_folder(uri, "results")):
+        with pytest.raises(store.StoreError, match=r"^MLflow's store .* failed: \w+: .*$"):
+            verb()
+    assert {path.name for path in tmp_path.iterdir()} <= {"broken.db", "broken.db.lock", "results"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    cli.track_init(scale="smoke", rows="lizard", **{name: default for name, (_, default) in cli.PLAN.items() if name != "scale"})
+    said = capsys.readouterr().err
+    assert said.startswith("WARNING: MLflow's store") and len(said.splitlines()) == 2, "it is no error"
 
 
 def test_without_mlflow_a_run_costs_one_warning(uri, tmp_path, capsys, monkeypatch):
@@ -528,8 +632,7 @@ def test_the_warning_hides_a_password(capsys):
 
 
 def test_a_store_that_breaks_midway_costs_one_warning_and_no_run(uri, capsys, monkeypatch):
-    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(tracking, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(live, "FLUSH_SECONDS", 0.0)
     with opened(uri) as tracker:
         Path(uri.removeprefix("sqlite:///")).write_bytes(b"no database at all" * 4096)
         for step in range(20):
@@ -537,19 +640,82 @@ def test_a_store_that_breaks_midway_costs_one_warning_and_no_run(uri, capsys, mo
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
 
-def test_a_store_that_fails_once_is_tried_again(uri, capsys, monkeypatch):
-    monkeypatch.setattr(tracking, "RETRY_PAUSES", (0.01,))
-    with opened(uri) as tracker:
-        working, failures = tracker._client.log_batch, [OSError("gone")]
+class Between(BaseHTTPRequestHandler):
+    """Between relinear and a server: hands requests on, or answers with the errors that are left, or not at all."""
 
-        def log_batch(*arguments, **options):
-            if failures:
-                raise failures.pop()
-            working(*arguments, **options)
+    server_address, failures, silent, asked = "", 0, False, 0
 
-        monkeypatch.setattr(tracker._client, "log_batch", log_batch)
+    def do_POST(self) -> None:
+        of, body = type(self), self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        of.asked += 1
+        if of.silent:
+            return time.sleep(30)
+        if of.failures:
+            of.failures -= 1
+            return self.answer(503, b"{}")
+        request = urllib.request.Request(of.server_address + self.path, body or None, dict(self.headers), method=self.command)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                self.answer(reply.status, reply.read())
+        except urllib.error.HTTPError as error:
+            self.answer(error.code, error.read())
+
+    do_GET = do_PATCH = do_PUT = do_POST
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def between(server) -> Iterator[type[Between]]:
+    """The handler of a server that stands before the real one; its `url` is where."""
+    handler = type("Handler", (Between,), {"server_address": server})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        http.daemon_threads, http.block_on_close = True, False
+        handler.url = f"http://name:secret@127.0.0.1:{http.server_port}"
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield handler
+        http.shutdown()
+
+
+def test_a_server_that_fails_once_is_tried_again(between, capsys):
+    with opened(between.url, run="once") as tracker:
+        between.failures = 1
         tracker.log({"loss": 1.0}, 1)
-    assert child(uri).data.metrics == {"loss": 1.0} and capsys.readouterr().err == ""
+    assert between.failures == 0
+    [run] = runs(between.server_address, "tags.run = 'once'")
+    assert run.data.metrics == {"loss": 1.0} and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("how", ["fails", "is silent", "is not there"])
+def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
+    """Before the first job (`relinear track init`), in a stage and after it."""
+    run, address = f"while_it_{how.replace(' ', '_')}", between.url
+    between.failures, between.silent = (10**6 if how == "fails" else 0), how == "is silent"
+    if how == "is not there":
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"http://name:secret@127.0.0.1:{taken.getsockname()[1]}"
+    begun = time.monotonic()
+    with opened(address, run=run) as tracker:
+        for step in range(2000):
+            tracker.log({"loss": 1.0}, step)
+        tracker.finish(write_folder(tmp_path / "results", record(run=run), {}))
+    error = capsys.readouterr().err
+    assert tracker.run_id == "" and time.monotonic() - begun < 20
+    assert error.count(f"no more MLflow tracking of {run}/distill") == 1
+    assert address.replace("name:secret", "***") in error and "secret" not in error
+    with pytest.raises(UserError, match=r"store http://\*\*\*@127.0.0.1:\d+ failed"):
+        mirror.init(address, "mini")
+    between.failures, between.silent = 0, False
+    assert mirror.rebuild(between.url, tmp_path / "results") == 1
+    assert [r.info.status for r in runs(between.server_address, f"tags.run = '{run}'")] == ["FINISHED"]
 
 
 def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
@@ -575,7 +741,7 @@ def content(uri, run) -> dict:
         points = store.get_metric_history(run.info.run_id, name)
         # The times of history.jsonl are kept; final metrics bear the time at which they were written.
         history[name] = [(p.step, p.value, p.timestamp if p.timestamp < HISTORY_END else "end") for p in points]
-    tags = {name: text for name, text in run.data.tags.items() if name != "mlflow.parentRunId"}
+    tags = {name: re.sub("runs/[0-9a-f]{32}", "runs/...", text) for name, text in run.data.tags.items() if name != "mlflow.parentRunId"}
     files = [file.path for file in store.list_artifacts(run.info.run_id)]
     data = [(d.dataset.name, d.dataset.digest, d.tags[0].value) for d in run.inputs.dataset_inputs]
     status = (run.info.run_name, run.info.status)
@@ -604,7 +770,7 @@ def test_a_rebuilt_store_equals_the_first(uri, second, tmp_path):
     run_stage(uri, results, {"loss": 0.5, "mse_per_head": [[0.1]]})
     run_stage(uri, results, EVALUATION, stage="evaluate")
     run_stage(uri, results, {"parameters": 7}, stage="teacher", run="teacher")
-    assert tracking.rebuild(second, results) == 3
+    assert mirror.rebuild(second, results) == 3
     assert contents(second) == contents(uri)
     for stage in ("distill", "evaluate"):
         again, first = child(second, stage), child(uri, stage)
@@ -624,12 +790,32 @@ def test_the_ui_is_opened_at_the_runs_of_each_experiment(uri, tmp_path):
     }  # fmt: skip
 
 
+def test_a_browser_is_opened_where_there_is_a_display_once_the_ui_answers(between, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not ui.open_later("http://127.0.0.1:1", "link")
+    opened_links, started = [], []
+    monkeypatch.setattr(ui.webbrowser, "open", lambda link: opened_links.append(link) or True)
+    monkeypatch.setattr(ui.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert ui.open_later("http://127.0.0.1:1", "link") and started[0][-2:] == ["http://127.0.0.1:1", "link"]
+    assert not ui.open_once_up("http://127.0.0.1:1", "link", seconds=0.1) and opened_links == []
+    assert ui.open_once_up(between.server_address, "link") and opened_links == ["link"]
+
+
+def test_an_import_shows_how_far_it_is(uri, tmp_path, monkeypatch, capsys):
+    write_row(tmp_path / "theirs")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    mirror.import_folder(uri, tmp_path / "theirs")
+    assert "5/5" in capsys.readouterr().err
+
+
 def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):
     run_stage(uri, tmp_path / "results", {"loss": 0.5})
-    assert tracking.rebuild(uri, tmp_path / "results") == 0  # the first store lacks nothing
-    assert tracking.rebuild(second, tmp_path / "results") == 1
+    assert mirror.rebuild(uri, tmp_path / "results") == 0  # the first store lacks nothing
+    assert mirror.rebuild(second, tmp_path / "results") == 1
     ids = {run.info.run_id for run in runs(second)}
-    assert tracking.rebuild(second, tmp_path / "results") == 0
+    assert mirror.rebuild(second, tmp_path / "results") == 0
     assert {run.info.run_id for run in runs(second)} == ids
 
 
@@ -640,12 +826,12 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     run_stage(uri, own, EVALUATION, stage="evaluate")
     before = contents(uri)
     theirs = shutil.copytree(own / "mini", own / "a" / "mini")
-    (theirs / tracking.MANIFEST).write_text("{}")
+    (theirs / mirror.MANIFEST).write_text("{}")
     curve = theirs / "runs/lizard/distill/history.jsonl"
     curve.with_name("history.jsonl.gz").write_bytes(gzip.compress(curve.read_bytes()))
     curve.unlink()
-    assert tracking.rebuild(uri, own) == 0
-    assert [tracking.import_folder(uri, own / "a") for _ in range(2)] == [2, 0]
+    assert mirror.rebuild(uri, own) == 0
+    assert [mirror.import_folder(uri, own / "a") for _ in range(2)] == [2, 0]
     assert contents(uri) == before
     copies = contents(uri, "mini-reference")
     for field in ("status", "params", "history", "in", "out"):
@@ -653,14 +839,25 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder, label, why in ((own, "a/b", "a label is of"), (own / "b", "x", "no folder"), (tmp_path / "empty", "x", "holds no finished stages")):
         with pytest.raises(UserError, match=why):
-            tracking.import_folder(uri, folder, label)
+            mirror.import_folder(uri, folder, label)
+
+
+def test_of_a_long_committed_curve_all_losses_are_imported_and_the_rest_at_every_fifth_line(uri, tmp_path):
+    folder = write_folder(tmp_path / "theirs", record(), {})
+    (folder / "history.jsonl").unlink()
+    lines = [json.dumps({"step": 8 * n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1, "terms": [0.5]}) for n in range(1, 252)]
+    (folder / "history.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    mirror.import_folder(uri, tmp_path / "theirs", "long")
+    [run] = runs(uri, "tags.stage = 'distill'", scale="mini-long")
+    points = {name: len(client(uri).get_metric_history(run.info.run_id, name)) for name in ("loss", "lr")}
+    assert points == {"loss": 251, "lr": 51} and run.data.metrics["lr"] == 0.1
 
 
 def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):
     run_stage(uri, tmp_path / "results", {"loss": 0.5})
     shutil.rmtree(tmp_path / "results" / "mini")  # mlflow still has a copy of this run.json
     run_stage(uri, tmp_path / "results", {"loss": 0.4}, attempt=2)
-    assert tracking.rebuild(second, tmp_path / "results") == 1
+    assert mirror.rebuild(second, tmp_path / "results") == 1
     assert child(second, attempt=2).data.metrics["loss"] == 0.4
 
 
@@ -669,14 +866,13 @@ def test_rebuild_adds_the_missing_attempt_and_makes_the_latest_current(uri, tmp_
         raise RuntimeError("first attempt")
     later = datetime.fromtimestamp(time.time() + 60, UTC).isoformat()
     write_folder(tmp_path / "results", record(attempt=2, started=later), {})
-    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert mirror.rebuild(uri, tmp_path / "results") == 1
     assert [child(uri, attempt=n).data.tags["current"] for n in (1, 2)] == ["false", "true"]
     assert [child(uri, attempt=n).info.status for n in (1, 2)] == ["FAILED", "FINISHED"]
     assert parent(uri).info.status == "FINISHED"
 
 
 def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tracking, "RETRY_PAUSES", ())
     with opened(uri) as tracker:
         with monkeypatch.context() as broken:
             broken.setattr(tracker._client, "log_batch", lambda *a, **k: (_ for _ in ()).throw(OSError("gone")))
@@ -684,7 +880,7 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
             tracker.finish(write_folder(tmp_path / "results", record(**known), {"loss": 0.5}))
     assert "gone" in capsys.readouterr().err
     assert child(uri).data.tags["relinear.mirror"] == "incomplete" and child(uri).data.metrics == {}
-    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert mirror.rebuild(uri, tmp_path / "results") == 1
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
 
 
@@ -693,9 +889,9 @@ def test_rebuild_refuses_what_it_does_not_own(second, tmp_path):
     store = client(second)
     store.create_run(store.create_experiment("relinear-mini"))
     with pytest.raises(ValueError, match="holds 1 runs that relinear did not write"):
-        tracking.rebuild(second, tmp_path / "results")
+        mirror.rebuild(second, tmp_path / "results")
     with pytest.raises(ValueError, match="no folder"):
-        tracking.rebuild(second, tmp_path / "nowhere")
+        mirror.rebuild(second, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(("file", "text"), [("run.json", ""), ("run.json", '{"schema": 3}'), ("run.json", "{"), ("metrics.json", '{"loss": 9}')])
@@ -703,11 +899,11 @@ def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_i
     for run in ("lizard", "supra"):
         folder = tmp_path / "results/mini/runs" / run / "distill"
         write_folder(tmp_path / "results", record(run=run), {})
-        known = {"metrics.json": {"sha256": tracking.sha256(folder / "metrics.json")}}
+        known = {"metrics.json": {"sha256": live.sha256(folder / "metrics.json")}}
         (folder / "run.json").write_text(json.dumps(record(run=run, artefacts=known)))
     (folder / file).write_text(text)
-    assert tracking.rebuild(uri, tmp_path / "results") == 1
+    assert mirror.rebuild(uri, tmp_path / "results") == 1
     [said] = capsys.readouterr().err.splitlines()
     assert f"supra/distill/{file}" in said and said.endswith("it counts as not finished, and is left out")
     with pytest.raises(UserError, match=f"supra/distill/{file}"):
-        tracking.import_folder(uri, tmp_path / "results")
+        mirror.import_folder(uri, tmp_path / "results")

@@ -230,14 +230,14 @@ def main() -> None:
     """Print the table, or its rows as JSON; exit status 1 if a kernel does not fit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="every shipped configuration, not only the papers' shapes")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains one of these")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from triton.runtime.driver import driver
 
     driver.set_active(_CompileOnly())
     cases = CASES | MORE if options.all else CASES
-    rows = [row for name, run in cases.items() if options.only in name for row in record(name, run)]
+    rows = [row for name, run in cases.items() if any(text in name for text in options.only) for row in record(name, run)]
     if options.json:
         print(json.dumps(rows))
     else:

@@ -19,8 +19,9 @@ from relinear.files import MANIFEST
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
-from relinear.tracking import guard
 from relinear.tracking import live as tracking
+from relinear.tracking import mirror
+from relinear.tracking.store import StoreError
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -220,20 +221,35 @@ def generate(
 
 @track.command("init")
 @planned
-def track_init(plan) -> None:
-    """Create the store, before anything writes to it in parallel."""
+def track_init(
+    plan,
+    rows: Annotated[str | None, typer.Option(help="Runs whose rows are made, with spaces between.")] = None,
+) -> None:
+    """Create the store and the runs of rows, before anything writes to it in parallel. A store that fails is warned of, and no error."""
+    from relinear.tracking.rows import planned as rows_of
+
     plan.results.mkdir(parents=True, exist_ok=True)
-    with guard.warned(plan.store):
-        tracking.init(plan.store, plan.scale)
+    try:
+        mirror.init(plan.store, plan.scale, () if rows is None else rows_of(plan, rows.split()))
+    except StoreError as error:
+        print(f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.", file=sys.stderr)
+
+
+@track.command("tables")
+@planned
+def track_tables(plan) -> None:
+    """Copy the scale's tables, figures and claims into the store, as artifacts of one run. A store that fails is warned of, and no error."""
+    try:
+        mirror.tables(plan.store, plan.results, plan.scale)
+    except StoreError as error:
+        print(f"WARNING: {error}", file=sys.stderr)
 
 
 @track.command("rebuild")
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
     results.mkdir(parents=True, exist_ok=True)
-    store = Plan(results=results).store
-    with guard.told(store):
-        print(f"{tracking.rebuild(store, results)} runs restored")
+    print(f"{mirror.rebuild(Plan(results=results).store, results)} runs restored")
 
 
 @track.command("export")
@@ -269,28 +285,30 @@ def track_import(
     if (folder / MANIFEST).is_file():
         verify(folder)
     results.mkdir(parents=True, exist_ok=True)
-    store = Plan(results=results).store
-    with guard.told(store):
-        print(f"{tracking.import_folder(store, folder, label)} runs imported")
+    print(f"{mirror.import_folder(Plan(results=results).store, folder, label)} runs imported")
 
 
 @track.command("ui")
 def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Option(min=1, max=65535)] = 5000) -> None:
     """Open MLflow's UI on 127.0.0.1; a server that MLFLOW_TRACKING_URI names has its own."""
-    from relinear.tracking.ui import links
+    from relinear.tracking.ui import comparisons, links, open_later
 
     store = Plan(results=results).store
     if not store.startswith("sqlite:"):
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
     results.mkdir(parents=True, exist_ok=True)
-    with guard.told(store):
-        tracking.init(store)
-    lines = [f"{name}: {link}" for name, link in links(store, f"http://127.0.0.1:{port}").items()] or [
-        "no runs are in the store yet: any target of Snakemake brings some"
-    ]
-    print("\n".join(lines), flush=True)
-    ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)]
+    mirror.init(store)
+    mirror.tables(store, results)
+    address = f"http://127.0.0.1:{port}"
+    compared = comparisons(store, address)
+    for name, link in links(store, address).items():
+        print(f"{name}: {link}\n  its rows compared: {compared[name]}", flush=True)
+    if compared:
+        open_later(address, next(iter(compared.values())))
+    else:
+        print("no runs are in the store yet: any target of Snakemake brings some", flush=True)
+    ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execvp(sys.executable, ui)
 
 

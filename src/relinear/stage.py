@@ -33,6 +33,8 @@ from relinear.plan.names import digest
 from relinear.plan.plan import Plan
 from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
+from relinear.tracking.mirror import describe
+from relinear.tracking.rows import tags_of
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
 FREE_BYTES = 1 << 30  # a stage refuses to start with less than this on the disk beside what it says it needs
@@ -125,9 +127,9 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
         "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
         "git": git_state(), "versions": versions(), "lock": lock_hash(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,
-        "attempt": progress["attempt"], "tags": _tags(plan, node),
+        "attempt": progress["attempt"], "tags": tags_of(plan, node),
     }  # fmt: skip
-    with tracking.Tracker(plan.store, **tracking.describe(record)) as tracker:
+    with tracking.Tracker(plan.store, **describe(record)) as tracker:
         job.mirror = tracker.log
         begin = time.monotonic()
         metrics = work(job)
@@ -234,16 +236,6 @@ def _datasets(plan: Plan, node: Node, job: Job) -> list[dict]:
         sources = json.loads((text / "metrics.json").read_text()).get("sources", {})
         found += [{"name": n, "sha256": source["sha256"], "role": role} for n, source in sources.items()]
     return found
-
-
-def _tags(plan: Plan, node: Node) -> dict[str, str]:
-    if not node.part and not stages.stage(node.stage).trains:
-        return {"row": node.name, "scale": plan.scale}
-    run, shown = plan.run(node.name), plan.artefacts_of(node.name)
-    return {
-        "row": node.name, "method": run.run.method, "variant": run.run.variant, "model": run.model, "scale": plan.scale,
-        "paper": ",".join(dict.fromkeys(t.split("/")[0] for t in shown)), "table": ",".join(shown),
-    }  # fmt: skip
 
 
 def git_state() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
 import math
+import shlex
 import sys
 from contextlib import redirect_stderr
 from io import StringIO
@@ -12,6 +13,7 @@ sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
 from snakemake.cli import parse_args
 
+from relinear import stages
 from relinear.errors import UserError
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
@@ -124,3 +126,21 @@ onstart:
             device_of("cuda")
         except UserError as error:
             raise WorkflowError(str(error)) from None
+    # In MLflow the run of every row is made before the first job, which then finds it, on whatever node it is.
+    work = [
+        j for j in workflow.dag.needrun_jobs() if j.rule.name in stages.available()
+    ]
+    if work and not workflow.touch:
+        of_runs = [
+            j
+            for j in work
+            if j.rule.name == "measure" or stages.stage(j.rule.name).trains
+        ]
+        rows = shlex.quote(" ".join(sorted({j.wildcards.name for j in of_runs})))
+        shell("{RELINEAR} track init {OPTIONS} --rows {rows}")
+
+
+# `make ui` copies tables and figures into a store of its own; a server gets them here.
+onsuccess:
+    if not workflow.touch and not plan.store.startswith("sqlite:"):
+        shell("{RELINEAR} track tables {OPTIONS}")

@@ -1,26 +1,13 @@
 # Inputs: assets -> models -> [written] -> texts -> activations. Each is made once for all runs of a scale that read it.
 
 
-# On a cluster these stay where the command was given: the first has the store, the second the network, which the nodes of many lack.
+# On a cluster it stays where the command was given, which has the network: the nodes of many lack it.
 localrules:
-    tracking_store,
     asset,
-
-
-rule tracking_store:
-    """The MLflow store, made before anything writes to it in parallel."""
-    output:
-        touch("results/.tracking"),
-    log:
-        "results/logs/tracking.log",
-    shell:
-        "{RELINEAR} track init {OPTIONS} 2>&1 | ({TEE} {log:q})"
 
 
 rule asset:
     """A model, a text or evaluation items, obtained and verified."""
-    input:
-        ancient("results/.tracking"),
     output:
         "<results>/assets/{name}/run.json",
     log:
@@ -34,7 +21,6 @@ rule asset:
 rule model:
     """A model that runs begin with, saved once as a plain transformers folder."""
     input:
-        ancient("results/.tracking"),
         assets("model"),
     output:
         "<results>/models/{name}/run.json",
@@ -145,8 +131,6 @@ rule activations:
 
 rule recall:
     """Sequences of associative recall."""
-    input:
-        ancient("results/.tracking"),
     output:
         "<results>/recall/{name}/run.json",
     log:
@@ -158,3 +142,20 @@ rule recall:
         key=key("recall"),
     shell:
         "{RELINEAR} recall {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
+rule passkeys:
+    """Long texts that hide pass keys and end in a question for one of them, and its answer, to train on."""
+    input:
+        parents("passkeys"),
+    output:
+        "<results>/passkeys/{name}/run.json",
+    log:
+        "<results>/logs/passkeys.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("passkeys"),
+    params:
+        key=key("passkeys"),
+    shell:
+        "{RELINEAR} passkeys {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"

@@ -6,11 +6,14 @@ when it has fewer heads).
 Decay `released` is the released code's slopes s_i = 2^(-8 (i+1) / H) with gamma = exp(-s), which is its 2^(-0.25 (i+1)) at 32 heads and
 goes on to any head count, where that code raises; `retnet` is gamma = 1 - 2^(-5 - i), spread over at most 8 octaves.
 init: W starts random as a linear layer does, or as the identity.
+normalizer and rope lead back to T2R, which divides by the sum of similarities, never below 1e-6, and turns queries and keys before the map: with
+both, random W and no decay, it is T2R. The printed code leaves the decay out of that sum, so decay and denominator do not go together here.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import nn
 
 from relinear.attention import _base
@@ -23,6 +26,14 @@ class Options(_base.Options):
     variant: Literal["paper", "code"] = "paper"
     decay: Literal["released", "retnet", "none"] = "released"
     init: Literal["identity", "random"] = "identity"
+    normalizer: Literal["groupnorm", "denominator"] = "groupnorm"
+    rope: Literal["after", "before"] = "after"  # the map
+
+    @model_validator(mode="after")
+    def _sum_without_decay(self) -> Self:
+        if self.normalizer == "denominator" and self.decay != "none":
+            raise ValueError(f"normalizer 'denominator' is a sum without decay; got decay {self.decay!r}, possible: decay 'none', or groupnorm")
+        return self
 
 
 def log_decay(kind: str, heads: int, device=None) -> torch.Tensor | None:
@@ -48,7 +59,8 @@ class Method(Attention):
             self.w, self.b = nn.Parameter(start(1, h * d, h * d)[0]), nn.Parameter(torch.zeros(h * d))
             if g != h:
                 self.w_k, self.b_k = nn.Parameter(start(1, g * d, g * d)[0]), nn.Parameter(torch.zeros(g * d))
-        self.norm = nn.GroupNorm(h, h * d, affine=False)
+        if not self._divides:
+            self.norm = nn.GroupNorm(h, h * d, affine=False)
 
     def _maps(self, q, k):
         """phi of q ``[B, T, H, D]`` and k ``[B, T, H or Hkv, D]``, float32."""
@@ -63,8 +75,15 @@ class Method(Attention):
         return phi(q, self.w, self.b), phi(k, self.w_k if own else self.w, self.b_k if own else self.b)
 
     def _qk(self, inputs: Inputs):
-        q, k = inputs.turned(*self._maps(inputs.q, inputs.k))
+        if self.options.rope == "before":
+            q, k = self._maps(*inputs.rotated())
+        else:
+            q, k = inputs.turned(*self._maps(inputs.q, inputs.k))
         return q, k * self.heads.scale
+
+    @property
+    def _divides(self) -> bool:
+        return self.options.normalizer == "denominator"
 
     def _decay(self, like: torch.Tensor):
         return log_decay(self.options.decay, self.heads.heads, like.device)
@@ -75,9 +94,11 @@ class Method(Attention):
         if k.shape[2] != v.shape[2]:  # the shared map gave every query head a key of its own
             v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
-            q.to(v.dtype), k.to(v.dtype), v, feature="none", log_decay=self._decay(q), normalize=False,
+            q.to(v.dtype), k.to(v.dtype), v, feature="none", log_decay=self._decay(q), normalize=self._divides,
             key_mask=inputs.key_mask, initial_state=state, return_state=True,
         )  # fmt: skip
+        if self._divides:
+            return y, state
         b, t, h, d = y.shape
         return self.norm(wide(y).reshape(b * t, h * d)).view(b, t, h, d).to(v.dtype), state
 
@@ -85,5 +106,6 @@ class Method(Attention):
         return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
 
     def attention_weights(self, inputs: Inputs):
-        """The unnormalised similarities q_t . k_i gamma^(t-i): GroupNorm acts on the output, not on a row of weights."""
-        return linear_attention_weights(*self._qk(inputs), feature="none", log_decay=self._decay(inputs.q), normalize=False, key_mask=inputs.key_mask)
+        """The similarities q_t . k_i gamma^(t-i), over their row's sum where that is the normalizer: GroupNorm acts on the output instead."""
+        fades = {"log_decay": self._decay(inputs.q), "normalize": self._divides}
+        return linear_attention_weights(*self._qk(inputs), feature="none", key_mask=inputs.key_mask, **fades)

@@ -72,7 +72,8 @@ def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost
     found: dict[Node, Cost | None] = {}
     for node in dict.fromkeys([*steps, *(n for nodes in trained(plan, shape).values() for n in nodes)]):
         best = measured(rows, shape, node.name, node.stage)
-        tokens = plan.settings(node)["budget"]["epochs"] * plan.settings(plan.parents(node)["text"])["train_tokens"]
+        text = plan.settings(plan.parents(node)["text"])
+        tokens = plan.settings(node)["budget"]["epochs"] * (text["train_tokens"] if "train_tokens" in text else text["examples"] * text["length"])
         speed = best and best["tokens_per_second_per_gpu"]
         found[node] = best and Cost(speed, best["gpus"], tokens / speed / 3600)
     return found

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Look, Value, checked
+from relinear.draw.doses import doses
 from relinear.draw.paired import Pulls, mean, scaled
 from relinear.draw.render import NOT_DEFINED, NOT_RUN
 from relinear.plan.claims import GATE, Point
@@ -90,6 +91,8 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     read += [m for run in gates if (m := measured.get((run, GATE)))]
     collapsed = [m.facts["collapsed"] for m in of_run if m.facts.get("collapsed") is not None]
     facts = of_run[0].facts | {"scale": of_run[0].scale, "collapsed": any(collapsed) if collapsed else None} if of_run else {}
+    if of_run and spec.trained == "epochs":
+        facts["doses"] = doses(of_run[0])
     return Row(
         line=line,
         cells=cells,

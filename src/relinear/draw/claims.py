@@ -5,12 +5,12 @@ that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from relinear.draw.paired import Pulls, minus, scaled
-from relinear.draw.render import number, plus_minus, write_csv
+from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.plan.claims import Claim, Point
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
@@ -56,7 +56,7 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. The
     error is that of the paired difference where both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors
     are combined as if independent, and a verdict is given too seldom rather than too often. `remark` stands beside the numbers. `unlike`: in what
-    our training differs from the paper's; then no verdict is given.
+    our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not reached.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
@@ -65,7 +65,34 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
     judged = (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
-    return judged._replace(verdict=UNTESTED, reason=f"{unlike}; {judged.reason}") if unlike else judged
+    if against := "; ".join([*([unlike] if unlike else []), *_missed(claim, look)]):
+        return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
+    return judged
+
+
+def _missed(claim: Claim, look: Look) -> list[str]:
+    """Why nothing can be told, for each number that a claim requires and that is not reached."""
+    found = [(_named(claim, point, look(point)), point.least) for point in map(claim.full, claim.requires)]
+    return [
+        f"not informative: {value if isinstance(value, str) else f'{value.name} {value}, of {number(least)} required'}"
+        for value, least in found
+        if isinstance(value, str) or value.value < least
+    ]
+
+
+SAME_DOSE = 0.95  # of the paper's tokens, which it rounds
+
+
+def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:
+    """In what our training differs from that of a claim, for reading: rows of fewer tokens than the paper's, another recipe; or nothing.
+
+    `tokens`: row -> the training tokens of all its steps.
+    """
+    less = [
+        f"{name} had {count(tokens[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if tokens.get(name, dose) < SAME_DOSE * dose
+    ]
+    dose = f"other dose: {', '.join(less)} tokens" if less else ""
+    return "; ".join(filter(None, (dose, claim.recipe and f"other recipe: {claim.recipe}")))
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:

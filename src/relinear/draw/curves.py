@@ -16,12 +16,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, judge, value_of, write_claims
-from relinear.draw.pictures import judged, save
+from relinear.draw.claims import Look, Value, judge, value_of, write_claims
+from relinear.draw.pictures import save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
-from relinear.plan.figures import Curves, Panel, Series
+from relinear.plan.figures import TRAINED, Curves, Panel, Series
 from relinear.plan.readings import Reading, Source
 from relinear.plan.specs import Artefact
 
@@ -43,39 +43,105 @@ class Curve(NamedTuple):
     ends: bool = False
 
 
+class Costs(NamedTuple):
+    """The costs of a figure's runs: the file, its rows, how they were measured, and the runs of other commits than the first series'."""
+
+    source: Path
+    rows: list[costs.Row]
+    how: dict[str, Any]
+    other: dict[str, list[str]]
+
+
+Along = dict[tuple[str, str], list[tuple[Scalar, Reading, Source]]]  # series and panel -> x, reading and record of each point
+
+
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
     """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
 
     Raises FileNotFoundError and ValueError for costs that are missing or malformed.
     """
     spec: Any = artefact.spec
-    return (_of_costs if spec.file else _of_readings)(artefact, spec, measured, about, out)
+    paid = _costs(spec, about) if spec.file else None
+    along: Along = {(s.name, p.name): readings_along(s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
+    figure, caption = _figure(spec, _title(spec, about, paid)), _caption(spec, about, paid)
+    undefined: dict[str, None] = {}
+    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
+        if paid is not None and spec.of_costs(panel):
+            _cost_panel(axis, spec, panel, paid)
+        else:
+            _reading_panel(axis, spec, panel, along)
+            undefined |= dict.fromkeys(line for series in spec.shown(panel) for line in _undefined(series, panel, measured))
+    _legend(figure, [*undefined, *caption])
+    written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, along, paid)]
+    return [*written, *_judged(artefact, measured, about, out, along, paid)]
+
+
+def _title(spec: Curves, about: About, paid: Costs | None) -> str:
+    """What is shown, and of what: the shape and the GPU of costs, the scale of readings."""
+    if paid is not None and not spec.of_readings:
+        return f"{spec.label}, at the shape of {spec.model}: random weights, {paid.how['dtype']}, one {paid.how['gpu']}"
+    where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
+    return f"{spec.label}: {spec.says}\n{', '.join(where)}"
+
+
+def _caption(spec: Curves, about: About, paid: Costs | None) -> list[str]:
+    lines = []
+    if paid is not None:
+        if spec.of_readings:
+            lines.append(f"Costs: at the shape of {spec.model}, random weights, {paid.how['dtype']}, one {paid.how['gpu']}.")
+        lines += [HOW, f"The paper ({spec.hardware}): {spec.published}"]
+        if commits := sorted(set(itertools.chain(*paid.other.values()))):
+            own = ", ".join(sorted({str(row.commit) for row in paid.rows if row.run == spec.series[0].name and row.ok}))
+            lines.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
+    return [*lines, *([about.demonstration] if about.demonstration and spec.of_readings else [])]
+
+
+def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, along: Along, paid: Costs | None) -> Path:
+    """Write which file each line of each panel comes from; returns the path."""
+    cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
+    for panel in spec.panels if paid is not None else ():
+        if spec.of_costs(panel):
+            for series in spec.shown(panel):
+                cells[series.name][f"{panel.x}.{panel.name}"] = paid.source.as_posix()
+    for (series, column), points in along.items():
+        files = list(dict.fromkeys(source.file for *_, source in points))
+        cells[series][column] = files[0] if len(files) == 1 else files or None
+    sources = [source for points in along.values() for *_, source in points]
+    return write_provenance(
+        out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources, {paid.source: paid.how} if paid is not None else None
+    )
+
+
+def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path, along: Along, paid: Costs | None) -> list[Path]:
+    """The claims file of a figure that has claims; those on costs are judged at any scale, since costs are of another."""
+    spec: Any = artefact.spec
+    verdicts = []
+    for claim in spec.claims:
+        if paid is not None and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
+            verdicts.append(judge(claim, costs.look_in(claim, paid.rows), remark=costs.remark(claim, paid.rows, spec.series[0].name)))
+        else:
+            verdicts.append(judge(claim, _look_along(spec, measured, along), about.nothing_to_judge))
+    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 
 # --- costs ---
 
 
-def _of_costs(artefact: Artefact, spec: Curves, _: Measurements, about: About, out: Path) -> list[Path]:
-    source, baseline = Path(about.files.get(spec.file or "", spec.file or "")), spec.series[0].name
+def _costs(spec: Curves, about: About) -> Costs:
+    source = Path(about.files.get(spec.file or "", spec.file or ""))
     rows = [row for row in costs.read_costs(source) if row.model == spec.model and row.run in {s.run for s in spec.series}]
     if not [row for row in rows if row.ok]:
         raise ValueError(f"{source}: no row of {spec.model} for {spec.label}; {costs.MEASURES_IT} them")
-    how, other = costs.how_measured(source), costs.elsewhere(rows, baseline)
-    figure = _figure(spec, f"{spec.label}, at the shape of {spec.model}: random weights, {how['dtype']}, one {how['gpu']}")
-    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
-        for i, series in enumerate(spec.series):
-            mark = "*" if series.name in other else "" if any(row.ok and row.run == series.name for row in rows) else f" ({NOT_RUN})"
-            _line(axis, series, i, curve_of_costs(rows, series.name, panel), mark)
-        _finish(axis, panel, SWEPT[panel.x], base=2)
-    caption = [HOW, f"The paper ({spec.hardware}): {spec.published}"]
-    if commits := sorted(set(itertools.chain(*other.values()))):
-        own = ", ".join(sorted({str(row.commit) for row in rows if row.run == baseline and row.ok}))
-        caption.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
-    _legend(figure, caption)
-    verdicts = [judge(claim, costs.look_in(claim, rows), remark=costs.remark(claim, rows, baseline)) for claim in spec.claims]
-    cells: dict[str, dict[str, Origin]] = {s.name: {f"{p.x}.{p.name}": source.as_posix() for p in spec.panels} for s in spec.series}
-    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, files={source: how})]
-    return [*save(artefact, figure, out), *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
+    return Costs(source, rows, costs.how_measured(source), costs.elsewhere(rows, spec.series[0].name))
+
+
+def _cost_panel(axis: Axes, spec: Curves, panel: Panel, paid: Costs) -> None:
+    for i, series in enumerate(spec.series):
+        if series in spec.shown(panel):
+            ran = any(row.ok and row.run == series.name for row in paid.rows)
+            mark = "*" if series.name in paid.other else "" if ran else f" ({NOT_RUN})"
+            _line(axis, series, i, curve_of_costs(paid.rows, series.name, panel), mark)
+    _finish(axis, panel, SWEPT[panel.x], base=2)
 
 
 def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
@@ -89,57 +155,58 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 # --- readings ---
 
 
-def _of_readings(artefact: Artefact, spec: Curves, measured: Measurements, about: About, out: Path) -> list[Path]:
-    curves = {(s.name, p.name): readings_along(s, p, measured) for p in spec.panels for s in spec.series}
-    where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
-    figure = _figure(spec, f"{spec.label}: {spec.says}\n{', '.join(where)}")
-    undefined: dict[str, None] = {}
-    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
-        unit, bands = 100.0 if panel.unit == "percent" else 1.0, False
-        for i, series in enumerate(spec.series):
-            found = [(x, reading) for x, reading, _ in curves[series.name, panel.name]]
-            errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
-            bands = bands or any(place(x) != x for x, _ in found)
-            undefined |= dict.fromkeys(_undefined(series, panel, measured))
-            curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-            _line(axis, series, i, curve, "" if found else f" ({NOT_RUN})")
-        for k, (title, points) in enumerate(panel.published.items()):
-            marker = "DsvP"[k % 4]
-            axis.plot(list(points), list(points.values()), label=f"{title}, published", color="0.6", marker=marker, linestyle=":", markersize=4)
-        _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
-        _mark(axis, panel)
-    _legend(figure, [*undefined, *([about.demonstration] if about.demonstration else [])])
+def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None:
+    unit, bands, levels = 100.0 if panel.unit == "percent" else 1.0, False, dict[str, tuple[float, str]]()
+    for i, series in enumerate(spec.series):
+        if series not in spec.shown(panel):
+            continue
+        found = [(x, reading) for x, reading, _ in along[series.name, panel.name]]
+        if panel.x == TRAINED and found and not found[-1][0]:  # no point on a logarithmic axis
+            levels[f"{series.title}, not trained here"] = unit * found[-1][1].value, series.color or f"C{i % 10}"
+            continue
+        errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
+        bands = bands or any(place(x) != x for x, _ in found)
+        curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
+        _line(axis, series, i, curve, "" if found else f" ({NOT_RUN})")
+    for k, (title, points) in enumerate(panel.published.items()):
+        pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
+        style = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "DsvP"[k % 4]}
+        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=4, **style)
+    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
+    _mark(axis, panel)
+    for title, (y, color) in levels.items():
+        axis.axhline(y, label=title, color=color, linestyle="--", linewidth=1.2, zorder=0)
+
+
+def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
+    """What claims read of the panels of readings."""
 
     def look(point: Point) -> Value | str:
-        series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.panels, point.column)))
+        series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.of_readings, point.column)))
         [at] = point.at.values()
         run = series.run or series.points.get(at, "")  # type: ignore[call-overload]
         if gate_of(measured, run) == FAILED:
             return f"{run} failed its gate: its parallel and recurrent forms disagree"
-        reading = next((reading for x, reading, _ in curves[series.name, panel.name] if x == at), None)
+        reading = next((reading for x, reading, _ in along[series.name, panel.name] if x == at), None)
         return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.unit == "percent")
 
-    cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
-    for (series, column), points in curves.items():
-        files = list(dict.fromkeys(source.file for *_, source in points))
-        cells[series][column] = files[0] if len(files) == 1 else files or None
-    sources = [source for points in curves.values() for *_, source in points]
-    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
-    return [*save(artefact, figure, out), *written, *judged(artefact, look, about, out)]
+    return look
 
 
 def readings_along(series: Series, panel: Panel, measured: Measurements) -> list[tuple[Scalar, Reading, Source]]:
-    """The points of a series in a panel, as far as they are measured: along an axis of one run's readings, or one run for each x."""
-    runs: dict[Scalar | None, str] = dict(series.points) if series.points else {None: series.run or ""}
+    """The points of a series in a panel, as far as they are measured: along an axis of one run's readings, or one run for each x, or each at the
+    tokens that it was trained on."""
+    runs: list[tuple[Scalar | None, str]] = list(series.points.items()) or [(None, run) for run in series.all_runs]
     found: list[tuple[Scalar, Reading, Source]] = []
-    for x, run in runs.items():
+    for x, run in runs:
         if (m := measured.get((run, panel.measure or ""))) is None:
             continue
+        at = sum(m.facts.get("tokens", {}).values()) if panel.x == TRAINED else x
         for reading in m.all(panel.metric or "", panel.of):
-            if x is None and set(reading.at) == {panel.x}:
+            if at is None and set(reading.at) == {panel.x}:
                 found.append((reading.at[panel.x], reading, m.source))
-            elif x is not None and not reading.at:
-                found.append((x, reading, m.source))
+            elif at is not None and not reading.at:
+                found.append((at, reading, m.source))
     return sorted(found, key=lambda point: place(point[0])) if all(isinstance(place(x), int | float) for x, *_ in found) else found
 
 
@@ -228,9 +295,11 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
 
 
 def _mark(axis: Axes, panel: Panel) -> None:
-    """A grey vertical line for each mark, which the legend names."""
+    """A grey vertical line for each mark and a horizontal one for each level, which the legend names."""
     for i, (title, x) in enumerate(panel.marks.items()):
         axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--")[i % 3], linewidth=1, zorder=0)
+    for title, y in panel.levels.items():
+        axis.axhline(y, label=f"{title}, {y:g}", color="0.5", linestyle=":", linewidth=1, zorder=0)
 
 
 def _legend(figure: Figure, caption: list[str]) -> Legend:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from relinear.draw import About, Measurements
@@ -28,12 +29,13 @@ WRITTEN = 110  # cells a panel can have with their numbers written into them
 
 
 class Heat(NamedTuple):
-    """A panel's values [y, x], NaN where there is no reading, and the readings behind them by (x, y)."""
+    """A panel's values [y, x], NaN where there is no reading, the readings behind them by (x, y), and where lines are drawn at x and at y."""
 
     xs: list[Scalar]
     ys: list[Scalar]
     values: np.ndarray
     readings: Mapping[tuple[Scalar, Scalar], Reading]
+    lines: tuple[float | None, float | None] = (None, None)
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
@@ -48,19 +50,22 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     pictures = save(artefact, _figure(spec, heats, undefined, about), out)
 
     def look(point: Point) -> Value | str:
-        panel, x, y = spec.panel(point.row), point.at[spec.cell.x], point.at[spec.cell.y]
+        panel = spec.panel(point.row)
         if gate_of(measured, panel.run) == FAILED:
             return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
         if panel.name in undefined:
             return f"{point.row}: {spec.place(panel).metric} is {NOT_DEFINED}: {undefined[panel.name]}"
-        reading = heats[panel.name].readings.get((x, y)) if panel.name in heats else None
-        place = spec.place(panel)
-        return value_of(found[panel.name], reading, f"{point.row} at {x}, {y}", point.column or place.metric or "", place.unit == "percent")
+        place, measurement = spec.place(panel), found[panel.name]
+        reading = measurement and measurement.find(place.metric or "", place.of, point.at)
+        axes = (spec.cell.x, spec.cell.y)
+        name = f"{point.row} at {', '.join(str(value) if axis in axes else f'{axis} {value}' for axis, value in point.at.items())}"
+        return value_of(measurement, reading, name, point.column or place.metric or "", place.unit == "percent")
 
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
-    return [*pictures, *written, *judged(artefact, look, about, out)]
+    tokens = {name: sum(m.facts["tokens"].values()) for name, m in found.items() if m and "tokens" in m.facts}
+    return [*pictures, *written, *judged(artefact, look, about, out, tokens)]
 
 
 def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:
@@ -71,16 +76,18 @@ def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:
 
 
 def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
-    """A panel's readings. Raises ValueError where the measurement has none along both axes."""
+    """A panel's readings; an x where the metric is not defined is a column without any. Raises ValueError where there are none along both axes."""
     place, axes = spec.place(panel), (spec.cell.x, spec.cell.y)
     readings = {(r.at[axes[0]], r.at[axes[1]]): r for r in found.all(place.metric or "", place.of) if set(r.at) == set(axes)}
     if not readings:
         have = ", ".join(sorted({f"{r.metric} by {' and '.join(r.at) or 'nothing'}" for r in found.readings}))
         raise ValueError(f"{found.source.file}: no {place.metric} by {axes[0]} and {axes[1]}; have {have}")
-    xs, ys = (_ordered({at[i] for at in readings}) for i in (0, 1))
+    undefined = {r.at[axes[0]] for r in found.readings if r.metric == place.metric and r.value is None and axes[0] in r.at}
+    xs, ys = _ordered({x for x, _ in readings} | undefined), _ordered({y for _, y in readings})
     unit = 100.0 if place.unit == "percent" else 1.0
     values = np.array([[unit * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
-    return Heat(xs, ys, values, readings)
+    across, down = (line and (at := found.find(line)) and at.value for line in (spec.dashed, spec.dotted))
+    return Heat(xs, ys, values, readings, (across or None, down or None))
 
 
 def _ordered(values: set[Scalar]) -> list[Scalar]:
@@ -92,7 +99,8 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
     lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
-    figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    marks = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
+    figure.suptitle("\n".join([*lines, *([marks] if marks else []), *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
     norms = _norms(spec, heats)
     for axis, panel in zip(grid.flat, spec.panels, strict=False):
@@ -131,7 +139,8 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
     for ruler, values in ((axis.xaxis, heat.xs), (axis.yaxis, heat.ys)):
         step = -(-len(values) // 10)
         ruler.set_ticks(range(0, len(values), step), labels=[_tick(value) for value in values[::step]])
-    if heat.values.size <= WRITTEN:
+    _mark(axis, heat)
+    if np.isfinite(heat.values).sum() <= WRITTEN:
         for (y, x), value in np.ndenumerate(heat.values):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.55
@@ -144,6 +153,14 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
         bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
         bar.minorticks_off()
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
+
+
+def _mark(axis: Axes, heat: Heat) -> None:
+    """The lines across columns and rows, where a cell ends at its value."""
+    for line, values, drawn, style in zip(heat.lines, (heat.xs, heat.ys), (axis.axvline, axis.axhline), ("--", ":"), strict=True):
+        if line is not None:
+            place = np.interp(line, [0.0, *values], np.arange(len(values) + 1) - 0.5)
+            drawn(place, color="white", linestyle=style, linewidth=1.6, path_effects=[withStroke(linewidth=3.2, foreground="black")])
 
 
 def _tick(value: Scalar) -> str:

@@ -191,6 +191,44 @@ def ranks(reference: Path) -> str:
     return markdown(["Rank", *columns.values()], rows)
 
 
+PARTS = {  # of Lizard Tables 2, 3 and 5: a run, and what it has
+    "lizard": "window, gate and linear part",
+    "lizard_gate_none": "no gate",
+    "lizard_gate_mamba2": "Mamba-2's gate",
+    "lizard_gate_low_rank": "a gate for each channel",
+    "lizard_gate_pool": "a gate that pools keys",
+    "window_128_lora": "no linear part",
+    "lizard_no_window": "no window",
+    "lizard_no_transfer": "no transfer",
+    "lizard_full": "all weights trained",
+    "lizard_softmax_0.25": "a quarter of the layers softmax",
+    "lizard_softmax_0.5": "half of the layers softmax",
+    "lizard_softmax_0.75": "three quarters of the layers softmax",
+    "teacher_lora_5e-4": "teacher + LoRA",
+}
+
+
+def parts(reference: Path) -> str:
+    """Lizard Tables 2, 3 and 5: what each part is worth, at a quarter of the paper's tokens."""
+    measured: dict[str, dict[str, str]] = {}
+    for number in (2, 3, 5):
+        records = rows_of(reference / f"smollm2_quarter/lizard/table{number}.csv")
+        shown = drawn(reference / f"smollm2_quarter/lizard/table{number}.md")[0]
+        measured |= {record["run"]: row for record, row in zip(records, shown, strict=False)}
+    columns = ["Perplexity", "Novels, over the teacher's", "LAMBADA", "16 pairs", "16 pairs, far", "Avg, no MMLU"]
+    return markdown(["Lizard with", *columns], [[words, *(cell(measured[run], column) for column in columns)] for run, words in PARTS.items()])
+
+
+def uptraining(reference: Path) -> str:
+    """SUPRA Table 3: models from scratch and uptrained ones, those that were run."""
+    table = drawn(reference / "smollm2_quarter/supra/table3.md")[0]
+    columns = ["Perplexity", "LAMBADA", "HellaSwag norm", "paper's HellaSwag norm"]
+    rows = [
+        [row["Model"], row["Begins with"], row["Tokens"], *(cell(row, column) for column in columns)] for row in table if row["Trained"] != NOT_RUN
+    ]
+    return markdown(["Model", "Begins with", "Tokens", *columns[:-1], "Paper: HellaSwag"], rows)
+
+
 def verdicts(reference: Path) -> str:
     """How many claims of each committed table or figure are reproduced, contradicted and not tested."""
     rows = []
@@ -310,7 +348,7 @@ def lengths(reference: Path) -> str:
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
-    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, verdicts),
+    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, uptraining, verdicts),
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),

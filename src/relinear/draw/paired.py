@@ -20,6 +20,7 @@ SAME = 1e-6  # relative, of a reading and what its items come to
 
 # Fields that say which needle, pair or question a row is of: those of them that it has.
 WHICH = ("set", "length", "pairs", "distance", "key", "value", "keys", "asked")
+PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain")  # metrics that are the mean of what rows say under their name
 ALL_SETS = "answers"  # what a reading of all sets of questions together is of
 
 # Metric of documents -> the sums whose signed total it is the mean of, a token, and whether it is the exponential of that.
@@ -153,7 +154,7 @@ def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
         return sum(row["tokens_right"]) / len(row["tokens_right"])
     if metric == "nats" and "scores" in row:
         return -row["scores"][row["asked"]]
-    return float(row[metric]) if metric in ("nats", "f1", "contains") and metric in row else None
+    return float(row[metric]) if metric in PLAIN and metric in row else None
 
 
 def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:

@@ -1,11 +1,13 @@
 """What all shapes of figures end with: the pictures, and the verdicts on their claims."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
 from relinear.draw import About
-from relinear.draw.claims import Look, judge, write_claims
+from relinear.draw.claims import Look, judge, unlike, write_claims
 from relinear.draw.render import write_figure
 from relinear.plan.specs import Artefact
 
@@ -18,7 +20,7 @@ def save(artefact: Artefact, figure: Figure, out: Path) -> list[Path]:
     return files
 
 
-def judged(artefact: Artefact, look: Look, about: About, out: Path) -> list[Path]:
-    """The claims file of a figure that has claims."""
-    verdicts = [judge(claim, look, about.nothing_to_judge) for claim in artefact.spec.claims]
+def judged(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int] = MappingProxyType({})) -> list[Path]:
+    """The claims file of a figure that has claims. `tokens`: training tokens of what they name, which a claim's dose is compared with."""
+    verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in artefact.spec.claims]
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []

@@ -12,6 +12,7 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
+from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
@@ -71,12 +72,21 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
         raise UserError(f"{folder} has none of the runs of {artefact.name}; have {have}")
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
-    about = _about(Plan(scale=facts["scale"]), artefact)._replace(repeats=repeats)
+    plan = _plan_of(facts["scale"], manifest)
+    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
+    about = _about(plan, artefact)._replace(repeats=repeats, files=files)
     written = make(artefact, measured, about, folder / artefact.paper)
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))
     write_text(manifest, json.dumps(facts, indent=1) + "\n")
     return written
+
+
+def _plan_of(name: str, manifest: Path) -> Plan:
+    """The plan whose results a folder was taken from, by their folder's name, such as `smollm2-x0.25`. Raises UserError for any other name."""
+    if (found := ROOT.fullmatch(name)) is None:
+        raise UserError(f"{manifest} names the results {name!r}; possible: <scale>, with -x<budget> and -seed<n> where they are not 1 and 0")
+    return Plan(scale=found["scale"], budget=float(found["budget"] or 1), seed=int(found["seed"] or 0))
 
 
 def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:

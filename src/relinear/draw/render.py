@@ -47,7 +47,7 @@ def percent(value: float, stderr: float | None) -> str:
 
 def count(value: int) -> str:
     """A count for reading: 16.4k, 1.2M."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
     return str(value)

@@ -6,10 +6,9 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of
-from relinear.draw.claims import Judgement, judge, tally, write_claims
+from relinear.draw.claims import Judgement, judge, tally, unlike, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
-from relinear.plan.claims import Claim
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
 
@@ -27,22 +26,12 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = spec.csv or spec.csv_names
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=unlike(claim, rows)) for claim in spec.claims]
+    tokens = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
+    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)
     return list(files.values())
-
-
-SAME_DOSE = 0.95  # of the paper's tokens, which it rounds
-
-
-def unlike(claim: Claim, rows: list[Row]) -> str:
-    """In what our training differs from that of a claim, for reading: rows of fewer tokens than the paper's, another recipe; or nothing."""
-    ours = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
-    less = [f"{name} had {count(ours[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if ours.get(name, dose) < SAME_DOSE * dose]
-    dose = f"other dose: {', '.join(less)} tokens" if less else ""
-    return "; ".join(filter(None, (dose, claim.recipe and f"other recipe: {claim.recipe}")))
 
 
 def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
@@ -65,6 +54,8 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
             for name in spec.csv or spec.csv_names
             if "tokens" in facts and name.endswith("_tokens")
         }
+    if "doses" in facts:
+        found["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
@@ -134,7 +125,8 @@ def _heading(column: Column, about: About) -> str:
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
-    rows = [row for row in rows if row.line.run or any(row.line.cells.values())]  # the others have published numbers alone
+    # The others have published numbers alone, and stand here where those do.
+    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
     columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
@@ -167,9 +159,11 @@ def _marks(row: Row) -> str:
 
 
 def _costs(spec: Table, row: Row) -> list[str]:
-    """Trained parameters, and tokens of each step."""
+    """Trained parameters, and tokens of each step: unique ones x epochs where the table asks for them and the steps' records say them."""
     if "trainable_params" not in row.facts:
         return [NOT_RUN, NOT_RUN]
+    if row.facts.get("doses") is not None:
+        return [count(row.facts["trainable_params"]), " + ".join(map(str, row.facts["doses"])) or "0"]
     names = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
     tokens = [count(row.facts["tokens"].get(name.removesuffix("_tokens"), 0)) for name in names]
     return [count(row.facts["trainable_params"]), " + ".join(tokens)]

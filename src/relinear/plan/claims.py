@@ -54,6 +54,12 @@ class Point(Strict):
         return ", ".join(map(str, self.at.values()))
 
 
+class Required(Point):
+    """A number below which a claim says nothing: what a teacher itself fails at, no method can be told apart by."""
+
+    least: float  # in the column's unit
+
+
 RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
 
 
@@ -63,7 +69,7 @@ class Claim(Strict):
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
     better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told. `dose`: row -> the training
     tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given. `recipe`: in what else our
-    training of a side differs from the paper's, with the same effect.
+    training of a side differs from the paper's, with the same effect. `requires`: numbers that must be reached before anything can be told.
     """
 
     claim: str
@@ -79,6 +85,7 @@ class Claim(Strict):
     ceiling: RowOrPoint | None = None
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
     recipe: str | None = None
+    requires: tuple[Required, ...] = ()
     published: str | None = None  # the paper's own figures, in its words
     tie: Annotated[float, Field(ge=0)] = 0.0  # of two outcomes of one item: shares, or nats a token, that differ by no more are tied
 
@@ -91,7 +98,7 @@ class Claim(Strict):
         return self
 
     def full(self, point: Point | None) -> Point | None:
-        """A side of the claim, with the claim's column where it names none."""
+        """A side of the claim, or what it requires, with the claim's column where it names none."""
         return point and point.model_copy(update={"column": point.column or self.column})
 
     @property
@@ -128,7 +135,7 @@ class Spec(Strict):
     def check(self) -> None:
         """Raises ValueError for names that do not exist or exist twice."""
         for claim in self.claims:
-            for point in claim.points:
+            for point in (*claim.points, *map(claim.full, claim.requires)):
                 self.check_point(claim, point)
 
     def check_point(self, claim: Claim, point: Point) -> None:

@@ -10,17 +10,19 @@ from relinear.plan.strict import Strict
 Sweep = Literal["batch", "length", "input"]
 Cost = Literal["decode_tokens_per_second", "prefill_tokens_per_second", "ms_per_token", "peak_gib", "cache_gib", "batch"]
 LARGEST = "largest"
+TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as its measurement says
 
 
 # --- curves ---
 
 
 class Series(Strict):
-    """A line: a run along an axis of its readings, or `points`, a run for each value of x."""
+    """A line: a run along an axis of its readings, `points`, a run for each value of x, or `runs`, each at the tokens that it was trained on."""
 
     title: str
     run: str | None = None
     points: dict[int | float, str] = {}
+    runs: tuple[str, ...] = ()
     color: Annotated[str, Field(pattern=r"^(C[0-9]|black|0?\.[0-9]+)$")] | None = None
     dashed: bool = False
 
@@ -28,12 +30,17 @@ class Series(Strict):
     def name(self) -> str:
         return self.run or self.title
 
+    @property
+    def all_runs(self) -> tuple[str, ...]:
+        return (self.run,) if self.run else (*self.points.values(), *self.runs)
+
 
 class Panel(Strict):
     """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
 
-    `published`: what a paper prints, title -> x -> y. `marks`: vertical lines, title -> x. Values of x that are bands, such as "64-128", are drawn
-    in their middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
+    `series`: those that it shows, all if none are named. `published`: what a paper prints, title -> x -> y, or several y of as many models.
+    `marks`: vertical lines, title -> x; `levels`: horizontal ones, title -> y. Values of x that are bands, such as "64-128", are drawn in their
+    middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
     """
 
     x: str
@@ -47,8 +54,10 @@ class Panel(Strict):
     ylabel: str = ""
     log: bool = False
     limits: tuple[float, float] | None = None
-    published: dict[str, dict[int | float, float]] = {}
+    series: tuple[str, ...] = ()
+    published: dict[str, dict[int | float, float | tuple[float, ...]]] = {}
     marks: dict[str, int | float] = {}
+    levels: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -56,9 +65,10 @@ class Panel(Strict):
 
 
 class Curves(Spec):
-    """Lines along a sweep, of the costs in a `file` (those of one `model`) or of readings. The first series is what others are compared to.
+    """Lines along a sweep: of the costs in a `file` (those of one `model`) in panels that name a cost, of readings in those that name a measure.
+    The first series is what others' costs are compared to.
 
-    `hardware`: what the paper measured on; `published`: what its text says.
+    `hardware`: what the paper measured costs on; `published`: what its text says.
     """
 
     series: tuple[Series, ...]
@@ -68,10 +78,18 @@ class Curves(Spec):
     hardware: str = ""
     published: str = ""
 
+    def of_costs(self, panel: Panel) -> bool:
+        return self.file is not None and panel.measure is None
+
+    def shown(self, panel: Panel) -> tuple[Series, ...]:
+        return tuple(s for s in self.series if not panel.series or s.name in panel.series)
+
+    @property
+    def of_readings(self) -> tuple[Panel, ...]:
+        return tuple(panel for panel in self.panels if not self.of_costs(panel))
+
     def reads(self) -> list[Read]:
-        if self.file:
-            return []
-        runs = [(panel, run) for panel in self.panels for s in self.series for run in ([s.run] if s.run else s.points.values())]
+        runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
         return list(dict.fromkeys(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))))
 
     def files(self) -> list[str]:
@@ -83,27 +101,43 @@ class Curves(Spec):
     def check(self) -> None:
         once("series", (series.name for series in self.series))
         for series in self.series:
-            if (series.run is None) == (not series.points):
-                raise ValueError(f"series {series.title!r} needs either a run or points")
-            if self.file and not series.run:
-                raise ValueError(f"series {series.title!r}: costs are of a run")
+            if bool(series.run) + bool(series.points) + bool(series.runs) != 1:
+                raise ValueError(f"series {series.title!r} needs either a run or points or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
         for panel in self.panels:
-            if self.file:
-                known("sweep", panel.x, get_args(Sweep), "panels")
-            needed = ("y",) if self.file else ("measure", "metric")
-            if missing := [key for key in needed if not getattr(panel, key)]:
-                raise ValueError(f"the panel over {panel.x!r} needs {' and '.join(missing)}")
+            self._check_panel(panel)
+        if self.file and len(self.of_readings) == len(self.panels):
+            raise ValueError(f"no panel shows a cost of {self.file}; give one its `y`, or leave out the file")
         super().check()
+
+    def _check_panel(self, panel: Panel) -> None:
+        """Raises ValueError for a panel that names no numbers, or series whose numbers are not along its axis."""
+        for name in panel.series:
+            known("series", name, (series.name for series in self.series), f"the panel over {panel.x!r}")
+        needed = ("y",) if self.of_costs(panel) else ("measure", "metric")
+        if missing := [key for key in needed if not getattr(panel, key)]:
+            raise ValueError(f"the panel over {panel.x!r} needs {' and '.join(missing)}")
+        if panel.y and panel.measure:
+            raise ValueError(f"the panel over {panel.x!r} shows the cost {panel.y!r} or the measure {panel.measure!r}; give one of both")
+        if self.of_costs(panel):
+            known("sweep", panel.x, get_args(Sweep), "panels")
+        for series in self.shown(panel):
+            if self.of_costs(panel) and not series.run:
+                raise ValueError(f"series {series.title!r}: costs are of a run")
+            if series.runs and panel.x != TRAINED:
+                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run or points")
+            if series.points and panel.x == TRAINED:
+                raise ValueError(f"series {series.title!r}: a run's own tokens say where it lies along {TRAINED!r}; give `runs` and not points")
 
     def check_point(self, claim: Claim, point: Point) -> None:
         where = f"claim {claim.claim!r}"
         known("series", point.row, (series.name for series in self.series), where)
-        known("column", point.column, get_args(Cost) if self.file else {panel.name for panel in self.panels}, where)
+        of_costs = self.file is not None and point.column not in {panel.name for panel in self.of_readings}
+        known("column", point.column, get_args(Cost) if of_costs else {panel.name for panel in self.panels}, where)
         if len(point.at) != 1:
             raise ValueError(f"{where}: {point.row} needs one place on a sweep, `at: {{{self.panels[0].x}: ...}}`; got {point.at}")
-        known("sweep", next(iter(point.at)), get_args(Sweep) if self.file else {panel.x for panel in self.panels}, where)
+        known("sweep", next(iter(point.at)), get_args(Sweep) if of_costs else {panel.x for panel in self.of_readings}, where)
 
 
 # --- attention maps ---
@@ -170,11 +204,14 @@ class GridCell(Where):
 
 class Grid(Spec):
     """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
-    on a logarithmic scale where one of its panels or the cell says `log`."""
+    on a logarithmic scale where one of its panels or the cell says `log`. `dashed` and `dotted`: metrics without axes, at whose values in a panel's
+    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before."""
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
+    dashed: str | None = None
+    dotted: str | None = None
 
     def place(self, panel: GridPanel) -> Where:
         """What a panel shows. Raises ValueError where neither it nor the cell says."""
@@ -200,8 +237,8 @@ class Grid(Spec):
         known("panel", point.row, (panel.name for panel in self.panels), where)
         if point.column is not None:
             known("column", point.column, [self.place(self.panel(point.row)).metric], where)
-        if set(point.at) != {self.cell.x, self.cell.y}:
-            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and {self.cell.y}; got {point.at}")
+        if self.cell.x not in point.at or len(point.at) > 2:
+            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}; got {point.at}")
 
 
 # --- drawn by a file beside the spec ---

@@ -10,6 +10,7 @@ from relinear.stages._stage import Node
 
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
+ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
 
 
 class Resolved(NamedTuple):

@@ -43,6 +43,13 @@ def option_names(file: Path) -> tuple[str, ...]:
 
 
 @functools.cache
+def option_defaults(file: Path) -> dict[str, Any]:
+    """The fields of class `Options` in a file that have a default other than None: field -> value."""
+    fields = schema(file).model_fields.items()
+    return {name: field.default for name, field in fields if not field.is_required() and field.default is not None}
+
+
+@functools.cache
 def schema(file: Path) -> type[BaseModel]:
     """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
     that the class needs are carried out, so that nothing imports torch."""
@@ -105,6 +112,11 @@ def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Any]:
 def _light(module: str) -> bool:
     """Whether a module is Python's own, pydantic or the plan's, none of which imports torch."""
     return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
+
+
+@functools.cache  # the files that begin with `_` are read for each of the others
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
 
 
 @functools.cache

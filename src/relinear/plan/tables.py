@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from relinear import stages
 from relinear.plan.claims import FIGURE, GATE, Claim, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
@@ -174,13 +175,13 @@ class Table(Spec):
     """Rows x columns, each a list or axes whose every combination is one; with axes, `cell` says where their numbers are read.
 
     `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
-    each step. `caption` lines stand under the first one; `{<column>_n}` in them is that column's n. `seeds`: a cell is the mean over its
-    run's repeated trainings. `csv` gives the CSV's columns and their order.
+    each of `steps`, or (`epochs`) the unique tokens x epochs of every step that the run was trained in. `caption` lines stand under the
+    first one; `{<column>_n}` in them is that column's n. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives the
+    CSV's columns and their order.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
-    steps: ClassVar[tuple[str, ...]] = ("distill", "finetune")
 
     rows: Annotated[Rows, BeforeValidator(_list_or_axes)]
     columns: Annotated[Columns, BeforeValidator(_list_or_axes)]
@@ -188,7 +189,8 @@ class Table(Spec):
     published: tuple[tuple[float | None, ...], ...] = ()
     published_for: PublishedFor | None = None
     texts: dict[str, str] = {}
-    trained: bool = False
+    trained: bool | Literal["epochs"] = False
+    steps: tuple[str, ...] = ("distill", "finetune")
     seeds: bool = False
     caption: tuple[str, ...] = ()
     csv: tuple[str, ...] = ()
@@ -301,6 +303,8 @@ class Table(Spec):
         if not self.all_columns or not self.lines:
             raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
+        for step in self.steps:
+            known("training stage", step, stages.training(), "steps")
         for column in self.all_columns:
             for part in column.mean:
                 known("column", part, (c for c in columns if not columns[c].mean), f"the mean {column.name!r}")
@@ -334,6 +338,7 @@ class Table(Spec):
         runs = [line.run for line in self.lines]
         names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.titles)
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
+        names += ["doses"] * (self.trained == "epochs")
         for column in self.all_columns:
             names += [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
             names += [f"{column.name}_data"] * column.names_data

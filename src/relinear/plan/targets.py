@@ -1,14 +1,12 @@
 """What a target of `snakemake` that no rule makes was meant to be."""
 
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
-
-ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
 
 
 def misnamed(target: str, rules: Iterable[str], plan: Plan) -> str | None:

@@ -16,6 +16,7 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.linearize.assemble import assemble
 from relinear.plan.job import Link
+from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.records import BrokenError
 from relinear.share.tensors import require_loadable
@@ -154,8 +155,8 @@ def _made_by(step: Path, scale: Path, record: dict[str, Any]) -> str:
         commit = (record.get("git") or {}).get("commit")
         return f"commit {commit} made them, and this version has no such run"
     home = _home(scale)
-    choices = re.fullmatch(r"(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?", home.removeprefix(record["scale"]))
-    more = "".join(f" {name}={value}" for name, value in (choices.groupdict() if choices else {}).items() if value)
+    choices = ROOT.fullmatch(home)
+    more = "".join(f" {name}={value}" for name, value in (choices.groupdict() if choices else {}).items() if value and name != "scale")
     target = f"results/{home}/runs/{run}/{stage}/run.json"
     return f"this command makes them: `snakemake --cores all {target} --config scale={record['scale']}{more}`"
 

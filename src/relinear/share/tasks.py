@@ -55,9 +55,10 @@ def write(plan: Plan, out: Path) -> list[str]:
     (out / "documents").mkdir(parents=True, exist_ok=True)
     for name, (limit, asset) in tasks.items():
         settings = read_yaml(harness.TASKS / f"{name}.yaml")
-        parts = [_part(settings, task, out) for task in harness.load(name, limit, folders[asset], plan.seed)]
+        loaded = harness.load(name, limit, folders[asset], plan.seed)
+        parts = [_part(settings, task, out) for task in loaded]
         if parts != [f"relinear_{name}"]:  # MMLU's subjects count as one task, as in the tables: each item the same
-            mean = [{"metric": "acc", "weight_by_size": True}]
+            mean = [{"metric": metric, "weight_by_size": True} for metric in harness.METRICS if metric in loaded[0].aggregation()]
             _dump(out / f"relinear_{name}.yaml", {"group": f"relinear_{name}", "task": parts, "aggregate_metric_list": mean})
     return [f"relinear_{name}" for name in tasks]
 
@@ -68,7 +69,7 @@ def _part(settings: dict, task: harness.LocalTask, out: Path) -> str:
     files = {split: str(out / "documents" / f"{name}.{split}.jsonl") for split in task.dataset}
     for split, path in files.items():
         task.dataset[split].to_json(path)
-    bundled = harness.BUNDLED / settings["include"].format(subject=task.task_name.removeprefix("mmlu_"))
+    bundled = harness.BUNDLED / settings["include"].format(subject=task.config.dataset_name)
     ours = {key: value for key, value in settings.items() if key not in OURS}
     documents = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
     # No tag: lm-eval's own groups, such as ai2_arc, stay what they are.

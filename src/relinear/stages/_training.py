@@ -64,10 +64,20 @@ class Step(_stage.Stage):
         return parse(self.Options, plan.run(node.name).run.recipes[node.stage], f"runs.yaml: {node.name}: {node.stage}")
 
     def budget(self, plan, node) -> dict[str, Any]:
-        """The scale's budget with whatever the run gives instead."""
-        budget = parse(self.Budget, of_scale(plan, node.stage), f"scales/{plan.scale}.yaml: train: {node.stage}")
+        """The scale's budget with whatever the run gives instead; of data made of sequences, their own length.
+
+        Raises ConfigError where the run asks for another length than these have.
+        """
+        budget = parse(self.Budget, of_scale(plan, node.stage), f"scales/{plan.scale}.yaml: train: {node.stage}").model_dump(mode="json")
         recipe = self.recipe(plan, node)
-        return budget.model_dump(mode="json") | {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
+        data = plan.data_for(recipe.data, plan.run(node.name).model)
+        length = plan.sequence(data)
+        if length and recipe.seq_len not in (None, length):
+            raise ConfigError(
+                f"run {node.name!r}: {node.stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
+            )
+        given = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
+        return budget | given | ({"seq_len": length} if length else {})
 
     def settings(self, plan, node):
         recipe = self.recipe(plan, node).model_dump(mode="json", exclude=ELSEWHERE)

@@ -1,19 +1,32 @@
 """Training from scratch: all weights of a model that begins with random ones, by the loss of the next token."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from relinear.plan.strict import ConfigError, Positive
+from relinear.plan.strict import ConfigError, Positive, Strict
 from relinear.stages import _training
 
 
 class Options(_training.Recipe):
+    init: Literal["model", "random"] = "model"  # random: the model's weights are drawn anew; its shape and its tokenizer stay
+    autocast: bool = False  # compute in the scale's dtype, with float32 weights, as full finetuning does; else everything in float32
     patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
+
+
+class OfRecall(Strict):
+    """What a scale's budget says otherwise for sequences of associative recall, which are far shorter than a text's."""
+
+    epochs: Positive | None = None
+    batch_size: Positive | None = None
+    accumulate: Positive | None = None
+    lr_floor: Annotated[float, Field(ge=0)] | None = None
+    validation: Annotated[int, Field(ge=0)] | None = None
 
 
 class Budget(_training.Budget):
     validation: Annotated[int, Field(ge=0)] = 0  # sequences at the end of the training tokens that are not trained on
+    recall: OfRecall = OfRecall()
 
 
 class Stage(_training.Step):
@@ -22,12 +35,22 @@ class Stage(_training.Step):
     Options, Budget = Options, Budget
 
     def budget(self, plan, node):
-        """Of data made of sequences, their own length."""
-        budget = super().budget(plan, node)
-        data = plan.data_for(self.recipe(plan, node).data, plan.run(node.name).model)
-        return budget | {"seq_len": plan.sequence(data) or budget["seq_len"]}
+        """Of recall, its own amounts where the run gives none."""
+        budget, recipe = super().budget(plan, node), self.recipe(plan, node)
+        of_recall = budget.pop("recall")
+        if plan.data[plan.data_for(recipe.data, plan.run(node.name).model)].make == "recall":
+            budget |= {name: value for name, value in of_recall.items() if value is not None and getattr(recipe, name, None) is None}
+        return budget
 
     def check(self, plan, node, processes):
+        plan.require_causal(node, "pretrain trains a model to predict the next token")
         super().check(plan, node, processes)
-        if self.recipe(plan, node).patience and not self.budget(plan, node)["validation"]:
+        recipe = self.recipe(plan, node)
+        if recipe.patience and not self.budget(plan, node)["validation"]:
             raise ConfigError(f"run {node.name!r}: patience needs `validation` sequences in scale {plan.scale!r}'s budget of pretrain; got 0")
+        if recipe.init == "random" and (before := plan.trained_before(node)):
+            steps = ", ".join(f"{n.stage} of {n.name}" for n in before.values())
+            raise ConfigError(
+                f"run {node.name!r}: pretrain has init: random, which draws all weights anew, but comes after {steps}; possible: init: model, "
+                "or pretrain as the first step of a run without `after`"
+            )

@@ -1,13 +1,86 @@
-"""Where MLflow's UI shows the runs of each experiment: its own first page lists none of them."""
+"""Where MLflow's UI shows the runs of each experiment, which its own first page lists none of, and a view in it that compares rows.
 
-from urllib.parse import urlencode
+MLflow keeps a shared view as a tag of the experiment and opens it by its key: which runs, columns and charts it shows.
+"""
 
-from relinear.tracking.live import connect
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import webbrowser
+from contextlib import suppress
+from typing import Any
 
-KIND = urlencode({"workflowType": "machine_learning"})  # without it MLflow 3 opens the page of generative models, which is empty
+from relinear.tracking import rows
+from relinear.tracking.store import PAGES, connect, reached
+
+VIEW = "rows"
+TAG = f"mlflow.sharedViewState.{VIEW}"
+PARAMETERS = ("method", "window", "rank", "gate")
+METRICS = ("ppl", "ppl_long", "avg_no_mmlu", "mmlu_acc", "state_mib")
 
 
 def links(uri: str, address: str) -> dict[str, str]:
     """Experiment of relinear -> the address of its runs, for a UI at `address` on the store `uri`; the newest first."""
-    found = connect(uri).search_experiments(order_by=["last_update_time DESC"])
-    return {x.name: f"{address}/#/experiments/{x.experiment_id}/runs?{KIND}" for x in found if x.name.startswith("relinear-")}
+    return {name: f"{address}/#/experiments/{number}/runs?{PAGES}" for name, number in _experiments(connect(uri))}
+
+
+def comparisons(uri: str, address: str) -> dict[str, str]:
+    """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into the store; the newest first."""
+    with reached(uri):
+        client, found = connect(uri), {}
+        for name, number in _experiments(client):
+            client.set_experiment_tag(number, TAG, json.dumps(view()))
+            found[name] = f"{address}/#/experiments/{number}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{PAGES}"
+    return found
+
+
+def _experiments(client: Any) -> list[tuple[str, str]]:
+    found = client.search_experiments(order_by=["last_update_time DESC"])
+    return [(x.name, x.experiment_id) for x in found if x.name.startswith("relinear-")]
+
+
+def view() -> dict[str, Any]:
+    """Rows and no seeds, stages or inputs: coordinates over window, rank and gate, bytes against long-text perplexity, what differs."""
+    upper, lower = {"metricSectionId": "rows"}, {"metricSectionId": "what differs"}
+    charts = [
+        {"type": "PARALLEL", **upper, "selectedParams": ["window", "rank", "gate"], "selectedMetrics": ["ppl", "avg_no_mmlu"], "showAllRuns": True},
+        {"type": "SCATTER", **upper, "xaxis": {"key": "state_mib", "type": "METRIC"}, "yaxis": {"key": "ppl_long", "type": "METRIC"}},
+        *({"type": "BAR", **upper, "metricKey": name, "displayName": name} for name in ("ppl", "avg_no_mmlu")),
+        {"type": "DIFFERENCE", **lower, "chartName": "what differs", "compareGroups": ["Parameters", "Model metrics"],
+         "showChangeFromBaseline": False, "showDifferencesOnly": True, "baselineColumnUuid": ""},
+    ]  # fmt: skip
+    sections = [{"uuid": name, "name": name, "columns": wide, "cardHeight": 420} for name, wide in (("rows", 2), ("what differs", 1))]
+    common = {"deleted": False, "isGenerated": False}
+    columns = [*(f"params.`{name}`" for name in PARAMETERS), *(f"metrics.`{name}`" for name in METRICS)]
+    return {
+        "searchFilter": f"tags.`{rows.KIND}` = 'row'",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": True,
+        "selectedColumns": columns,
+        "runsHiddenMode": "SHOW_ALL",
+        "hideEmptyCharts": False,
+        "compareRunCharts": [{"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart} for n, chart in enumerate(charts)],
+        "compareRunSections": [{"display": True, "isReordered": False, **common, **section} for section in sections],
+    }
+
+
+def open_later(address: str, link: str) -> bool:
+    """Have another process open `link` in the browser once a UI answers at `address`; returns False, and does nothing, without a display."""
+    if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    command = [sys.executable, "-c", "import sys; from relinear.tracking.ui import open_once_up; open_once_up(*sys.argv[1:])", address, link]
+    subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return True
+
+
+def open_once_up(address: str, link: str, seconds: float = 120) -> bool:
+    """Open `link` in the browser once a UI answers at `address`; returns whether it did within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+            return webbrowser.open(link)
+        time.sleep(0.5)
+    return False

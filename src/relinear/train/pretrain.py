@@ -1,22 +1,25 @@
 """Training from scratch: every weight of a model, what its method added included, on the loss of the next token.
 
 With `patience` the loss on sequences kept aside is taken after each epoch; the weights of its lowest value are the result, and so many
-epochs without a lower one end the training. Everything is computed in float32: autocast would round what feature maps and their sums need.
+epochs without a lower one end the training. Everything is computed in float32, unless the recipe says `autocast`, which rounds what feature
+maps and their sums need to tell many keys apart, as in associative recall.
 """
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get.packed import IGNORED, Packed, chance_loss
 from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms, maskless
+from relinear.linearize.loading import auto_class
 from relinear.machine.distributed import agreed, share, spread, summed
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
@@ -25,6 +28,7 @@ from relinear.train.next_token import batches_of, collected, summed_loss
 
 BEST = "best.safetensors"  # in the job's work folder: the weights of the lowest validation loss so far
 WEIGHTS = "model.safetensors"
+APART = 1_000_003  # of the seed that weights are drawn anew by: a model that is from scratch itself was drawn by the seed, and would come again
 
 
 class Converged(Exception):  # noqa: N818, an end and no error
@@ -36,11 +40,14 @@ def work(job: Job) -> dict[str, Any]:
 
     Raises UserError where the text has tokens that the model has not, or no more sequences than are kept aside.
     """
-    device, _ = place(job)
-    job.hardware["dtype"] = "float32"
+    device, dtype = place(job)
+    if not job.settings["recipe"]["autocast"]:
+        job.hardware["dtype"], dtype = "float32", torch.float32
     torch.manual_seed(job.seed)
     model = assemble(job.parents["model"], job.links, dtype=torch.float32)
-    metrics = fit(job, model, device)
+    if job.settings["recipe"]["init"] == "random":
+        redraw(model, job.parents["model"], job.seed)
+    metrics = fit(job, model, device, dtype)
     weights = collected(model, job.leads)
     if job.leads and (job.work / BEST).is_file():
         (job.work / BEST).replace(job.out / WEIGHTS)
@@ -49,8 +56,18 @@ def work(job: Job) -> dict[str, Any]:
     return metrics
 
 
-def fit(job: Job, model: PreTrainedModel, device: str) -> dict[str, Any]:
-    """Train a model, in place, on the device that it is moved to. Returns the stage's metrics."""
+def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
+    """Draw every weight anew, in place, as a model of this `folder`'s config begins; what a method added keeps its own beginning."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + APART)
+        begun = auto_class(folder).from_config(AutoConfig.from_pretrained(folder), dtype=model.dtype).state_dict()
+    missing, unexpected = model.load_state_dict(begun, strict=False)
+    if unexpected or any(".method." not in name for name in missing):
+        raise RuntimeError(f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}")
+
+
+def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Train a model, in place, on the device that it is moved to; computed in `dtype`, by autocast. Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     sequences = len(text) - budget["validation"]
@@ -66,10 +83,10 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict[str, Any]:
     model.train()
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * sequences // (batch * accumulate), 1)
-    validation = Validation(job, model, text, sequences)
+    validation = Validation(job, model, text, sequences, dtype)
 
     def loss(tokens, labels, labelled):
-        yield "lm", summed_loss(model, tokens, labels) / labelled / accumulate
+        yield "lm", summed_loss(model, tokens, labels, dtype) / labelled / accumulate
 
     tokens_per_step = batch * accumulate * text.seq_len
     try:
@@ -93,9 +110,9 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict[str, Any]:
 class Validation:
     """The log of a training, with the loss on the sequences kept aside (from `first` on) at the end of each epoch over the others."""
 
-    def __init__(self, job: Job, model: nn.Module, text: Packed, first: int):
+    def __init__(self, job: Job, model: nn.Module, text: Packed, first: int, dtype: torch.dtype):
         budget = job.settings["budget"]
-        self.job, self.model, self.text, self.first = job, model, text, first
+        self.job, self.model, self.text, self.first, self.dtype = job, model, text, first, dtype
         self.patience, self.batch = job.settings["recipe"]["patience"], budget["batch_size"]
         self.per_step = budget["batch_size"] * budget["accumulate"]
         self.losses: list[float] = []
@@ -133,7 +150,7 @@ class Validation:
         own = list(share(range(self.first, len(self.text))))
         for at in range(0, len(own), self.batch):
             tokens, labels = (torch.stack(x).to(device) for x in zip(*(self.text.sequence(i) for i in own[at : at + self.batch]), strict=True))
-            total += summed_loss(self.model, tokens, labels).item()
+            total += summed_loss(self.model, tokens, labels, self.dtype).item()
             labelled += float((labels[:, 1:] != IGNORED).sum())
         self.model.train()
         both = summed({"total": total, "labelled": labelled})

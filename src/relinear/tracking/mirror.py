@@ -1,0 +1,379 @@
+"""The MLflow mirror of the result files: one run per table row, below it one run per attempt at a stage.
+
+The files under ``results/`` are the truth: `rebuild` restores a lost store from run.json, metrics.json and history.jsonl, and what
+`relinear.tracking.live` writes while a stage runs is the same.
+
+How a run is found again: a row's carries the tag ``relinear.row``, a stage's the tags ``run``, ``stage``, ``key`` and ``attempt``.
+``tags.current = 'true'`` lists the latest attempt at every stage, and ``tags.mlflow_run_id = '<id in run.json>'`` finds a run by its first id
+also after a rebuild. Tables and figures are artifacts of one run, `tables and figures`.
+"""
+
+import gzip
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from relinear import records
+from relinear.errors import UserError
+from relinear.files import MANIFEST
+from relinear.tracking import rows, store
+from relinear.tracking.store import entries, flatten_metrics, step_entries, texts
+
+LARGEST_ARTIFACT = 5 * 2**20  # bytes
+COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
+IDENTITY = ("scale", "run", "stage", "key", "attempt")
+NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # of a scale, a run, a stage: no path, and no quote of a query
+RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
+# Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
+PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
+TABLES = "tables and figures"
+PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
+
+
+def init(uri: str, scale: str | None = None, planned: Collection[rows.Row] = ()) -> None:
+    """Create the store, its schema and, if `scale` is given, that scale's experiment with the runs of these rows; harmless when repeated.
+
+    `uri` is ``sqlite:///<path>`` (its folder is created) or whatever else mlflow takes, such as ``http://host:port``. SQLite needs a local disk,
+    or it warns on stderr. Raises StoreError for a store that cannot be reached.
+    """
+    store.warn_of_network(uri)
+    with store.reached(uri):
+        client = store.connect(uri)
+        if scale is None:
+            return
+        experiment = store.experiment_of(client, uri, scale)
+        for row in sorted(planned, key=lambda row: row.base):  # a row before those that repeat it
+            if rows.find(client, experiment, row.name) is None:
+                rows.ready(client, uri, experiment, row, status="SCHEDULED")
+            else:
+                rows.ready(client, uri, experiment, row)
+
+
+def rebuild(uri: str, results: Path | str) -> int:
+    """Mirror every finished stage folder below `results` that the store lacks; returns how many were added. Tables and figures are copied anew.
+
+    Committed results (results/reference) are not the user's runs and stay out; `import_folder` takes them.
+
+    A stage folder is one that holds run.json and is named after its stage. A run is known by (scale, run, stage, key, attempt), so a second call
+    adds nothing; a run that the store holds only in part is replaced. The latest run of a stage, by its start, becomes the current one. Call it
+    while no stage is running.
+
+    A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError, before any run is written, for an
+    experiment ``relinear-<scale>`` that holds runs of something else, and StoreError for a store that cannot be reached.
+    """
+    results = Path(results)
+    committed = {path.parent for path in results.resolve().rglob(MANIFEST)}
+    with store.reached(uri), store.without_sync():
+        return _mirror(uri, results, _stage_folders(results, committed, strict=False), but=committed)
+
+
+def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int:
+    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into experiments relinear-<scale>-<label>.
+
+    Returns and raises as `rebuild`; UserError for a folder without stage folders and a label of other than letters, digits, . _ -
+    """
+    if not re.fullmatch(r"[\w.-]+", label):
+        raise UserError(f"a label is of letters, digits, '.', '_' and '-'; got {label!r}")
+    found = _stage_folders(Path(folder))
+    if not found:
+        raise UserError(f"{str(folder)!r} holds no finished stages (folders named after their stage, with a run.json)")
+    with store.reached(uri), store.without_sync():
+        return _mirror(uri, Path(folder), found, f"-{label}")
+
+
+def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but: Collection[Path] = ()) -> int:
+    """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of their scales, named with the suffix."""
+    client = store.connect(uri)
+    experiments = {scale: store.experiment_of(client, uri, f"{scale}{suffix}") for scale in {r["scale"] for r in found.values()}}
+    known: dict[tuple[str, ...], list[Any]] = {}
+    for scale, experiment in experiments.items():
+        known |= _stage_runs(client, experiment, f"{scale}{suffix}")
+    missing: dict[tuple[str, str, str], dict[Path, dict]] = {}  # (scale, base row, row): folders
+    for folder, record in found.items():
+        same = known.get(_identity(record), [])
+        if any(map(_is_whole, same)):
+            continue
+        row = rows.row_of([record])
+        missing.setdefault((record["scale"], row.base, row.name), {})[folder] = record
+        for part in _replaced(record, same):
+            client.delete_run(part.info.run_id)
+            same.remove(part)
+    count = sum(map(len, missing.values()))
+    with tqdm(total=count, desc="MLflow", unit="stage", disable=None) as progress:
+        for (scale, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
+            whole = {folder: record for folder, record in found.items() if (record["scale"], rows.name_of(record)) == (scale, name)}
+            _mirror_row(client, uri, experiments[scale], whole, folders, known, progress)
+    for scale, files in _drawn(root, but).items():
+        if scale in experiments:
+            _log_tables(client, experiments[scale], scale, files)
+    return count
+
+
+def _replaced(record: dict, same: list[Any]) -> list[Any]:
+    """Of the store's runs of one attempt those that hold this very run in part."""
+    first = record.get("mlflow_run_id", "")
+    return [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]
+
+
+def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict], missing: dict[Path, dict], known: dict, progress: tqdm) -> None:
+    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` the store's runs."""
+    spans = [_span(record) for record in missing.values()]
+    begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+    row = rows.row_of(whole.values())
+    row_id = rows.ready(client, uri, experiment, row, begin)
+    own, latest = {(r["scale"], r["run"], r["stage"]) for r in whole.values()}, {}  # (run, stage): start and id of the current run
+    for identity, same in known.items():
+        if identity[:3] in own:
+            for run in same:
+                latest[identity[1:3]] = max(latest.get(identity[1:3], (0, "")), (run.info.start_time, run.info.run_id))
+    numbers: dict[str, float] = {}
+    for folder, record in missing.items():
+        stage, start = (record["run"], record["stage"]), _span(record)[0]
+        current = start >= latest.get(stage, (0, ""))[0]
+        if current and stage in latest:
+            client.set_tag(latest[stage][1], "current", "false")
+        run_id, compared = _restore(client, experiment, row_id, folder, record, current)
+        if current:
+            latest[stage] = (start, run_id)
+            numbers |= compared
+        progress.update()
+    if numbers:
+        numbers |= rows.means(client.get_run(row_id).data.metrics | numbers)
+    note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, (_, run_id) in latest.items()})
+    store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), tags={"mlflow.note.content": note})
+    client.set_terminated(row_id, "FINISHED", end)
+
+
+def _restore(client: Any, experiment: str, row_id: str, folder: Path, record: dict, current: bool) -> tuple[str, dict[str, float]]:
+    """Write a finished stage folder into the store as `live.Tracker` would have, with the original times; returns its run and its row's numbers."""
+    begin, end = _span(record)
+    curve, last_step = [], 0
+    for line in _read_history(folder / "history.jsonl"):
+        step = line.pop("step")
+        curve += step_entries(line, step, line.pop("time"))
+        last_step = max(last_step, step)
+    final = final_numbers(folder, record)
+    about = describe(record)
+    # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
+    tags = about["tags"] | folder_tags(record)
+    run_id = create(client, experiment, row_id, record, tags, current, begin)
+    store.log(client, run_id, metrics=curve + entries(final, last_step, end / 1000), params=texts(about["params"]))
+    log_datasets(client, run_id, about["datasets"])
+    log_files(client, run_id, folder)
+    client.set_terminated(run_id, "FINISHED", end)
+    return run_id, rows.of_columns(flatten_metrics(final)) if rows.compares(record) else {}
+
+
+def _is_whole(run: Any) -> bool:
+    return run.info.status == "FINISHED" and run.data.tags.get("relinear.mirror") != "incomplete"
+
+
+def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...], list[Any]]:
+    """All stages' runs of an experiment by identity. Raises ValueError if some runs are not relinear's."""
+    known: dict[tuple[str, ...], list[Any]] = {}
+    foreign = []
+    for run in store.search(client, experiment):
+        if set(IDENTITY) <= run.data.tags.keys():
+            known.setdefault(_identity(run.data.tags), []).append(run)
+        elif not {"relinear.row", "relinear.earlier_row", rows.KIND} & run.data.tags.keys():
+            foreign.append(run.info.run_id)
+    if foreign:
+        raise ValueError(
+            f"experiment 'relinear-{scale}' holds {len(foreign)} runs that relinear did not write, such as "
+            f"{foreign[0]}; use an empty store or one made by relinear"
+        )
+    return known
+
+
+# Tables and figures
+
+
+def tables(uri: str, results: Path | str, scale: str | None = None) -> None:
+    """Copy the user's own tables, figures and claims of a scale, or of all, into the run `tables and figures` of each. Raises StoreError."""
+    results = Path(results)
+    drawn = _drawn(results, {path.parent for path in results.resolve().rglob(MANIFEST)})
+    with store.reached(uri):
+        for of in drawn.keys() if scale is None else drawn.keys() & {scale}:
+            client = store.connect(uri)
+            _log_tables(client, store.experiment_of(client, uri, of), of, drawn[of])
+
+
+def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]:
+    """By scale, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
+    found: dict[str, dict[Path, str]] = {}
+    for path in sorted(root.resolve().rglob(f"*{PROVENANCE}")):
+        if store.ARTIFACTS in path.parts:
+            continue
+        scale = json.loads(path.read_bytes()).get("scale")
+        if scale and not any(parent in but for parent in path.parents):
+            inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)
+            found.setdefault(scale, {}).update({file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)})
+    return found
+
+
+def _log_tables(client: Any, experiment: str, scale: str, drawn: dict[Path, str]) -> None:
+    found = next(store.search(client, experiment, f"tags.`{rows.KIND}` = 'tables'"), None)
+    if found is None:
+        says = "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each leads from a cell to its run.json."
+        found = client.create_run(experiment, tags={rows.KIND: "tables", "scale": scale, "mlflow.note.content": says}, run_name=TABLES)
+    for file, inside in drawn.items():
+        client.log_artifact(found.info.run_id, str(file), None if inside == "." else inside)
+    client.set_terminated(found.info.run_id)
+
+
+# One stage's run
+
+
+def describe(record: dict) -> dict:
+    """What `live.Tracker` takes, from run.json or from as much of it as is known when a stage starts.
+
+    Use it as ``Tracker(uri, **describe(record))``; then a rebuilt store has the parameters and tags of the first one.
+    """
+    tags = dict(record["tags"])
+    for field in ("config_hash", "code_hash", "git", "versions", "hardware", "seed"):
+        if field in record:
+            tags[field] = record[field]
+    tags |= {f"parent.{name}": parent["key"] for name, parent in record.get("parents", {}).items()}
+    return {
+        **{field: record[field] for field in IDENTITY},
+        "measure": record.get("measure", ""),
+        "params": record["config"],
+        "tags": tags,
+        "datasets": record["datasets"],
+    }
+
+
+def create(client: Any, experiment: str, row_id: str, about: dict, tags: dict, current: bool = True, begin: int | None = None) -> str:
+    """Create a stage's run below its row's, at `begin` (milliseconds since the epoch, default now), and return its id."""
+    run, stage = about["run"], about["stage"]
+    tags = texts(tags)
+    shown = {
+        rows.KIND: "stage",
+        "mlflow.parentRunId": row_id,
+        "mlflow.source.name": f"relinear {stage}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": tags.get("git.commit", ""),
+    }
+    own = {field: str(about[field]) for field in IDENTITY} | {"current": "true" if current else "false"}
+    # All tags in the one call: a process that dies here leaves no run that cannot be found again.
+    return client.create_run(experiment, begin, {**tags, **own, **shown}, rows.label("", run, stage)).info.run_id
+
+
+def log_datasets(client: Any, run_id: str, datasets: list[dict]) -> None:
+    """Write which data a stage read: ``{"name", "sha256", "role"}`` each."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    roles: dict[tuple[str, str], list[str]] = {}  # mlflow keeps one role for each data set of a run
+    for data in datasets:
+        roles.setdefault((data["name"], data["sha256"]), []).append(data["role"])
+    inputs = []
+    for (name, digest), role in roles.items():
+        # mlflow's digest holds 36 characters, so the whole one goes into the source.
+        dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(role))]))
+    if inputs:
+        client.log_inputs(run_id, inputs)
+
+
+def folder_tags(record: dict) -> dict[str, Any]:
+    """The tags of a stage that are known at its end: its first id in MLflow, and what it wrote."""
+    return {"mlflow_run_id": record.get("mlflow_run_id", "")} | {f"artefact.{n}": file["sha256"] for n, file in record.get("artefacts", {}).items()}
+
+
+def log_files(client: Any, run_id: str, folder: Path) -> None:
+    """Copy the small files of a stage's folder: records, tables, figures."""
+    for path in sorted(folder.iterdir()):
+        if _is_small(path) and (path.name in ("run.json", "metrics.json") or path.suffix in COPIED):
+            client.log_artifact(run_id, str(path))
+
+
+def _is_small(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ARTIFACT
+
+
+# The files
+
+
+def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = True) -> dict[Path, dict]:
+    """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
+
+    A record that cannot be believed raises BrokenError, or, unless `strict`, is left out, which a line on stderr says.
+
+    Only a folder named after its stage, or after the model, text or asset that the stage made, is one: mlflow's artifact folders and
+    unfinished work hold run.json too.
+    """
+    if not results.is_dir():
+        raise UserError(f"no folder {str(results)!r}")
+    folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
+    for path in sorted(results.resolve().rglob("run.json")):
+        if any(parent in but for parent in path.parents):
+            continue
+        try:
+            record = read_record(path.parent)
+            _require_own(path.parent, record)
+        except records.BrokenError as error:
+            if strict:
+                raise
+            print(f"{error}; it counts as not finished, and is left out", file=sys.stderr)
+            continue
+        if path.parent.name in (record["stage"], record["run"]):
+            folders.setdefault(_identity(record), (path.parent, record))
+    return dict(sorted(folders.values(), key=lambda item: _span(item[1])))
+
+
+def read_record(folder: Path) -> dict:
+    """A stage's record, once it is whole, has what the mirror shows and names the metrics.json beside it. Raises BrokenError."""
+    record = records.believed(folder)
+    if record is None:
+        raise records.BrokenError(f"{folder} has no run.json")
+    if lacking := [field for field in RECORD_FIELDS if field not in record]:
+        raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
+    return record
+
+
+def _require_own(folder: Path, record: dict[str, Any]) -> None:
+    """Raise BrokenError for a stage folder that leads out of itself: names that are paths, and links in the place of files."""
+    for field in IDENTITY:
+        if not NAME.fullmatch(str(record[field])):
+            raise records.BrokenError(f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got {str(record[field])[:60]!r}")
+    if links := sorted(path.name for path in folder.iterdir() if path.is_symlink()):
+        raise records.BrokenError(f"{folder / links[0]} is a link, and a stage leaves files")
+
+
+def final_numbers(folder: Path, record: dict) -> dict:
+    """The numbers known once a stage is done: metrics.json, under the names of tables' columns, and what the run cost."""
+    path = folder / "metrics.json"
+    cost = {name: record[name] for name in ("tokens", "wall_seconds", "peak_rss_bytes") if name in record}
+    return rows.numbers_of(record, json.loads(path.read_text()) if path.exists() else {}) | {"cost": cost}
+
+
+def _read_history(path: Path) -> Iterator[dict]:
+    packed = path.with_name(f"{path.name}.gz")  # in committed results
+    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text() if path.exists() else ""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number} is not JSON: {error}") from error
+        if not {"step", "time"} <= entry.keys():
+            raise ValueError(f"{path}:{number} lacks step or time, got {', '.join(entry)}")
+        if packed.exists() and len(lines) > PACKED_WHOLE and number % PACKED_EVERY and number < len(lines):
+            entry = {name: value for name, value in entry.items() if name in PACKED_ALWAYS or isinstance(value, dict | list)}
+        yield entry
+
+
+def _identity(record: dict) -> tuple[str, ...]:
+    return tuple(str(record[field]) for field in IDENTITY)
+
+
+def _span(record: dict) -> tuple[int, int]:
+    """Start and end of a stage in milliseconds since the epoch."""
+    begin = datetime.fromisoformat(record["started"]).timestamp()
+    return round(1000 * begin), round(1000 * (begin + record["wall_seconds"]))

@@ -1,0 +1,294 @@
+"""The run of a table's row: its parameters, and its numbers under the names of the tables' columns.
+
+A row's run stands above those of its stages. It is made before the first of them (`relinear track init --rows`), so nodes that work side by side
+find it; a stage that is run by hand makes it where there is none. The run of a further seed stands below that of its row, and what all rows
+share (assets, models, texts) below a run of its own, `inputs`.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from relinear import attention, stages
+from relinear.draw.schema1 import HELD_OUT, TASKS
+from relinear.plan.catalogue import SEED
+from relinear.plan.claims import GATE
+from relinear.plan.options import option_defaults, option_names
+from relinear.plan.plan import Plan
+from relinear.plan.readings import Reading
+from relinear.plan.specs import available
+from relinear.plan.strict import WORKFLOW
+from relinear.plan.tables import Column, Table
+from relinear.stages._stage import Node, method_file
+from relinear.tracking import store
+
+INPUTS = "inputs"  # the run above those of shared stages
+KIND = "relinear.kind"  # of a run: row, seed, earlier, inputs, stage, tables
+SHOWN = ("paper", "table", "row", "method", "variant", "model", "scale")  # tags of a stage that are its row's too
+SHARED = "What the rows share: assets, models, texts and activations, each made once."
+RECORDS = "\n\nRecords: "  # ends a row's description
+HEADLINE = "comparison"  # the paper whose columns name a reading that tables of several papers show
+
+
+class Row(NamedTuple):
+    """A row's run, as far as records tell: `base` is the row that it repeats with another seed, empty for a row itself."""
+
+    name: str
+    base: str
+    params: dict[str, str]
+    tags: dict[str, str]
+    sentence: str
+
+
+# What a row is
+
+
+def name_of(record: Mapping[str, Any]) -> str:
+    """The row that a stage belongs to: its run, or INPUTS for what all rows share."""
+    return record["run"] if "method" in record["tags"] else INPUTS
+
+
+def tags_of(plan: Plan, node: Node) -> dict[str, str]:
+    """What run.json says a stage is for: its row and, of a run's stage, method, variant, model, and the tables that show it."""
+    if not node.part and not stages.stage(node.stage).trains:
+        return {"row": node.name, "scale": plan.scale}
+    run, shown = plan.run(node.name), plan.artefacts_of(node.name)
+    return {
+        "row": node.name, "method": run.run.method, "variant": run.run.variant, "model": run.model, "scale": plan.scale,
+        "paper": ",".join(dict.fromkeys(t.split("/")[0] for t in shown)), "table": ",".join(shown),
+    }  # fmt: skip
+
+
+def planned(plan: Plan, names: Iterable[str]) -> list[Row]:
+    """The rows of runs before anything of them is run, those that they repeat, and the one of what all share."""
+    known = dict.fromkeys([*(SEED.sub("", name) for name in names), *names])
+    return [row_of([{"run": "", "stage": "", "config": {}, "scale": plan.scale, "tags": {}}]), *(_planned(plan, name) for name in known)]
+
+
+def _planned(plan: Plan, name: str) -> Row:
+    run = plan.run(name)
+    steps = [Node(step, name) for step in run.run.recipes]
+    about = {"run": name, "scale": plan.scale, "seed": plan.seed + run.seed, "tags": tags_of(plan, Node("measure", name, GATE))}
+    behind = {node.stage for link in plan.chain(name) for node in link.steps}
+    measured = {**about, "stage": GATE, "measure": GATE, "config": {"options": run.run.options}, "parents": dict.fromkeys(behind)}
+    return row_of([*({**about, "stage": node.stage, "config": plan.settings(node)} for node in steps), measured])
+
+
+def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
+    """A row from the records of its stages, or from what is known of them before they run (scale, run, stage, config, seed, tags)."""
+    records = list(records)
+    last, name = records[-1], name_of(records[-1])
+    if name == INPUTS:
+        return Row(name, "", {}, {KIND: INPUTS, "scale": last["scale"]}, SHARED)
+    base, tags = SEED.sub("", name), last["tags"]
+    params: dict[str, Any] = {}
+    for record in sorted(records, key=lambda r: not (r.get("measure") or compares(r))):  # what a training says goes before what a measurement says
+        params |= _parameters(record)
+    shown = {tag: tags[tag] for tag in SHOWN if tag in tags}
+    shown |= {KIND: "row" if base == name else "seed", "base_run": base, "seed": str(params["seed"])}
+    written = store.texts(params)
+    return Row(name, "" if base == name else base, written, shown, sentence(name, written, shown))
+
+
+def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage says of its row: method, options with their defaults, window and gate; of a training its recipe, budget and tokens."""
+    config, tags, stage = record["config"], record["tags"], record["stage"]
+    method = tags["method"]
+    options = dict(config.get("options") or {})
+    names: tuple[str, ...] = ()
+    if method in attention.available():
+        names, options = option_names(method_file(method)), option_defaults(method_file(method)) | options
+    found: dict[str, Any] = {"method": method, "seed": record.get("seed", 0)}
+    found |= {name: tags[tag] for name, tag in (("variant", "variant"), ("teacher", "model")) if tag in tags}
+    found |= {f"options.{name}": value for name, value in options.items()}
+    if method != "softmax":  # a method without a window or gates has neither; softmax attention sees everything
+        found |= {name: options.get(name, none) for name, none in (("window", 0), ("gate", "none")) if name in options or name not in names}
+    recipe = config.get("recipe") or config.get(stage)
+    if record.get("measure") or compares(record):
+        trained = [role.rpartition("/")[2] for role in record.get("parents", {"finetune": ...})]
+        return found | ({"rank": 0} if "finetune" not in trained and not config.get("before") else {})
+    if isinstance(recipe, dict) and "lr" in recipe:
+        found |= {f"{stage}.{name}": value for name, value in {**recipe, **config.get("budget", {})}.items()}
+        found |= {f"{stage}.tokens": record["tokens"]} if record.get("tokens") else {}
+        found |= {"rank": recipe["lora_rank"] if recipe.get("kind") == "lora" else 0} if stage == "finetune" else {}
+    return found
+
+
+def sentence(name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> str:
+    """What a row is, in one sentence, and the tables and figures that show it."""
+    steps = []
+    for step in ("distill", "finetune"):
+        if f"{step}.lr" in params:
+            tokens = f" on {int(params[f'{step}.tokens']):,} tokens" if f"{step}.tokens" in params else ""
+            rank = f", LoRA of rank {params['rank']}" if step == "finetune" and params.get("rank", "0") != "0" else ""
+            steps.append(f"{step}{tokens} at a rate of {params[f'{step}.lr']}{rank}")
+    of = f"{params['teacher']} with" if "teacher" in params else "with"
+    shown = f"\n\nShown in {tags['table'].replace(',', ', ')}." if tags.get("table") else ""
+    variant = f" ({params['variant']})" if params.get("variant", "default") != "default" else ""
+    return f"`{name}`: {of} {params['method']} attention{variant}, seed {params['seed']}: {'; '.join(steps) or 'not trained'}.{shown}"
+
+
+# A row in the store
+
+
+def find(client: Any, experiment: str, name: str) -> Any:
+    """A row's run; None where there is none. Of several the oldest, which all nodes take alike."""
+    found = store.search(client, experiment, f"tags.`relinear.row` = '{name}'")
+    return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+
+def ready(client: Any, uri: str, experiment: str, row: Row, begin: int | None = None, status: str = "RUNNING") -> str:
+    """The id of a row's run, created at `begin` (milliseconds) with `status` if need be; what it lacks is written on it.
+
+    MLflow keeps a parameter's first value. Where a row is set otherwise than the run that is there, that run becomes one of the past: it keeps
+    its stages, and a new one takes its place.
+    """
+    with store.lock(uri):
+        found = find(client, experiment, row.name)
+        old = found.data.params if found else {}
+        if found and any(old.get(name, text) != text for name, text in row.params.items()):
+            client.set_tag(found.info.run_id, "relinear.earlier_row", row.name)
+            client.set_tag(found.info.run_id, KIND, "earlier")
+            client.delete_tag(found.info.run_id, "relinear.row")
+            found, old = None, {}
+        if found is None:
+            tags = {"relinear.row": row.name, **row.tags, "mlflow.note.content": row.sentence}
+            if row.base and (base := find(client, experiment, row.base)):
+                tags["mlflow.parentRunId"] = base.info.run_id
+            found = client.create_run(experiment, begin, tags, row.name)
+            if status != "RUNNING":
+                client.update_run(found.info.run_id, status=status)
+    lacking = {name: text for name, text in row.params.items() if name not in old}
+    changed = {name: text for name, text in row.tags.items() if found.data.tags.get(name) != text}
+    store.log(client, found.info.run_id, params=lacking, tags=changed)
+    return found.info.run_id
+
+
+def join(client: Any, uri: str, experiment: str, record: Mapping[str, Any]) -> str:
+    """The id of the run above a stage that begins; parameters that the row has otherwise stay as they are until the next `track init`."""
+    row = row_of([record])
+    with store.lock(uri):
+        found = find(client, experiment, row.name)
+    if found:
+        row = row._replace(params={name: text for name, text in row.params.items() if name not in found.data.params})
+    return ready(client, uri, experiment, row)
+
+
+def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
+    """Write on a row what a stage of it adds: numbers by column, means of what is now there, parameters, links to the records."""
+    run, row = client.get_run(row_id), row_of([record])
+    params = {name: text for name, text in row.params.items() if name not in run.data.params}
+    added = dict(numbers) | means(dict(run.data.metrics) | dict(numbers)) if numbers else {}
+    children = store.search(client, experiment, f"tags.`mlflow.parentRunId` = '{row_id}' and tags.current = 'true'")
+    stages_of = {label(row.name, child.data.tags["run"], child.data.tags["stage"]): child.info.run_id for child in children}
+    says = SHARED if row.name == INPUTS else sentence(row.name, run.data.params | params, run.data.tags | row.tags)
+    tags = {"mlflow.note.content": note(says, experiment, stages_of)}
+    store.log(client, row_id, metrics=store.entries(added, 0), params=params, tags=tags)
+
+
+def label(row: str, run: str, stage: str) -> str:
+    """What a stage's run is called beside its row: `distill`; `lizard/distill` beside another; `teacher` of a stage that makes the teacher."""
+    return stage if run in (row, stage) else f"{run}/{stage}"
+
+
+def note(says: str, experiment: str, stages: Mapping[str, str]) -> str:
+    """A row's description: its sentence, and a link to the run.json of each stage (name -> run id) as MLflow's UI opens it."""
+    links = [f"[{stage}](#/experiments/{experiment}/runs/{run_id}/artifacts/run.json?{store.PAGES})" for stage, run_id in sorted(stages.items())]
+    return says + (RECORDS + ", ".join(links) if links else "")
+
+
+# Numbers
+
+
+class Columns(NamedTuple):
+    """The columns of all tables that are read in a row's own run; where two tables differ in one name, the first has it."""
+
+    read: dict[tuple[str, str], list[Column]]  # (measure, metric): columns
+    means: dict[str, Column]
+
+
+@functools.cache
+def columns() -> Columns:
+    """The columns of the tables of workflow/papers, those of the headline table first; none where the package has no workflow beside it."""
+    read: dict[tuple[str, str], list[Column]] = {}
+    averages: dict[str, Column] = {}
+    papers = WORKFLOW / "papers"
+    artefacts = available(papers, {}).values() if papers.is_dir() else ()
+    taken: set[str] = set()
+    for artefact in sorted(artefacts, key=lambda a: a.paper != HEADLINE):
+        if not isinstance(artefact.spec, Table) or artefact.spec.columns.axes:
+            continue
+        for column in artefact.spec.all_columns:
+            if column.name in taken or column.run or column.planned:
+                continue
+            taken.add(column.name)
+            if column.mean:
+                averages[column.name] = column
+            elif column.measure and column.metric:
+                same = read.setdefault((column.measure, column.metric), [])
+                if not any((c.of, c.at) == (column.of, column.at) for c in same):
+                    same.append(column)
+    return Columns(read, averages)
+
+
+def named(measure: str, readings: Iterable[Reading]) -> dict[str, float]:
+    """Readings under the names of tables' columns and in their units (percent), with `<column>_stderr` and `<column>_n`.
+
+    A reading that no table shows is `<measure>/<metric>/<of>`, and along a metric's axes `fidelity/kl/attention/layer_3/head_1`.
+    """
+    found: dict[str, float] = {}
+    for r in readings:
+        column = next((c for c in columns().read.get((measure, r.metric), ()) if c.of in (None, r.of) and dict(c.at) == dict(r.at)), None)
+        unit = 100.0 if column and column.unit == "percent" else 1.0
+        name = column.name if column else "/".join([measure, r.metric, r.of, *(f"{k}_{v}" for k, v in r.at.items())])
+        parts = {name: (r.value, unit), f"{name}_stderr": (r.stderr, unit)} | ({f"{name}_n": (r.n, 1.0)} if column else {})
+        found |= {store.metric_name(n): u * value for n, (value, u) in parts.items() if isinstance(value, int | float)}
+    return found
+
+
+def of_columns(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Of a stage's numbers those that rows are compared by: tables' columns, trained parameters and tokens of each step."""
+    names = {column.name for same in columns().read.values() for column in same}
+    wanted = {*names, *(f"{name}_{part}" for name in names for part in ("stderr", "n"))}
+    return {name: value for name, value in numbers.items() if name in wanted or name == "trainable_params" or name.endswith("_tokens")}
+
+
+def means(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The tables' averages whose columns are all there, each with its error, from theirs as independent ones."""
+    found = {}
+    for name, column in columns().means.items():
+        if all(part in numbers for part in column.mean):
+            found[name] = math.fsum(numbers[part] for part in column.mean) / len(column.mean)
+            if all(f"{part}_stderr" in numbers for part in column.mean):
+                found[f"{name}_stderr"] = math.hypot(*(numbers[f"{part}_stderr"] for part in column.mean)) / len(column.mean)
+    return found
+
+
+def numbers_of(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A stage's metrics.json, its readings and facts under the names of tables' columns; the rest as it is."""
+    if "readings" in metrics:
+        facts = metrics.get("facts", {})
+        known = {name: facts[name] for name in ("trainable_params", "collapsed") if facts.get(name) is not None}
+        known |= {f"{step}_tokens": n for step, n in facts.get("tokens", {}).items()}
+        return known | named(record["measure"], (Reading(**reading) for reading in metrics["readings"]))
+    if record["stage"] not in ("evaluate", "fidelity"):
+        return dict(metrics)
+    return {k: v for k, v in metrics.items() if k not in ("perplexity", "tasks", "mse", "kl")} | _schema1(record["stage"], metrics)
+
+
+def _schema1(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of schema 1, where one stage `evaluate` has all of them and `fidelity` those before finetuning."""
+    found, p = {}, metrics.get("perplexity")
+    if p:
+        of = "perplexity" if stage == "evaluate" else "perplexity_before"
+        found |= named(of, [Reading("perplexity", HELD_OUT, {}, p["value"], p.get("stderr"), p.get("tokens"))])
+    for measure, tasks in TASKS.items():
+        scores = [(task, name, metrics.get("tasks", {}).get(task, {})) for task in tasks for name in ("acc", "acc_norm")]
+        found |= named(measure, [Reading(name, task, {}, s[name], s.get(f"{name}_stderr"), s.get("n")) for task, name, s in scores if name in s])
+    return found | named("fidelity", [Reading(name, "attention", {}, metrics[name], None, None) for name in ("mse", "kl") if name in metrics])
+
+
+def compares(record: Mapping[str, Any]) -> bool:
+    """Whether a stage measures its row: a measurement, or `evaluate` and `fidelity` of schema 1."""
+    return record.get("measure", "") not in ("", GATE) or record["stage"] in ("evaluate", "fidelity")

@@ -1,0 +1,269 @@
+"""The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found and written there.
+
+Only `MlflowClient` is used: the fluent API keeps the active run in globals. mlflow is imported inside functions, because that takes seconds.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from relinear.errors import UserError
+
+# mlflow reads these when it is imported, so they are set before anything in this process can import it. A server that is gone, fails or does not
+# answer is given up after one more try, within seconds, and not after mlflow's default of several minutes.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+
+Entry = tuple[str, float, int, int]  # metric name, value, milliseconds since the epoch, step
+
+LONGEST_NAME = 250  # mlflow refuses more
+LONGEST_VALUE = 5000  # mlflow cuts parameters at 6000 characters and tags at 8000
+BATCH = 1000  # metrics that one call of mlflow's takes
+PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
+LONGEST_LIST = 256  # a longer list is data, not a set of curves
+ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
+PAGES = "workflowType=machine_learning"  # of an address in MLflow 3's UI, which otherwise shows the pages of generative models
+MOUNTS = Path("/proc/self/mounts")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
+
+
+class StoreError(UserError):
+    """The store cannot be reached or used; the message names its address, without a password, and the reason."""
+
+
+def connect(uri: str) -> Any:
+    """An MlflowClient on a store that is ready for use."""
+    from mlflow import MlflowClient
+
+    # mlflow logs a traceback for every failure it raises, and urllib3 a line for every further try; they would bury our one warning.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.CRITICAL)
+    if path := sqlite_path(uri):
+        if path.name == "":
+            raise FileNotFoundError("it names no file")
+        _create_sqlite(uri, path)
+        # Fails at once for what is no database of mlflow's; mlflow itself would spend minutes on retries.
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
+            database.execute("SELECT 1 FROM experiments LIMIT 1")
+    return MlflowClient(uri)
+
+
+def experiment_of(client: Any, uri: str, scale: str) -> str:
+    """The id of experiment relinear-<scale>, created or restored if need be.
+
+    A SQLite store keeps its artifacts beside the file, by absolute path: once moved, it shows them after a rebuild only.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name, path = f"relinear-{scale}", sqlite_path(uri)
+    with lock(uri):
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            place = (path.parent / ARTIFACTS / name).resolve().as_uri() if path else None
+            try:
+                return client.create_experiment(name, artifact_location=place)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = client.get_experiment_by_name(name)  # on a server, another node was first
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return found.experiment_id
+
+
+def warn_of_network(uri: str) -> None:
+    """Say on stderr that a SQLite store is on a network file system, if it is: its locks do not hold there."""
+    path = sqlite_path(uri)
+    if path and (kind := _file_system(path)) in NETWORK:
+        warning = f"WARNING: {path} is on a network file system ({kind}), where SQLite's locks may not hold"
+        print(f"{warning}: set MLFLOW_TRACKING_URI to an MLflow server's address", file=sys.stderr, flush=True)
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a SQLite store; None of a server."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that `path` is or would be on, such as ext4; empty where the kernel does not tell."""
+    mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
+    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in mounts}  # the last mount at a place hides the others
+    return next((kinds[p] for p in path.resolve().parents if p in kinds), "")
+
+
+def _create_sqlite(uri: str, path: Path) -> None:
+    """Create the store at `path` if there is none.
+
+    mlflow runs its migrations without a transaction: two processes at once, or one that is killed, leave a file that no later start can repair.
+    So one process at a time, aside, and moved when complete.
+    """
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(uri):
+        if not path.exists():
+            if any(record for depth in ("*/*/*", "*/runs/*/*") for record in path.parent.glob(f"{depth}/run.json")):
+                print(f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished before", file=sys.stderr, flush=True)
+            fresh = path.with_name(f"{path.name}.new")
+            fresh.unlink(missing_ok=True)
+            MlflowClient(f"sqlite:///{fresh}")
+            os.replace(fresh, path)
+
+
+def lock(uri: str) -> Any:
+    """Held while the schema, an experiment or a row's run is looked up and created. There is none for a server."""
+    from filelock import FileLock
+
+    path = sqlite_path(uri)
+    return FileLock(f"{path}.lock", timeout=60) if path else nullcontext()
+
+
+@contextmanager
+def without_sync() -> Iterator[None]:
+    """SQLite does not wait for the disk at each of thousands of transactions. A machine that goes down meanwhile may damage the store, which
+    `relinear track rebuild` makes anew once the file is removed."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def switch_off(connection: Any, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", switch_off)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", switch_off)
+
+
+# Failures
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What a failing store raises: mlflow's and SQLAlchemy's wrappers, SQLite, files, locks, sockets."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, sqlite3.Error, OSError
+
+
+def failure(uri: str, error: Exception) -> str:
+    """One line: the store's address, without a password, and how it failed."""
+    reason = next(iter(str(error).splitlines()), "")
+    return re.sub(r"//[^/@\s]*@", "//***@", f"MLflow's store {uri} failed: {type(error).__name__}: {reason}")
+
+
+@contextmanager
+def reached(uri: str) -> Iterator[None]:
+    """What fails in the store becomes a StoreError of one line; mistakes of relinear's own stay what they are."""
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("mlflow is not installed, so nothing is written to its store")
+    try:
+        yield
+    except UserError:
+        raise
+    except store_errors() as error:
+        raise StoreError(failure(uri, error)) from None
+
+
+# Runs
+
+
+def search(client: Any, experiment: str, where: str = "") -> Iterator[Any]:
+    """All runs of an experiment that mlflow's filter `where` admits."""
+    token = None
+    while True:
+        page = client.search_runs([experiment], where, max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str, str] | None = None, tags: dict[str, Any] | None = None) -> None:
+    """Write all of it in as few calls as mlflow's limits allow."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    metrics = [Metric(*entry) for entry in metrics]
+    params = [Param(name, text) for name, text in (params or {}).items()]
+    tags = [RunTag(name, text) for name, text in texts(tags or {}).items()]
+    while metrics or params or tags:
+        now = {"params": params[:100], "tags": tags[:100]}
+        now["metrics"] = metrics[: BATCH - sum(map(len, now.values()))]
+        client.log_batch(run_id, synchronous=True, **now)
+        params, tags, metrics = params[100:], tags[100:], metrics[len(now["metrics"]) :]
+
+
+# Names and numbers as mlflow takes them
+
+
+def metric_name(name: str) -> str:
+    """A name mlflow takes: all but letters, digits and ``_-./: `` becomes ``_`` ("acc,none": "acc_none").
+
+    Also used for parameters and tags. Raises ValueError if nothing is left.
+    """
+    parts = re.sub(r"[^\w\-./: ]", "_", name).split("/")
+    clean = "/".join(part for part in parts if part not in ("", ".", ".."))
+    if not clean:
+        raise ValueError(f"a name needs a letter or a digit, got {name!r}")
+    return clean[:LONGEST_NAME]
+
+
+def step_entries(metrics: dict, step: int, seconds: float | None = None) -> list[Entry]:
+    """The entries of a step of training. mlflow takes 0.2 ms for each, and thirty layers would make a distillation of 50 s a third longer."""
+    if step >= PARTS_ALL and step % PARTS_EVERY:
+        metrics = {name: value for name, value in metrics.items() if not isinstance(value, dict | list)}
+    return entries(metrics, step, seconds)
+
+
+def entries(metrics: dict, step: int, seconds: float | None = None) -> list[Entry]:
+    """An entry for each number in `metrics`, at `seconds` since the epoch (default now)."""
+    stamp = round(1000 * (time.time() if seconds is None else seconds))
+    return [(name, value, stamp, step) for name, value in flatten_metrics(metrics).items()]
+
+
+def flatten_metrics(tree: dict[str, Any]) -> dict[str, float]:
+    """Every number of a JSON tree by its path: {"tasks": {"piqa": {"acc": 1}}} gives {"tasks/piqa/acc": 1.0}.
+
+    Slashes make mlflow's UI group the charts. A list of numbers gets padded indices ("layer_loss/07").
+    Strings, None, nested lists and lists longer than `LONGEST_LIST` are left out. Raises TypeError for
+    anything else that has no float value.
+    """
+    flat: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, list | tuple):
+            is_curves = len(value) <= LONGEST_LIST and all(isinstance(item, int | float) for item in value)
+            width = max(2, len(str(len(value) - 1)))
+            value = {f"{i:0{width}}": item for i, item in enumerate(value)} if is_curves else None
+        if isinstance(value, dict):
+            for path, number in flatten_metrics(value).items():
+                flat[metric_name(f"{name}/{path}")] = number
+        elif value is not None and not isinstance(value, str):
+            flat[metric_name(str(name))] = float(value)
+    return flat
+
+
+def texts(tree: dict, prefix: str = "") -> dict[str, str]:
+    """A nested dict as dotted names and the texts mlflow stores: JSON, which a round trip does not change."""
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= texts(value, f"{prefix}{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        if len(text) > LONGEST_VALUE:
+            text = f"{text[:LONGEST_VALUE]}... ({len(text)} characters; whole in run.json)"
+        flat[metric_name(f"{prefix}{name}")] = text
+    return flat

@@ -1,0 +1,90 @@
+"""What a person sees: MLflow's UI over imported results, in a headless browser."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from browser import chromium, open_page
+from conftest import ROOT
+
+COMMITTED = ROOT / "results/reference/controls_smollm2"
+SHOWN = ("teacher", "lolcats_window", "lizard")
+STAGES = ("distill", "finetune", "gate", "perplexity", "commonsense", "ppl_novels", "state_bytes")
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The links that `relinear track ui` prints, by what they show, once its server answers: `runs` and `rows`."""
+    chromium()
+    folder = tmp_path_factory.mktemp("ui")
+    for made in (COMMITTED / "runs" / run / stage for run in SHOWN for stage in STAGES):
+        if made.is_dir():
+            shutil.copytree(made, folder / "theirs" / made.relative_to(COMMITTED))
+    shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
+    shutil.copytree(COMMITTED / "models", folder / "theirs/models")
+    relinear = [sys.executable, "-m", "relinear.cli", "track"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")}
+    subprocess.run([*relinear, "import", "theirs"], cwd=folder, env=environment, check=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (folder / "log").open("w") as log:
+        command = [*relinear, "ui", "--port", str(port)]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while True:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.2)
+        printed = (folder / "log").read_text()
+        runs, compared = re.search(r"^relinear-smollm2-reference: (\S+)\n  its rows compared: (\S+)$", printed, re.M).groups()
+        yield {"runs": runs, "rows": compared}
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(5)
+
+
+def named(page: str) -> list[str]:
+    """The runs that a page links to, in the order shown."""
+    return re.findall(r'<a [^>]*href="[^"]*#/experiments/\d+/runs/[0-9a-f]{32}"[^>]*>(?:<[^>]*>)*([^<]+)', page)
+
+
+def test_the_printed_link_opens_the_runs(ui):
+    assert {*SHOWN, "inputs", "tables and figures"} == set(named(open_page(ui["runs"]))), "no stage among them: each is below its row"
+
+
+def test_rows_are_compared_by_window_rank_and_gate_by_bytes_and_by_what_differs(ui):
+    page = open_page(ui["rows"], seconds=90)
+    assert set(named(page)) == set(SHOWN), "rows and nothing else"
+    texts = set(re.findall(r">([^<>]+)<", page))
+    assert {"window", "rank", "gate", "state_mib", "ppl_long", "ppl", "avg_no_mmlu"} <= texts
+    assert {"finetune.lr", "method"} <= texts, "what differs"
+    assert "Error loading" not in page
+
+
+def test_the_rows_have_the_columns_of_the_tables(ui):
+    page = open_page(ui["rows"].replace("compareRunsMode=CHART", "compareRunsMode=TABLE"))
+    assert set(named(page)) == set(SHOWN)
+    for column in ("method", "window", "rank", "gate", "ppl", "ppl_long", "avg_no_mmlu", "state_mib"):
+        assert re.search(rf">{column}<", page), column
+    table = (COMMITTED / "comparison/controls.csv").read_text().splitlines()
+    first = dict(zip(table[0].split(","), table[1].split(","), strict=False))
+    assert any(f"{float(first['ppl']):.{digits}f}" in page for digits in (2, 3, 4)), first["ppl"]
+
+
+def test_a_page_of_a_folder_is_opened(tmp_path: Path):
+    (tmp_path / "page.html").write_text("<p id=p>before</p><script>document.getElementById('p').textContent = 'after'</script>")
+    assert "after</p>" in open_page(tmp_path / "page.html", seconds=1)
