@@ -43,6 +43,7 @@ class Round(NamedTuple):
     upset: Callable[["Results", subprocess.Popen, random.Random], None]
     store: str | None = None
     on_tmpfs: bool = False
+    read_only: bool = False  # from the start
 
 
 class Results:
@@ -205,14 +206,14 @@ def full(results: Results, process: subprocess.Popen, draw: random.Random) -> No
     filler.unlink()
 
 
-def read_only(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-    place = results.clone / "results"
-    for _ in range(200):  # refused while a file is open for writing
-        if subprocess.run(["mount", "-o", "remount,ro", place], capture_output=True).returncode == 0:
-            break
-        time.sleep(0.05)
+def writable_again(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+    """The results were read-only from the start, since no disk becomes so while a file on it is open for writing."""
     _wait(process)
-    subprocess.run(["mount", "-o", "remount,rw", place], check=True)
+    remount(results, "rw")
+
+
+def remount(results: Results, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", results.clone / "results"], check=True)
 
 
 def _wait(process: subprocess.Popen) -> None:
@@ -234,7 +235,7 @@ KINDS = [
     Round("SIGSTOP, SIGCONT", stopped),
     Round("two commands", second),
     Round("disk full", full, on_tmpfs=True),
-    Round("read-only", read_only, on_tmpfs=True),
+    Round("read-only", writable_again, on_tmpfs=True, read_only=True),
     Round("store deleted", removed("mlflow.db*")),
     Round("store refuses", nothing, store="http://user:secret@127.0.0.1:1"),
     Round("store silent", nothing, store="silent"),
@@ -293,6 +294,8 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
         if not there:
             return "not run", "mounting needs root"
         store = silent if kind.store == "silent" else kind.store
+        if kind.read_only:
+            remount(results, "ro")
         process = results.start(store)
         moment = draw.uniform(0.1, 0.95) * results.seconds
         with suppress(subprocess.TimeoutExpired):
@@ -300,7 +303,8 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
         kind.upset(results, process, draw)
         first = ended(process)
         again = results.command(store)
-        wrong = [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
+        wrong = ["it ended well on a disk that refuses"] if kind.read_only and first.code == 0 else []
+        wrong += [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
         if not again.code:
             rebuilt = rebuild(results)
             wrong += rebuilt or results.mirrored()

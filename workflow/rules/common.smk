@@ -6,6 +6,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryFile
 
 REPOSITORY = Path(workflow.basedir)
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
@@ -109,8 +110,15 @@ def minutes(stage):
     return math.ceil(plan.config.jobs.longest(stage) * max(plan.budget, 1))
 
 
-# A machine without the GPU is told so before its first job; on a cluster only the nodes need one.
+# A folder that cannot be written to is told before the first job. So is a machine without the GPU; on a cluster only the nodes need one.
 onstart:
+    plan.results.mkdir(parents=True, exist_ok=True)
+    try:
+        TemporaryFile(dir=plan.results).close()
+    except OSError as error:
+        raise WorkflowError(
+            f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"
+        ) from None
     if gpus("finetune") and workflow.local_exec:
         from relinear.machine.hardware import device_of
 
