@@ -16,9 +16,10 @@ import yaml
 from properdocs.exceptions import PluginError
 
 from relinear.benchmarks import hours
-from relinear.draw import pages
+from relinear.draw import pages, report
 from relinear.draw.costs import read_costs
 from relinear.errors import UserError
+from relinear.plan.specs import available
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -44,7 +45,7 @@ def committed(path: str) -> dict[str, dict[str, str]]:
 
 def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
     """`properdocs build`, as `make docs` gives it."""
-    command = [str(Path(sys.executable).parent / "properdocs"), "build", "--site-dir", str(out)]  # `--quiet` would be deaf to warnings, too
+    command = [sys.executable, "-m", "properdocs", "build", "--site-dir", str(out)]  # `--quiet` would be deaf to warnings, too
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
@@ -52,6 +53,9 @@ def test_the_site_builds_with_everything_that_its_pages_show(tmp_path):
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
+    shown = (tmp_path / "papers/lolcats.html").read_text()
+    assert 'src="../repository/results/reference/smollm2/lolcats/figure3.png"' in shown
+    assert 'href="../repository/results/reference/smollm2/runs/lolcats_exp/fidelity/run.json"' in shown
     for page in tmp_path.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
             if "://" not in link and page.name != "404.html":
@@ -91,6 +95,32 @@ def test_links_lead_to_files_of_the_repository_too(page):
 def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 1700 and len(text.splitlines()) <= 150
+
+
+# --- the report ---
+
+
+def test_the_report_has_every_table_figure_and_claim_that_is_committed():
+    found = report.report(ROOT)
+    text = "".join(page for page, _ in found.values())
+    for artefact in available(ROOT / "workflow/papers").values():
+        assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
+    links = set().union(*(paths for _, paths in found.values()))
+    assert not [path for path in links if not (ROOT / path).is_file()]
+    for suffix in ("png", "claims.csv", "provenance.json"):
+        committed = {path.relative_to(ROOT).as_posix() for path in REFERENCE.rglob(f"*{suffix}")}
+        alone = {path for path in committed - links if path.split("/")[2] not in ("decoding", "efficiency", "kernels", "parity")}
+        assert not alone, "results that no page of a paper shows"
+    for path in (path for path in links if path.endswith("claims.csv")):
+        for row in csv.DictReader((ROOT / path).read_text().splitlines()):
+            assert re.search(rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*\| {row['verdict']} ", text, re.MULTILINE), row["claim"]
+
+
+def test_each_row_of_the_report_links_to_its_records():
+    page, _ = report.report(ROOT)["lolcats"]
+    [row] = re.findall(r"^\| exp  .*101\.6 ± 1\.54 .*$", page, re.MULTILINE)
+    for measure in ("fidelity", "evaluate"):
+        assert f"[lolcats_exp/{measure}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json)" in row
 
 
 # --- tables ---
