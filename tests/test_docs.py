@@ -116,11 +116,13 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
             assert re.search(rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*\| {row['verdict']} ", text, re.MULTILINE), row["claim"]
 
 
-def test_each_row_of_the_report_links_to_its_records():
+def test_each_cell_of_the_report_links_to_its_record():
     page, _ = report.report(ROOT)["lolcats"]
-    [row] = re.findall(r"^\| exp  .*101\.6 ± 1\.54 .*$", page, re.MULTILINE)
-    for measure in ("fidelity", "evaluate"):
-        assert f"[lolcats_exp/{measure}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json)" in row
+    for cell, measure in (("101.6 ± 1.54", "fidelity"), ("29.58 ± 0.43", "evaluate")):
+        assert f" [{cell}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json) " in page
+    page, _ = report.report(ROOT)["comparison"]
+    own = [f"../repository/results/reference/smollm2/runs/lizard{seed}/evaluate/run.json" for seed in ("", "-seed1", "-seed2")]
+    assert f" [33.8 ± 0.7]({own[0]}) [2]({own[1]}) [3]({own[2]}) " in page, "LAMBADA, a mean over seeds"
 
 
 # --- tables ---
