@@ -1,4 +1,4 @@
-"""A hook of the site: what pages link to outside docs/ is copied into it.
+"""A hook of the site: what pages link to outside docs/ is copied into it, and the report of the committed results is made, a page a paper.
 
 Pages are written for GitHub, where `../results/reference/x.png` leads to a file of the repository. In the site that file lies at
 `repository/results/reference/x.png`, and this hook rewrites the link. A Markdown file that is linked becomes a page.
@@ -10,6 +10,8 @@ from posixpath import relpath
 
 from properdocs.exceptions import PluginError
 from properdocs.structure.files import File, InclusionLevel
+
+from relinear.draw.report import report
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "repository"
@@ -30,8 +32,12 @@ def outside(page: File) -> dict[str, str]:
 
 
 def on_files(files, config):
-    """The pages, and with them the files of the repository that they link to."""
-    for path in sorted({path for page in files.documentation_pages() for path in outside(page).values()}):
+    """The pages, the report's among them, and the files of the repository that they link to."""
+    linked = {path for page in files.documentation_pages() for path in outside(page).values()}
+    for paper, (text, paths) in report(ROOT).items():
+        files.append(File.generated(config, f"papers/{paper}.md", content=text))
+        linked |= paths
+    for path in sorted(linked):
         files.append(File.generated(config, f"{FOLDER}/{path}", abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 

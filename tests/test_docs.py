@@ -16,9 +16,10 @@ import yaml
 from properdocs.exceptions import PluginError
 
 from relinear.benchmarks import hours
-from relinear.draw import pages
+from relinear.draw import pages, report
 from relinear.draw.costs import read_costs
 from relinear.errors import UserError
+from relinear.plan.specs import available
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -44,7 +45,7 @@ def committed(path: str) -> dict[str, dict[str, str]]:
 
 def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
     """`properdocs build`, as `make docs` gives it."""
-    command = [str(Path(sys.executable).parent / "properdocs"), "build", "--site-dir", str(out)]  # `--quiet` would be deaf to warnings, too
+    command = [sys.executable, "-m", "properdocs", "build", "--site-dir", str(out)]  # `--quiet` would be deaf to warnings, too
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
@@ -52,6 +53,9 @@ def test_the_site_builds_with_everything_that_its_pages_show(tmp_path):
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
+    shown = (tmp_path / "papers/lolcats.html").read_text()
+    assert 'src="../repository/results/reference/smollm2/lolcats/figure3.png"' in shown
+    assert 'href="../repository/results/reference/smollm2/runs/lolcats_exp/fidelity/run.json"' in shown
     for page in tmp_path.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
             if "://" not in link and page.name != "404.html":
@@ -93,6 +97,34 @@ def test_the_readme_is_short():
     assert len(text.split()) <= 1700 and len(text.splitlines()) <= 150
 
 
+# --- the report ---
+
+
+def test_the_report_has_every_table_figure_and_claim_that_is_committed():
+    found = report.report(ROOT)
+    text = "".join(page for page, _ in found.values())
+    for artefact in available(ROOT / "workflow/papers").values():
+        assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
+    links = set().union(*(paths for _, paths in found.values()))
+    assert not [path for path in links if not (ROOT / path).is_file()]
+    for suffix in ("png", "claims.csv", "provenance.json"):
+        committed = {path.relative_to(ROOT).as_posix() for path in REFERENCE.rglob(f"*{suffix}")}
+        alone = {path for path in committed - links if path.split("/")[2] not in ("decoding", "efficiency", "kernels", "parity")}
+        assert not alone, "results that no page of a paper shows"
+    for path in (path for path in links if path.endswith("claims.csv")):
+        for row in csv.DictReader((ROOT / path).read_text().splitlines()):
+            assert re.search(rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*\| {row['verdict']} ", text, re.MULTILINE), row["claim"]
+
+
+def test_each_cell_of_the_report_links_to_its_record():
+    page, _ = report.report(ROOT)["lolcats"]
+    for cell, measure in (("101.6 ± 1.54", "fidelity"), ("29.58 ± 0.43", "evaluate")):
+        assert f" [{cell}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json) " in page
+    page, _ = report.report(ROOT)["comparison"]
+    own = [f"../repository/results/reference/smollm2/runs/lizard{seed}/evaluate/run.json" for seed in ("", "-seed1", "-seed2")]
+    assert f" [33.8 ± 0.7]({own[0]}) [2]({own[1]}) [3]({own[2]}) " in page, "LAMBADA, a mean over seeds"
+
+
 # --- tables ---
 
 
@@ -100,6 +132,15 @@ def test_the_readme_is_short():
 def test_tables_are_what_the_committed_results_say(page):
     text = (ROOT / page).read_text()
     assert pages.written(page, text, REFERENCE) == text, "run `python -m relinear.draw.pages`"
+
+
+def test_what_results_were_made_with_is_of_two_environments_and_the_newer_is_locked(tmp_path):
+    (tmp_path / "table.md").write_text(pages.made_with(REFERENCE))
+    [rows] = pages.drawn(tmp_path / "table.md")
+    assert {row["In `results/reference`"].strip("`") for row in rows} == {path.name for path in REFERENCE.iterdir()}, "every committed folder"
+    older, newer = sorted({(row["torch"].removesuffix("+cpu"), row["triton"]) for row in rows})
+    lock = (ROOT / "requirements.lock").read_text()
+    assert f"\ntorch=={newer[0]}" in lock and f"\ntriton=={newer[1]}" in lock and f"\ntorch=={older[0]}" not in lock
 
 
 def test_a_page_without_its_marks_is_refused():

@@ -253,7 +253,7 @@ def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_
 
 def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp_path):
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position", "published": {"theirs": {64: 5.0}}}]
-    series = [{"title": "teacher", "run": "teacher", "color": "black"}, {"title": "SUPRA", "points": {64: "supra_s", 4096: "supra_l"}}]
+    series = [{"title": "teacher", "run": "teacher"}, {"title": "SUPRA", "points": {64: "supra_s", 4096: "supra_l"}}]
     claims = [
         {
             "claim": "c",

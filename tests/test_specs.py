@@ -227,7 +227,7 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (COSTS | {"model": None}, "costs need the `model`"),
         (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or points"),
         (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),
-        (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal-ish"}]}, "series.0.color"),
+        (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal"}]}, "unknown key 'color'"),
         (COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]}, "no series 'lizard'; have teacher"),
         (COSTS | {"claims": [RATIO | {"column": "watts"}]}, "no column 'watts'"),
         (COSTS | {"claims": [RATIO | {"left": "teacher"}]}, "teacher needs one place on a sweep, `at: {batch: ...}`"),

@@ -5,6 +5,7 @@ import importlib
 from relinear.attention import available as available_methods
 
 __all__ = ["available_methods", "linearize", "load_run"]
+__version__ = "0.1.0"  # of the package too; keys do not count it
 
 # From here on `AutoModelForCausalLM.from_pretrained` takes linearized folders. By name for the reason given below.
 importlib.import_module("relinear.share.registration").install()

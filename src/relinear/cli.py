@@ -7,22 +7,24 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.plan.plan import Plan
-from relinear.plan.strict import ConfigError
+from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 from relinear.tracking import live as tracking
 from relinear.tracking import mirror
 from relinear.tracking.store import StoreError
 
+# What the extra `suite` of pyproject.toml brings, as it is imported.
+SUITE = ("PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "scipy", "snakemake", "sqlalchemy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -31,7 +33,7 @@ track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_he
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"relinear {metadata.version('relinear')}")
+        print(f"relinear {relinear.__version__}")
         raise typer.Exit
 
 
@@ -70,6 +72,15 @@ Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Co
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
 
 
+def require_clone() -> None:
+    """Raises UserError where there is no workflow/: relinear was installed, and this is no clone."""
+    if not WORKFLOW.is_dir():
+        raise UserError(
+            f"this verb reads workflow/, which is in a clone of the repository and not in an installed package: {WORKFLOW} is not there. "
+            "Run it in a clone, after `make setup`; `relinear generate` and relinear.linearize need none"
+        )
+
+
 def planned(verb: Callable[..., None]) -> Callable[..., None]:
     """A verb whose first parameter is a plan, as one that takes the plan's options instead."""
     own = list(inspect.signature(verb).parameters.values())[1:]
@@ -77,6 +88,7 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def with_options(**given) -> None:
+        require_clone()
         plan = Plan(**{name: given.pop(name) for name in PLAN})
         plan.check()
         verb(plan, **given)
@@ -183,6 +195,7 @@ def export_run(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
 ) -> None:
     """Write a run as a folder that transformers, peft and lm-eval load."""
+    require_clone()  # the card names data and licences
     from relinear.share.export import export
 
     print(export(run, out, merge=merge, dtype=dtype))
@@ -322,6 +335,11 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        if (lacking := str(error.name).partition(".")[0]) not in SUITE:
+            raise
+        print(f"error: this verb needs {lacking}, which is not installed; `pip install 'relinear[suite]'` brings it", file=sys.stderr)
         raise SystemExit(1) from None
     except Exception as error:
         if not (said := refusal(error)):

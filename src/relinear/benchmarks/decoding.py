@@ -8,6 +8,7 @@ measures what is missing.
 
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from transformers.generation.streamers import BaseStreamer
 from relinear.benchmarks import command
 from relinear.benchmarks.campaign import Campaign, session
 from relinear.draw.render import markdown, write_figure
+from relinear.draw.style import lines
 from relinear.errors import UserError
 from relinear.linearize.model import linearize
 from relinear.linearize.state import RecurrentCache, nbytes
@@ -183,13 +185,13 @@ def draw(rows: list[dict]) -> Figure:
     """Time per token and memory against position: softmax attention's grow, the methods' do not."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     time_axis, memory_axis = figure.subplots(1, 2)
-    for index, run in enumerate(dict.fromkeys(row["run"] for row in rows)):
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    for run, style in zip(runs, lines(["_".join(re.findall(r"\w+", run)) for run in runs]), strict=True):
         first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
-        style = {"color": "black", "linewidth": 2.2} if RUNS[run] is None else {"color": f"C{index - 1}", "linewidth": 1.4}
         at = [r["tokens"] / 1024 for r in tenths]
-        time_axis.plot(at, [r["ms_per_token"] for r in tenths], label=run, marker="o", markersize=3, **style)
-        memory_axis.plot(at, [r["process_mib"] - first["process_mib"] for r in tenths], marker="o", markersize=3, **style)
-        memory_axis.plot(at, [r["state_bytes"] / MIB for r in tenths], linestyle="--", **style)
+        time_axis.plot(at, [r["ms_per_token"] for r in tenths], label=run, markersize=4, **style)
+        memory_axis.plot(at, [r["process_mib"] - first["process_mib"] for r in tenths], markersize=4, **style)
+        memory_axis.plot(at, [r["state_bytes"] / MIB for r in tenths], **style | {"linestyle": "--", "marker": ""})
     time_axis.set(xlabel="position (1024 tokens)", ylabel="ms per token", title="Time per generated token", ylim=(0, None))
     memory_axis.set(xlabel="position (1024 tokens)", ylabel="MiB", title="Memory: growth of the process (solid), state (dashed)")
     figure.legend(loc="outside lower center", ncols=len(RUNS), frameon=False, fontsize=9)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of
 from relinear.draw.pictures import judged, save
+from relinear.draw.style import look_of
 from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Bars, Column
@@ -37,7 +38,9 @@ def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) ->
         errors = [cell.stderr if isinstance(cell.stderr, float) else 0.0 for cell in cells]
         places = at - 0.4 + width * (i + 0.5)
         text = next((str(t) for t in row.line.text.values() if t is not None), row.line.name)
-        axis.bar(places, values, width, yerr=errors, label=text, color=f"C{i % 10}", error_kw={"elinewidth": 0.8}, capsize=2)
+        look = look_of(row.line.run or row.line.name, i)
+        style = {"color": look.color, "hatch": look.hatch, "edgecolor": "white", "error_kw": {"elinewidth": 0.8}}
+        axis.bar(places, values, width, yerr=errors, label=text, capsize=2, **style)
         for place, cell in zip(places, cells, strict=True):
             if not cell.was_run:
                 axis.text(

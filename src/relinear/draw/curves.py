@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from relinear.draw.claims import Look, Value, judge, value_of, write_claims
 from relinear.draw.pictures import save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
+from relinear.draw.style import lines
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import TRAINED, Curves, Panel, Series
 from relinear.plan.readings import Reading, Source
@@ -136,11 +137,11 @@ def _costs(spec: Curves, about: About) -> Costs:
 
 
 def _cost_panel(axis: Axes, spec: Curves, panel: Panel, paid: Costs) -> None:
-    for i, series in enumerate(spec.series):
+    for series, style in _styled(spec):
         if series in spec.shown(panel):
             ran = any(row.ok and row.run == series.name for row in paid.rows)
             mark = "*" if series.name in paid.other else "" if ran else f" ({NOT_RUN})"
-            _line(axis, series, i, curve_of_costs(paid.rows, series.name, panel), mark)
+            _line(axis, series, style, curve_of_costs(paid.rows, series.name, panel), mark)
     _finish(axis, panel, SWEPT[panel.x], base=2)
 
 
@@ -157,21 +158,21 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 
 def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None:
     unit, bands, levels = 100.0 if panel.unit == "percent" else 1.0, False, dict[str, tuple[float, str]]()
-    for i, series in enumerate(spec.series):
+    for series, style in _styled(spec):
         if series not in spec.shown(panel):
             continue
         found = [(x, reading) for x, reading, _ in along[series.name, panel.name]]
         if panel.x == TRAINED and found and not found[-1][0]:  # no point on a logarithmic axis
-            levels[f"{series.title}, not trained here"] = unit * found[-1][1].value, series.color or f"C{i % 10}"
+            levels[f"{series.title}, not trained here"] = unit * found[-1][1].value, style["color"]
             continue
         errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
         bands = bands or any(place(x) != x for x, _ in found)
         curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-        _line(axis, series, i, curve, "" if found else f" ({NOT_RUN})")
+        _line(axis, series, style, curve, "" if found else f" ({NOT_RUN})")
     for k, (title, points) in enumerate(panel.published.items()):
         pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
-        style = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "DsvP"[k % 4]}
-        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=4, **style)
+        how = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "d8+1"[k % 4]}
+        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
     _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
     _mark(axis, panel)
     for title, (y, color) in levels.items():
@@ -248,13 +249,16 @@ def _axes(figure: Figure, spec: Curves) -> list[Axes]:
     return grid[: len(spec.panels)]
 
 
-def _line(axis: Axes, series: Series, i: int, curve: Curve, mark: str) -> None:
-    """A line with a marker at each point; a cross where memory ended after the last. A line without points is in the legend alone."""
-    color = series.color or f"C{i % 10}"
-    style: dict[str, Any] = {"color": color, "linewidth": 2.2 if color == "black" else 1.6, "linestyle": "--" if series.dashed else "-"}
-    axis.errorbar(curve.x, curve.y, curve.error, label=series.title + mark, marker="o", markersize=3, capsize=2, elinewidth=0.8, **style)
+def _styled(spec: Curves) -> Iterator[tuple[Series, dict[str, Any]]]:
+    """The series, and how their lines look: that of their first run."""
+    return zip(spec.series, lines([series.all_runs[0] for series in spec.series]), strict=True)
+
+
+def _line(axis: Axes, series: Series, style: dict[str, Any], curve: Curve, mark: str) -> None:
+    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is in the legend alone."""
+    axis.errorbar(curve.x, curve.y, curve.error, label=series.title + mark, markersize=4.5, capsize=2, elinewidth=0.8, **style)
     if curve.ends and curve.x:
-        axis.plot(curve.x[-1], curve.y[-1], marker="X", markersize=7, color=color)
+        axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=style["color"])
 
 
 def _positive(axis: Axes, ruler: str) -> list[float]:

@@ -229,6 +229,24 @@ def uptraining(reference: Path) -> str:
     return markdown(["Model", "Begins with", "Tokens", *columns[:-1], "Paper: HellaSwag"], rows)
 
 
+def made_with(reference: Path) -> str:
+    """The versions, the card and the commits that made each committed folder, as its records tell; one that is dirty is marked by +."""
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    for path in sorted(path for path in reference.rglob("*.json") if path.name.endswith(("run.json", ".provenance.json")) or "scaling" in path.parts):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        # A record tells of itself, or of the sessions that left it.
+        for entry in [record, *record.get("sessions", []), *record.get("runs", [])]:
+            if not isinstance(entry, dict) or "versions" not in entry:
+                continue
+            git, versions = entry.get("git", entry), entry["versions"]
+            card = (entry.get("hardware") or {}).get("gpu") or entry.get("gpu") or record.get("gpu") or entry.get("device") or "CPU"
+            libraries = [versions.get(name, "") for name in ("torch", "transformers", "triton")]
+            commits = found.setdefault((path.relative_to(reference).parts[0], card, *libraries), {})
+            commits[f"`{git['commit'][:7]}`" + "+" * bool(git.get("dirty"))] = None
+    rows = [[f"`{folder}`", *rest, ", ".join(sorted(commits))] for (folder, *rest), commits in sorted(found.items())]
+    return markdown(["In `results/reference`", "on", "torch", "transformers", "triton", "commits"], rows, align="left")
+
+
 def verdicts(reference: Path) -> str:
     """How many claims of each committed table or figure are reproduced, contradicted and not tested."""
     rows = []
@@ -348,7 +366,7 @@ def lengths(reference: Path) -> str:
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
-    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, uptraining, verdicts),
+    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, uptraining, made_with, verdicts),
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),

@@ -9,6 +9,7 @@ from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of
 from relinear.draw.pictures import judged, save
 from relinear.draw.render import NOT_RUN
+from relinear.draw.style import look_of
 from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Scatter
@@ -38,7 +39,8 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
             missing.append(text)
             continue
         errors = [cell.stderr if isinstance(cell.stderr, float) else None for cell in (x, y)]
-        axis.errorbar(x.value, y.value, errors[1], errors[0], fmt="o", markersize=5, capsize=2, elinewidth=0.8, color=f"C{i % 10}")
+        look = look_of(row.line.run or row.line.name, i)
+        axis.errorbar(x.value, y.value, errors[1], errors[0], fmt=look.marker, markersize=6, capsize=2, elinewidth=0.8, color=look.color)
         dx, dy = BESIDE[i % len(BESIDE)]
         axis.annotate(text, (x.value, y.value), (dx, dy), textcoords="offset points", fontsize=8, ha="left" if dx > 0 else "right")
     for column, ruler, scale in ((spec.x, axis.set_xlabel, axis.set_xscale), (spec.y, axis.set_ylabel, axis.set_yscale)):

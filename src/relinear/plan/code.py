@@ -1,7 +1,7 @@
 """Which code made a result: a hash over the sources a stage can reach, so that editing one method reruns that method and nothing else.
 
-Comments, docstrings, the words of errors that are raised and a metric's `NEEDS` do not count; whatever else changes the syntax tree does. Sources
-are read, never imported.
+Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `__version__` do not count; whatever else changes the syntax tree
+does. Sources are read, never imported.
 
 An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests hold every other form to
 them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is recorded and reruns nothing.
@@ -20,7 +20,7 @@ PACKAGES["relinear_kernels"] = next(
     p for p in (Path(__file__).parents[3] / "kernels" / "relinear_kernels", Path(__file__).parents[2] / "relinear_kernels") if p.is_dir()
 )
 METHODS = "relinear.attention."
-UNCOUNTED = "NEEDS"  # the constant of a metric that only the plan reads, to refuse what cannot be measured
+UNCOUNTED = ("NEEDS", "__version__")  # the constant of a metric that only the plan reads, to refuse what cannot be measured; the package's
 KERNELS = "relinear_kernels"
 
 
@@ -37,8 +37,8 @@ def _source(root: Path, module: str) -> Path | None:
 
 
 def _without_words(tree: ast.AST) -> ast.AST:
-    """The tree without docstrings, without the text of each error that is raised, and without `NEEDS`: what no result can hold."""
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == UNCOUNTED)]
+    """The tree without docstrings, without the text of each error that is raised, and without what is `UNCOUNTED`: what no result can hold."""
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNCOUNTED)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             node.exc.args = [argument for argument in node.exc.args if not _is_text(argument)]

@@ -17,14 +17,15 @@ TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as
 
 
 class Series(Strict):
-    """A line: a run along an axis of its readings, `points`, a run for each value of x, or `runs`, each at the tokens that it was trained on."""
+    """A line: a run along an axis of its readings, `points`, a run for each value of x, or `runs`, each at the tokens that it was trained on.
+
+    It looks as the method of its first run does in every figure (`relinear.draw.style`).
+    """
 
     title: str
     run: str | None = None
     points: dict[int | float, str] = {}
     runs: tuple[str, ...] = ()
-    color: Annotated[str, Field(pattern=r"^(C[0-9]|black|0?\.[0-9]+)$")] | None = None
-    dashed: bool = False
 
     @property
     def name(self) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from relinear.draw.render import write_figure
+from relinear.draw.style import look_of
 
 SHAPE = {"mode": "forward", "B": "1", "H": "12", "D": "64"}
-LINES = {  # op, provider (None: any but the torch form) -> how it is called
-    ("linear_attention", "relinear"): ("Hedgehog (fused)", "C0"),
-    ("softmax attention", None): ("softmax, FlashAttention", "black"),
-    ("taylor map", None): ("Taylor map (torch)", "C1"),
+LINES = {  # op, provider (None: any but the torch form) -> how it is called, and looks
+    ("linear_attention", "relinear"): ("Hedgehog (fused)", look_of("hedgehog")),
+    ("softmax attention", None): ("softmax, FlashAttention", look_of("softmax")),
+    ("taylor map", None): ("Taylor map (torch)", look_of("taylor")),
 }
 
 
@@ -22,11 +23,11 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True") and all(r[k] == v for k, v in SHAPE.items())]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
-    for (op, provider), (label, colour) in LINES.items():
+    for (op, provider), (label, look) in LINES.items():
         own = sorted((r for r in rows if r["op"] == op and provider in (None, r["provider"])), key=lambda r: int(r["T"]))
         label += "*" * any("measured at " in r["note"] for r in own)
         for axis, column in zip(axes, ("ms", "gib"), strict=True):
-            axis.plot([int(r["T"]) for r in own], [float(r[column]) for r in own], marker="o", markersize=4, label=label, color=colour)
+            axis.plot([int(r["T"]) for r in own], [float(r[column]) for r in own], marker=look.marker, markersize=4, label=label, color=look.color)
     for axis, ylabel in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
         axis.set(yscale="log", xlabel="sequence length", ylabel=ylabel)
         axis.set_xscale("log", base=2)

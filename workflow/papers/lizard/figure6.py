@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from relinear.draw.render import write_figure
+from relinear.draw.style import look_of
 
 SHAPE = {"mode": "forward", "B": "16", "T": "2048", "H": "32", "D": "128"}
 TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
@@ -21,9 +22,9 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     names = [f"{r['op']}: {r['provider']}" + "*" * ("measured at " in r["note"]) for r in rows]
     figure = Figure(figsize=(10, 0.32 * len(rows) + 1.6), layout="constrained")
     axis = figure.subplots()
-    bars = axis.barh(names, [float(r["ms"]) for r in rows], color=["C0" if r["provider"] == "relinear" else "0.6" for r in rows])
+    bars = axis.barh(names, [float(r["ms"]) for r in rows], color=[look_of("lizard").color if r["provider"] == "relinear" else "0.6" for r in rows])
     axis.bar_label(bars, [f"{float(r['ms']):.2f}" for r in rows], padding=3, fontsize=8)
-    axis.set(xscale="log", xlim=(0.2, 3 * max(float(r["ms"]) for r in rows)))
+    axis.set(xscale="log", xlim=(0.5 * float(rows[0]["ms"]), 3 * float(rows[-1]["ms"])))
     axis.set_xlabel("forward, ms (log scale)" + "; * measured at an earlier commit" * any(name.endswith("*") for name in names))
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(TITLE + PAPER, fontsize=9)

@@ -1,0 +1,116 @@
+"""The report: a page a paper, with each table, figure and claim that is committed and links to the records behind them.
+
+`make docs` builds the pages (docs/repository.py); no copy of them is committed. Links are relative to `papers/` of the site, where the files of the
+repository lie in `../repository/`.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from relinear.draw.index import _committed
+from relinear.draw.pages import drawn
+from relinear.draw.provenance import Origin
+from relinear.draw.render import markdown
+from relinear.plan.specs import Artefact, Paper, available, papers
+
+Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
+SITE = "../repository"
+VERDICTS = ("claim", "source", "verdict", "figures", "reason")
+SHOWN = ("png", "md")  # what stands on the page; of both the picture
+LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
+
+
+def report(root: Path) -> dict[str, tuple[str, set[str]]]:
+    """Paper -> its page as Markdown, and the files of the repository at `root` that it links to, as paths in it."""
+    folder = root / "workflow/papers"
+    if not folder.is_dir():
+        return {}
+    artefacts = available(folder)
+    found = {}
+    for name, paper in papers(folder).items():
+        own = [artefact for artefact in artefacts.values() if artefact.paper == name]
+        if own:
+            found[name] = _page(paper, own, root)
+    return found
+
+
+def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set[str]]:
+    links: set[str] = set()
+
+    def link(words: str, path: Path) -> str:
+        links.add(place := path.relative_to(root).as_posix())
+        return f"[{words}]({SITE}/{place})"
+
+    order = {label: i for i, label in enumerate(paper.labels)}
+    parts = [f"# {paper.title}", f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""]
+    for artefact in sorted(artefacts, key=lambda artefact: order.get(artefact.label, len(order))):
+        parts += [
+            f"## {artefact.label}",
+            f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
+        ]
+        places = list(places_of(artefact, root / "results/reference"))
+        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or ["Not made yet."]
+    if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:
+        parts += ["## Not in the suite", f"{', '.join(missing)}."]
+    return "\n\n".join(filter(None, parts)) + "\n", links
+
+
+def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
+    """Where an artefact is committed, without suffix, and what its claims file is called before `claims.csv`."""
+    benchmarks = [(path.with_suffix(""), f"{artefact.name}.") for path in sorted(reference.glob(f"*/{artefact.name}.png"))]
+    for place, stem in dict.fromkeys([*_committed(artefact, reference), *benchmarks]):
+        if any(place.with_name(f"{place.name}.{suffix}").is_file() for suffix in SHOWN):
+            yield place, stem
+
+
+def _place(artefact: Artefact, place: Path, stem: str, root: Path, link: Link) -> Iterator[str]:
+    """What is committed in one folder: the picture or the table, the claims, the files."""
+    folder = place.relative_to(root / "results/reference").parts[0]
+    yield f"### In `{folder}`"
+    files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)} | {"claims.csv": place.parent / f"{stem}claims.csv"}
+    told = json.loads(files["provenance.json"].read_text(encoding="utf-8")) if files["provenance.json"].is_file() else {}
+    scale = root / "results/reference" / folder
+    records = {row: {column: _records(origin, scale) for column, origin in cells.items()} for row, cells in told.get("cells", {}).items()}
+    if files["png"].is_file():
+        yield "!" + link(f"{place.name}, {folder}", files["png"])
+        behind = {row: dict.fromkeys(path for paths in cells.values() for path in paths) for row, cells in records.items()}
+        said = [f"{row}: " + ", ".join(link(path.parent.name, path) for path in paths) for row, paths in behind.items() if paths]
+        yield f"Records: {'; '.join(said)}." if said else ""
+    else:
+        yield from _tables(files["md"], artefact, list(records.values()), link)
+    if files["claims.csv"].is_file():
+        claims = csv.DictReader(files["claims.csv"].read_text(encoding="utf-8").splitlines())
+        yield markdown(VERDICTS, [[row[column].replace("|", "\\|") for column in VERDICTS] for row in claims], align="left")
+    yield "Files: " + ", ".join(link(suffix, path) for suffix, path in files.items() if path.is_file() and suffix != "md") + "."
+
+
+def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:
+    """The tables of a drawn Markdown file after its words. Each cell of the first leads to its record; of a mean over seeds, to each."""
+    yield "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
+    columns = getattr(artefact.spec, "all_columns", ())
+    for i, table in enumerate(drawn(path)):
+        head = list(table[0])
+        names = [next((c.name for c in columns if title == c.heading or title.startswith(f"{c.heading} (n=")), "") for title in head]
+        rows = [list(row.values()) for row in table]
+        if not i and len(rows) == len(records):
+            rows = [
+                [_linked(text, cells.get(name, []), link) for text, name in zip(row, names, strict=True)]
+                for row, cells in zip(rows, records, strict=True)
+            ]
+        yield markdown(head, rows, align="left")
+
+
+def _linked(text: str, records: list[Path], link: Link) -> str:
+    """A cell that leads to its record; to further ones by their number."""
+    if not (text and records):
+        return text
+    return " ".join([link(text, records[0]), *(link(str(i), path) for i, path in enumerate(records[1:], start=2))])
+
+
+def _records(origin: Origin, scale: Path) -> list[Path]:
+    """The committed run.json files that a cell comes from. Their paths name the results that the folder was taken from."""
+    names = [origin] if isinstance(origin, str) else origin or []
+    paths = [scale.joinpath(*Path(name.partition("#")[0]).parts[2:]) for name in names]
+    return [path for path in dict.fromkeys(paths) if path.name == "run.json" and path.is_file()]

@@ -1,0 +1,134 @@
+"""The package as pip installs it: the core alone linearizes, loads and generates; whatever needs more says in one line what."""
+
+import contextlib
+import importlib.machinery
+import io
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The folder that the wheel unpacks into."""
+    made, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("sources")
+    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "kernels"):  # a build leaves folders beside what it builds
+        (copy / part).symlink_to(ROOT / part)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [found] = made.glob("*.whl")
+    with zipfile.ZipFile(found) as file:
+        file.extractall(made / "installed")
+    return made / "installed"
+
+
+def test_the_wheel_has_the_code_and_no_tests(wheel):
+    names = {path.relative_to(wheel).as_posix() for path in wheel.rglob("*.py")}
+    assert {"relinear/cli.py", "relinear_kernels/linear_attention.py"} <= names
+    assert not [name for name in names if "test_" in name or name.endswith(("_test.py", "conftest.py"))]
+    [said] = wheel.glob("*.dist-info/METADATA")
+    for line in ("Project-URL: Lizard, https://arxiv.org/abs/", "Classifier: Programming Language :: Python :: 3.12", "Provides-Extra: suite"):
+        assert f"\n{line}" in said.read_text()
+
+
+def installed_with_core() -> set[str]:
+    """What pip installs with the core: its requirements and theirs, by canonical name."""
+    found, waiting = set(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    while waiting:
+        need = Requirement(waiting.pop())
+        if (name := canonicalize_name(need.name)) in found or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        with contextlib.suppress(PackageNotFoundError):
+            waiting += requires(name) or []
+    return found
+
+
+def hide(modules: set[str]) -> None:
+    """Make these top-level modules as if they were not installed, for this process."""
+
+    class Without(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            return None if path is None and name in modules else super().find_spec(name, path, target)
+
+    sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Without
+
+
+def command(*args: str) -> str:
+    """What `relinear` prints, and how it ends where it does not end well."""
+    from relinear import cli
+
+    out = io.StringIO()
+    sys.argv = ["relinear", *args]
+    with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return f"{end.code}: {out.getvalue()}" if end.code else out.getvalue()
+    return out.getvalue()
+
+
+def use(wheel: Path, folder: Path) -> None:
+    """What a new user does, in a process that has the wheel and the core: called by the test below, in a process of its own."""
+    core = installed_with_core() | {"relinear"}
+    hide({module for module, owners in packages_distributions().items() if not core & {canonicalize_name(name) for name in owners}})
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    import relinear
+    from relinear.cli import SUITE
+
+    assert Path(relinear.__file__).is_relative_to(wheel) and relinear.__version__
+    assert not [name for name in SUITE if name != "accelerate" and importlib.util.find_spec(name)]  # peft brings that one
+    config = LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    linear = relinear.linearize(LlamaForCausalLM(config), "lolcats", window=4)
+    linear.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w7").save_pretrained(folder)
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(again(torch.arange(6)[None]).logits, linear.eval()(torch.arange(6)[None]).logits)
+
+    assert "tokens/s" in command("generate", str(folder), "--prompt", "w1 w2 w3", "--max-new-tokens", "3")
+    for verb in (["distill", "lizard"], ["draw", "lizard", "table1"], ["status"], ["export", str(folder), str(folder / "out")]):
+        said = command(*verb)
+        assert said.startswith("1: error: this verb reads workflow/, which is in a clone") and said.count("\n") == 1, said
+    said = command("track", "ui", "--results", str(folder / "results"))
+    assert said == "1: error: this verb needs mlflow, which is not installed; `pip install 'relinear[suite]'` brings it\n", said
+
+
+def test_the_core_is_a_whole_program_and_says_what_else_needs(wheel, tmp_path):
+    """`import relinear` beside a folder of that name, as beside a clone, is the package all the same."""
+    (tmp_path / "relinear").mkdir()
+    code = f"import sys; sys.path += [{str(Path(__file__).parent)!r}]\nfrom pathlib import Path\nimport test_wheel\n"
+    code += f"test_wheel.use(Path({str(wheel)!r}), Path({str(tmp_path / 'model')!r}))"
+    environment = {"PYTHONPATH": str(wheel), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(("verb", "module", "lacking"), [
+    (["tasks", "out"], "relinear.share.tasks", "datasets"), (["draw", "lolcats", "figure2"], "relinear.draw.curves", "matplotlib"),
+])  # fmt: skip
+def test_in_a_clone_without_the_suite_a_verb_names_what_it_lacks(monkeypatch, tmp_path, verb, module, lacking):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name in [name for name in sys.modules if name.partition(".")[0] == lacking]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr("relinear.tracking.live.install_signal_handlers", lambda: None)
+    said = command(*verb)
+    assert said == f"1: error: this verb needs {lacking}, which is not installed; `pip install 'relinear[suite]'` brings it\n"
