@@ -5,6 +5,8 @@ from setuptools.command.build_py import build_py
 
 
 class WithoutTests(build_py):
+    """The files of a wheel, those of tests left out."""
+
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """(package, module, file) of what is installed."""
         found = super().find_package_modules(package, package_dir)

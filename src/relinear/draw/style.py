@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 
 class Look(NamedTuple):
+    """Colour, marker and hatch, as matplotlib names them."""
+
     color: str
     marker: str
     hatch: str
