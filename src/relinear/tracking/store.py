@@ -169,7 +169,7 @@ def failure(uri: str, error: Exception) -> str:
 def reached(uri: str) -> Iterator[None]:
     """What fails in the store becomes a StoreError of one line; mistakes of relinear's own stay what they are."""
     if importlib.util.find_spec("mlflow") is None:
-        raise StoreError("mlflow is not installed, so nothing is written to its store")
+        raise StoreError("this verb needs mlflow, which is not installed; `pip install 'relinear[suite]'` brings it")
     try:
         yield
     except UserError:
