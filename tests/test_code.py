@@ -31,12 +31,14 @@ SHARED = {
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
         "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
+        "ruler",
     },
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
-    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack"},
+    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler"},
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
     "needle": {"needle_plane"},
+    "kv_recall": {"ruler"},
 }  # fmt: skip
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 

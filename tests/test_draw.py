@@ -26,6 +26,7 @@ from relinear.plan.strict import ConfigError
 ROOT = Path(__file__).parents[1]
 RUNS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
 ACCURACY = dict(zip(RUNS, [0.60, 0.61, 0.26, 0.40, 0.35, 0.45, 0.58, 0.57], strict=True))
+HEADLINE = {"gate", "perplexity", "commonsense", "mmlu", "lambada", "boolq"}  # measures of a row
 MINI = About("mini", demonstration="Scale `mini` is a demonstration.")
 TABLE2 = read(ROOT / "workflow/papers/comparison/table2.yaml")
 TABLE1 = read(ROOT / "workflow/papers/lolcats/table1.yaml")
@@ -109,6 +110,32 @@ def test_tasks_that_no_paper_has_stand_in_the_markdown_where_they_were_scored(me
     row, text = rows(tmp_path / "table2.csv")["teacher"], (tmp_path / "table2.md").read_text()
     assert float(row["lambada_openai_acc"]) == pytest.approx(28.0) and row["boolq_acc"] == "not run"
     assert "LAMBADA (n=5153)" in text and "28.0 ± 0.6" in text and "BoolQ" not in text
+
+
+def test_controls_and_long_texts_stand_in_the_headline_table_where_they_were_measured(measured, tmp_path):
+    make(TABLE2, measured, MINI, tmp_path)
+    found, text = rows(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
+    assert "window_128" not in found and "window_128" not in text and "ppl_long" not in found["lizard"] and "Long text" not in text
+    of = {"window_128": everything("window_128", 0.5), "lizard": {}}
+    for run in of:
+        novels = reading("perplexity", 30.0, 0.5, 4, "novels", position="1024-2048")
+        of[run][run, "ppl_novels"] = measurement(run, "ppl_novels", novels)
+    of["lizard"]["lizard", "perplexity_no_linear"] = measurement("lizard", "perplexity_no_linear", reading("perplexity", 44.0, 1.0, 8192))
+    make(TABLE2, measured | of["window_128"] | of["lizard"], MINI._replace(data={"ppl_novels": "papers"}), tmp_path)
+    found, text = rows(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
+    assert list(found)[:3] == ["teacher", "teacher_lora", "window_128"] and float(found["window_128"]["piqa_acc"]) == 50
+    assert float(found["lizard"]["ppl_long"]) == 30 and found["lizard"]["ppl_long_n"] == "4" and found["lizard"]["ppl_long_data"] == "papers"
+    assert found["t2r"]["ppl_long"] == found["lolcats_window"]["ppl_no_linear"] == "not run" and float(found["lizard"]["ppl_no_linear"]) == 44
+    assert found["t2r"]["ppl_no_linear"] == "not defined: nothing is left" and "needle_2048" not in found["lizard"]
+    assert "Long text (papers)" in text and "at positions 1024 to 2047" in text and "Needle" not in text
+
+
+def test_a_scale_leaves_out_the_columns_and_rows_that_say_so():
+    reads = {scale: set(TABLE2.reads(scale)) for scale in ("smoke", "mini", "smollm2")}
+    assert not any(run == "window_128" or measure in ("ppl_novels", "perplexity_no_linear") for run, measure in reads["smoke"])
+    assert {measure for _, measure in reads["mini"] - reads["smoke"]} == HEADLINE | {"ppl_novels", "perplexity_no_linear"}
+    assert {measure for _, measure in reads["smollm2"] - reads["mini"]} == {"needle_2048", "answers", "state_bytes"}
+    assert reads["smollm2"] == set(TABLE2.reads())
 
 
 def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measured, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from relinear.draw import About, make
 from relinear.draw.planned import draw_committed
-from relinear.draw.schema1 import load_schema1
+from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.specs import read
@@ -27,7 +27,7 @@ def measured(scale, reads):
         for folder in sorted((FROZEN / scale / "runs").glob(f"{run}*")):
             if folder.name == run or folder.name.startswith(f"{run}-seed"):
                 try:
-                    found[folder.name, measure] = load_schema1(folder, measure)
+                    found[folder.name, measure] = load_schema1(folder, measure) if measure in STAGES else None
                 except FileNotFoundError:
                     found[folder.name, measure] = None
     return found

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import made
 from synthetic import measurement, paper, reading
 
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED, value_of
 from relinear.draw.claims import judge as judged
 from relinear.draw.paired import Pulls, mean, minus, pulls_of
+from relinear.draw.render import number
 from relinear.draw.table import draw
+from relinear.measure.perplexity import Window, over_windows
 from relinear.plan.claims import Claim
+from relinear.plan.plan import Plan
 from relinear.plan.readings import load
 from relinear.plan.specs import read
 
@@ -127,6 +131,39 @@ def test_a_ratio_of_perplexities_of_the_same_novels_has_the_error_that_agreement
         values = [value_of(m, m.find("perplexity", at=own.at or None), m.run, "perplexity") for m in (lizard, teacher)]
         figures = judged(claim, lambda point, values=values: values[point.row == "teacher"]).figures
         assert f"ratio {own.value:.2f} ± {own.stderr:.2f} (paired)" in figures
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """Perplexity of the held-out text of the smoke scale, of the teacher and of T2R before it is trained: (run, "perplexity") -> measurement."""
+    plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
+    measures = {"teacher": "perplexity", "t2r": "perplexity_before"}
+    return {(run, "perplexity"): load(made(plan, f"measure {run} {measure}")) for run, measure in measures.items()}
+
+
+def test_perplexity_is_paired_window_by_window(streams, tmp_path):
+    both = [(found, found.find("perplexity")) for found in streams.values()]
+    for found, own in both:
+        pulls = pulls_of(found, own)
+        assert pulls.stderr == pytest.approx(own.stderr, rel=1e-6) and len(pulls.items) == 512 // 128
+        assert pulls_of(found, found.find("chance_perplexity")) is None, "it is of no window"
+    columns = [{"name": "ppl", "measure": "perplexity", "metric": "perplexity"}]
+    claim = CLAIM | {"left": "teacher", "right": "t2r", "column": "ppl"}
+    artefact = read(paper(tmp_path, columns=columns, rows=[{"run": run} for run, _ in streams], claims=[claim]))
+    draw(artefact, streams, About("mini"), tmp_path / "out")
+    [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
+    difference = minus(*(pulls_of(*each) for each in both))
+    assert f"{number(difference.stderr)} (paired)" in row["figures"] and "of 4 items" in row["figures"], row["figures"]
+    assert difference.stderr != pytest.approx(math.hypot(*(own.stderr for _, own in both))), "the windows are the same"
+
+
+def test_a_window_without_a_token_to_predict_pulls_at_nothing(tmp_path):
+    rows = [Window(0, 30.0, 10), Window(1, 0.0, 0), Window(2, 22.0, 10), Window(3, 12.0, 5)]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row._asdict() | {"sha256": str(row.window)}) + "\n" for row in rows))
+    whole = over_windows(rows)
+    own = reading("perplexity", whole["value"], whole["stderr"], whole["tokens"])
+    pulls = pulls_of(measurement("lizard", "perplexity", own, folder=tmp_path), own)
+    assert [item[0][0] for item in pulls.items] == [0, 2, 3] and pulls.stderr == pytest.approx(whole["stderr"])
 
 
 # --- pulls ---

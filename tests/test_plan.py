@@ -445,3 +445,12 @@ def test_every_artefact_reads_measurements_that_the_plan_can_make():
             for (run, measure), node in p.reads(artefact).items():
                 assert p.node(*node) == node and measure not in p.config.without
                 assert f"{artefact.paper}/{artefact.stem}" in p.artefacts_of(p.name(run))
+
+
+def test_a_column_that_is_left_out_at_no_scale_of_ours_is_refused(workflow):
+    def misspell(spec):
+        next(column for column in spec["columns"] if column["name"] == "ppl_long")["not_at"] = ["smokey"]
+
+    edit(workflow, "papers/comparison/table2.yaml", misspell)
+    with pytest.raises(ConfigError, match=r"no scale that workflow/papers/comparison/table2.yaml is `not_at`, 'smokey'.*have .*mini"):
+        Plan(scale="smoke", workflow=workflow).check()

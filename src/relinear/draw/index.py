@@ -74,7 +74,7 @@ def _needs(artefact: Artefact, device: str) -> str:
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     """What all stages behind an artefact took in the first folder in which all its measurements are committed, and on which device."""
     for scale in _folders(reference) if artefact.reads() else ():
-        folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads()]
+        folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads(scale)]
         if all(folders):
             records = _records([folder for folder in folders if folder], reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in records}

@@ -74,7 +74,7 @@ def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
     """The pulls on a reading, in its own unit; None where its measurement kept no items, or not those that the reading is of."""
     if reading.value is None or (kept := _kept(found.folder, found.source.metrics_sha256)) is None:
         return None
-    outcomes = _of_documents(kept.rows, reading) if kept.documents else _of_items(kept, reading)
+    outcomes = _of_documents(kept.rows, reading) if kept.documents else _of_windows(kept.rows, reading) if kept.windows else _of_items(kept, reading)
     return outcomes and outcomes._replace(items=_shared(outcomes.items))
 
 
@@ -98,6 +98,10 @@ class Kept(NamedTuple):
     @property
     def documents(self) -> bool:
         return bool(self.rows) and "positions" in self.rows[0]
+
+    @property
+    def windows(self) -> bool:
+        return bool(self.rows) and "window" in self.rows[0]
 
 
 @functools.cache
@@ -171,13 +175,28 @@ def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls 
                 return None
             sums[row["sha256"]][0] += sum(sign * found[name] for name, sign in terms.items())
             sums[row["sha256"]][1] += found["tokens"]
-    n, tokens = len(sums), math.fsum(count for _, count in sums.values())
+    return _of_sums(sums, reading, exponential) if len(sums) == reading.n else None
+
+
+def _of_windows(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
+    """The pulls on the perplexity of a stream of tokens over its windows, where it is that of these; a window without a token pulls at nothing."""
+    if reading.metric != "perplexity" or sum(row["tokens"] for row in rows) != reading.n:
+        return None
+    return _of_sums({(row["window"], row["sha256"]): (row["loss"], row["tokens"]) for row in rows if row["tokens"]}, reading, True, len(rows))
+
+
+def _of_sums(sums: Mapping[Hashable, Sequence[float]], reading: Reading, exponential: bool, blocks: int | None = None) -> Pulls | None:
+    """The pulls on the mean of sums per token, or on its exponential, by what it is a sum over and how many tokens; `blocks`: how many of these were
+    drawn, where some have no token."""
+    n, tokens = blocks or len(sums), math.fsum(count for _, count in sums.values())
+    if n < 2:
+        return None
     centre = math.fsum(total for total, _ in sums.values()) / tokens
     value = math.exp(centre) if exponential else centre
-    if n < 2 or n != reading.n or not _same(value, reading.value):
+    if not _same(value, reading.value):
         return None
     spread = math.sqrt(n / (n - 1)) / tokens * (value if exponential else 1.0)
-    items = tuple((document, count) for document, (_, count) in sums.items())
+    items = tuple((block, count) for block, (_, count) in sums.items())
     return Pulls(items, tuple(spread * (total - count * centre) for total, count in sums.values()), tuple(s / c for s, c in sums.values()))
 
 

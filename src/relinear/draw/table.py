@@ -22,12 +22,13 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     A number that was not measured at this scale is `not run`. Raises ValueError for a metric that a finished measurement does not have.
     """
     spec: Any = artefact.spec
-    rows = rows_of(spec, measured, about)
+    everything = rows_of(spec, measured, about)
+    rows = [row for row in everything if row.was_run or not row.line.optional]
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
-    names = spec.csv or spec.csv_names
+    names = _names(spec, rows)
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
     tokens = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
-    judgements = [judge(claim, look_in(rows), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
+    judgements = [judge(claim, look_in(everything), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)
@@ -36,11 +37,18 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
     """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
-    names = spec.csv or spec.csv_names
+    names = _names(spec, rows)
     shown = {row.line.name: (row, _csv_row(spec, row, about)) for row in rows}
     cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
     sources = [source for row in rows for source in row.sources]
     return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
+
+
+def _names(spec: Table, rows: list[Row]) -> list[str]:
+    """The CSV's columns: those that the spec names, and behind them the optional ones that a row has."""
+    names = list(spec.csv or spec.csv_names)
+    more = [c for c in spec.all_columns if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)]
+    return names + [name for column in more for name in spec.csv_names_of(column)]
 
 
 def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
@@ -95,6 +103,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     lines = [
         f"**{artefact.label}. Ours, scale `{about.scale}`{teacher}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
+        *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS] * any(row.seeds > 1 for row in rows),
         *([about.demonstration] if about.demonstration else []),
         "",
@@ -124,10 +133,15 @@ def _heading(column: Column, about: About) -> str:
     return column.heading.replace(DATA, about.data.get(column.measure or "", NOT_RUN))
 
 
+def _shown(spec: Table, rows: list[Row]) -> list[Column]:
+    """The columns of the Markdown."""
+    return [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
+
+
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     # The others have published numbers alone, and stand here where those do.
     rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
-    columns = [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
+    columns = _shown(spec, rows)
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}

@@ -118,7 +118,7 @@ class Spec(Strict):
     claims: tuple[Claim, ...] = ()
     misprints: tuple[Misprint, ...] = ()
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         raise NotImplementedError
 
     def files(self) -> list[str]:

@@ -89,7 +89,7 @@ class Curves(Spec):
     def of_readings(self) -> tuple[Panel, ...]:
         return tuple(panel for panel in self.panels if not self.of_costs(panel))
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
         return list(dict.fromkeys(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))))
 
@@ -158,7 +158,7 @@ class AttentionMaps(Spec):
     measure: str = "fidelity"
     caption: tuple[str, ...] = ()
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         return [(run, self.measure) for run in ([self.run] if self.run else self.runs.values())]
 
     def check(self) -> None:
@@ -224,7 +224,7 @@ class Grid(Spec):
     def panel(self, name: str) -> GridPanel:
         return next(panel for panel in self.panels if panel.name == name)
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
 
     def check(self) -> None:
@@ -263,7 +263,7 @@ class Own(Spec):
     makes: tuple[str, ...] = FIGURE[:2]
     options: dict[str, Scalar | bool | None | tuple[Scalar, ...] | dict[str, Scalar]] = {}
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         return list(dict.fromkeys((need.run, need.measure) for need in self.needs))
 
     def files(self) -> list[str]:

@@ -20,7 +20,7 @@ from relinear.plan.code import METHODS, PACKAGES, code_hash
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
 from relinear.plan.options import check_values
 from relinear.plan.sane import read_settings
-from relinear.plan.scale import Scale, multiple, read_scale, whole_tokens
+from relinear.plan.scale import Scale, multiple, read_scale, scales, whole_tokens
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
@@ -347,7 +347,7 @@ class Plan:
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
         """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them."""
         found = {}
-        for run, measure in artefact.reads():
+        for run, measure in artefact.reads(self.scale):
             if measure in self.config.without:
                 continue
             for name in (run, *(self.repeats(run) if artefact.seeds else [])):
@@ -412,6 +412,9 @@ class Plan:
         for metric, options in self.config.measures.items():
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
             check_values(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, f"scales/{self.scale}.yaml: measures: {metric}", partial=True)
+        for artefact in self.artefacts.values():
+            for scale in artefact.not_at:
+                one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
         nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
         nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
         for node in self.behind(nodes):

@@ -81,9 +81,15 @@ class Artefact:
         """Whether a row is the mean over several trainings."""
         return isinstance(self.spec, Table) and self.spec.seeds
 
-    def reads(self) -> list[Read]:
-        """The measurements it needs, as (run, measure), in order and each once."""
-        return self.spec.reads()
+    def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements it needs, as (run, measure), in order and each once; at a scale, without those that it leaves out there."""
+        return self.spec.reads(scale)
+
+    @property
+    def not_at(self) -> set[str]:
+        """The scales at which something of it is left out."""
+        table = self.spec if isinstance(self.spec, Table) else None
+        return {scale for part in (*table.all_columns, *table.lines) for scale in part.not_at} if table else set()
 
     def files(self) -> list[str]:
         """Its inputs that are no measurements of runs."""

@@ -53,8 +53,9 @@ class Column(Cell):
     """A column: a place in each row's run, or the unweighted mean of other columns.
 
     A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
-    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it. `planned`: published numbers that no measure of ours has
-    yet; ours are `not run`.
+    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it, and in the CSV, which then may leave its name out of `csv`.
+    `planned`: published numbers that no measure of ours has yet; ours are `not run`. `not_at`: scales that do not measure it for this table.
+    `note`: a line of the caption where the Markdown has the column.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Column(Cell):
     shown: bool = True
     optional: bool = False
     planned: bool = False
+    not_at: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def heading(self) -> str:
@@ -107,10 +110,15 @@ class RowPublished(Strict):
 
 
 class Row(Strict):
-    """A row: a run, its words, and the cells that are not read where the column says. Without a run it has published numbers alone."""
+    """A row: a run, its words, and the cells that are not read where the column says. Without a run it has published numbers alone.
+
+    `optional`: left out where nothing of it is measured. `not_at`: scales that do not measure it for this table.
+    """
 
     run: str | None = None
     name: str = ""
+    optional: bool = False
+    not_at: tuple[str, ...] = ()
     text: dict[str, Scalar | bool | None] = {}
     cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
     published: Annotated[RowPublished, BeforeValidator(_sort_published)] = RowPublished()
@@ -173,6 +181,8 @@ class Line(NamedTuple):
     cells: dict[str, Address | Undefined | float | None]
     published: Shown | None
     entry: str
+    optional: bool = False
+    not_at: tuple[str, ...] = ()
 
 
 class Table(Spec):
@@ -181,7 +191,7 @@ class Table(Spec):
     `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
     each of `steps`, or (`epochs`) the unique tokens x epochs of every step that the run was trained in. `caption` lines stand under the
     first one; `{<column>_n}` in them is that column's n. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives the
-    CSV's columns and their order.
+    CSV's columns and their order; behind them stand the optional columns that it does not name, where a row has them.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
@@ -236,7 +246,7 @@ class Table(Spec):
             run = _filled(self.cell.run, fields)
         combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
         cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.mean}
-        return Line(name, run, row.text, cells, self._published(i, row, entry), entry)
+        return Line(name, run, row.text, cells, self._published(i, row, entry), entry, row.optional, row.not_at)
 
     def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
         places = [own := row.cells.get(column.name, RowPlace()), column, self.cell or Place()]
@@ -285,10 +295,13 @@ class Table(Spec):
         shown |= {c for line in self.lines if line.published for c in line.published.values}
         return tuple(column.name for column in self.all_columns if column.name in shown)
 
-    def reads(self) -> list[Read]:
+    def reads(self, scale: str | None = None) -> list[Read]:
         found: dict[Read, None] = {}
+        left_out = {column.name for column in self.all_columns if scale in column.not_at}
         for line in self.lines:
-            addresses = [cell for cell in line.cells.values() if isinstance(cell, Address)]
+            if scale in line.not_at:
+                continue
+            addresses = [cell for name, cell in line.cells.items() if isinstance(cell, Address) and name not in left_out]
             found |= dict.fromkeys((a.run, a.measure) for a in addresses)
             found |= dict.fromkeys((a.run, GATE) for a in addresses)
         return list(found)
@@ -343,12 +356,15 @@ class Table(Spec):
         names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.titles)
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
         names += ["doses"] * (self.trained == "epochs")
-        for column in self.all_columns:
-            names += [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
-            names += [f"{column.name}_data"] * column.names_data
+        names += [name for column in self.all_columns for name in self.csv_names_of(column)]
         names += ["gate", "collapsed", *(["seeds"] if self.seeds else [])]
         shown = [f"published_{column}" for column in self.published_columns]
         return (*names, *shown, *(("published_model", "published_source") if shown else ()))
+
+    def csv_names_of(self, column: Column) -> list[str]:
+        """A column's number, its error, n, spread over seeds and data in the CSV."""
+        names = [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
+        return names + [f"{column.name}_data"] * column.names_data
 
 
 def _of_other_run(line: Line, column: str) -> bool:
