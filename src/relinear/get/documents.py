@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import text
+from relinear.get.qasper import paper
 from relinear.get.whole import ABOUT, ENDS, TOKENS
 from relinear.plan.job import Job
 
@@ -132,15 +133,8 @@ def _qasper(folder: Path) -> Iterator[str]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for doc in (json.loads(line)["doc"] for line in file):
                 if doc["title"] not in papers:
-                    papers[doc["title"]] = _paper(doc)
+                    papers[doc["title"]] = paper(doc)
     yield from papers.values()
-
-
-def _paper(doc: Mapping[str, Any]) -> str:
-    whole, parts = doc["full_text"], [doc["title"], doc["abstract"]]
-    for heading, paragraphs in zip(whole["section_name"], whole["paragraphs"], strict=True):
-        parts += [(heading or "").rpartition(" ::: ")[2].strip(), *paragraphs]
-    return "\n\n".join(filter(None, (" ".join(part.split()) for part in parts)))
 
 
 def _smoke(_folder: None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
-from relinear.get.documents import _paper
+from relinear.get.qasper import paper
 from relinear.measure import _contexts
 from relinear.measure._answering import mean_of, share_of
 from relinear.measure._contexts import ALONE, Prompt
@@ -92,7 +92,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
 def questions(data: Path, job: Job) -> list[Question]:
     """All questions that are answered by Yes or No, in a fixed order."""
     docs = [doc for doc in _contexts.requests("qasper_yesno", data, job) if doc["answer"] in CHOICES]
-    return [Question(i, doc["title"], _paper(doc), " ".join(doc["source"].split()), doc["question"], doc["answer"]) for i, doc in enumerate(docs)]
+    return [Question(i, doc["title"], paper(doc), " ".join(doc["source"].split()), doc["question"], doc["answer"]) for i, doc in enumerate(docs)]
 
 
 def drawn(every: Sequence[Question], wanted: int | None, seed: int) -> tuple[list[Question], list[Question]]:
