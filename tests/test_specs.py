@@ -137,6 +137,14 @@ def test_a_row_whose_run_depends_on_row_axes_alone_has_that_run(tmp_path):
     assert [line.run for line in read(paper(tmp_path, **MATRIX)).spec.lines] == [None, None]
 
 
+def test_a_row_may_read_another_measure_in_the_place_of_the_columns(tmp_path):
+    rows = [{"run": "lizard"}, {"run": "lizard", "name": "by text", "measures": {"mmlu": "mmlu_continuation"}}]
+    usual, other = read(paper(tmp_path, columns=[ACC], rows=rows)).spec.lines
+    assert (usual.cells["acc"].measure, other.cells["acc"].measure) == ("mmlu", "mmlu_continuation")
+    with pytest.raises(ConfigError, match="row 'lizard', measures: no measure 'boolq'; have mmlu"):
+        read(paper(tmp_path, columns=[ACC], rows=[{"run": "lizard", "measures": {"boolq": "mmlu"}}])).spec.lines
+
+
 def test_derived_names_of_runs_are_names(tmp_path):
     rows = [{"run": "lizard"}, {"run": "lizard@mistral-7b"}, {"run": "lizard-seed1"}]
     assert [run for run, measure in read(paper(tmp_path, columns=[ACC], rows=rows)).reads() if measure == "mmlu"] == [row["run"] for row in rows]

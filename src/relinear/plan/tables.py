@@ -112,7 +112,8 @@ class RowPublished(Strict):
 class Row(Strict):
     """A row: a run, its words, and the cells that are not read where the column says. Without a run it has published numbers alone.
 
-    `optional`: left out where nothing of it is measured. `not_at`: scales that do not measure it for this table.
+    `optional`: left out where nothing of it is measured. `not_at`: scales that do not measure it for this table. `measures`: a measure that columns
+    name -> the one that this row reads in its place.
     """
 
     run: str | None = None
@@ -120,6 +121,7 @@ class Row(Strict):
     optional: bool = False
     not_at: tuple[str, ...] = ()
     text: dict[str, Scalar | bool | None] = {}
+    measures: dict[str, str] = {}
     cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
     published: Annotated[RowPublished, BeforeValidator(_sort_published)] = RowPublished()
 
@@ -241,6 +243,8 @@ class Table(Spec):
             raise ValueError(f"rows.{i} has neither a run nor a name")
         for column in row.cells:
             known("column", column, (c.name for c in self.all_columns), f"row {name!r}, cells")
+        for measure in row.measures:
+            known("measure", measure, dict.fromkeys(c.measure for c in self.all_columns if c.measure), f"row {name!r}, measures")
         run = row.run
         if fields and self.cell and self.cell.run and fields.keys() >= set(_fields(self.cell.run)):
             run = _filled(self.cell.run, fields)
@@ -256,6 +260,7 @@ class Table(Spec):
             return places[0].value
         found = {key: next((v for place in places if (v := getattr(place, key))), None) for key in ("run", "measure", "metric", "of", "at")}
         found["run"] = places[0].run or run or found["run"]
+        found["measure"] = own.measure or row.measures.get(found["measure"], found["measure"])
         if found["run"] is None and not fields:
             return None
         for key in ("run", "measure", "metric"):
