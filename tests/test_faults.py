@@ -71,7 +71,7 @@ def test_damaged_results_are_told_mended_by_what_is_named_and_end_the_same(plan)
 def test_rounds_have_each_damage_of_each_kind_of_step(plan):
     assert {path.parts[0] for path in files_of(plan)} == {"models", "written", "text", "activations", "runs"}
     assert {path.parts[2] for path in files_of(plan) if path.parts[0] == "runs"} == {"distill", "finetune", "gate", "perplexity"}
-    assert len(DAMAGES) == 4 and contents(plan).keys() == {"metrics.json"}
+    assert len(DAMAGES) == 4 and contents(plan).keys() == {"metrics.json", "items.jsonl"}
 
 
 def test_upsets_are_many_and_of_each_kind():

@@ -150,5 +150,5 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
 def test_jobs_side_by_side_share_the_cores(fresh, scale, options, threads):
     """A job with all cores would keep the other GPUs idle, and, until all are free, cores too. Snakemake names no number of threads that is one."""
     plan = fresh.snakemake("results/table2.csv", scale=scale, options=("--dry-run", *options))
-    assert plan.count("gpu=1") == (60 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
+    assert plan.count("gpu=1") == (104 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
     assert set(re.findall(r"threads: (\d+)", plan)) == threads

@@ -75,16 +75,18 @@ def weights_named(run: Path) -> set[Path]:
 def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_makes_it(run):
     there = all(path.is_file() for path in weights_named(run))
     home = json.loads((run.parents[1] / "reference.json").read_text())["scale"]
+    scale, _, budget = home.partition("-x")
+    options, more = (f" --budget {budget}", f" budget={budget}") if budget else ("", "")
     try:
         chain_of(run)
     except UserError as error:
         if there:  # what it began with is too large to commit
-            assert re.search(rf"is not in .*results/{home}/models/([\w.-]+); `relinear model \1 --scale {home}` makes it$", str(error))
+            assert re.search(rf"is not in .*results/{home}/models/([\w.-]+); `relinear model \1 --scale {scale}{options}` makes it$", str(error))
             return
-        command = rf"`snakemake --cores all results/{home}/runs/{run.name}/(\w+)/run.json --config scale={home}`$"
-        said = re.search(rf"{run.name}/\w+: its weights are not committed \(.*safetensors\); this command makes them: {command}", str(error))
+        command = rf"`snakemake --cores all results/{home}/runs/([\w.-]+)/(\w+)/run.json --config scale={scale}{more}`$"
+        said = re.search(rf"/\w+: its weights are not committed \(.*safetensors\); this command makes them: {command}", str(error))
         assert said, error
-        assert Plan(scale=home).node(said[1], run.name)
+        assert Plan(scale=scale).node(said[2], said[1])
     else:
         assert there
 

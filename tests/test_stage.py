@@ -409,9 +409,14 @@ def test_two_nodes_at_work_have_folders_of_their_own(results):
 
 def test_assets_are_obtained_for_the_work_and_checked(results, monkeypatch, tmp_path):
     mini, asked = Plan(scale="mini", results=tmp_path / "results"), []
-    monkeypatch.setattr(stage.assets, "obtain", lambda name, assets: asked.append((name, assets is mini.catalogue)) or tmp_path / name)
+
+    def obtain(name, assets, verify):
+        asked.append((name, assets is mini.catalogue, verify))
+        return tmp_path / name
+
+    monkeypatch.setattr(stage.assets, "obtain", obtain)
     [job] = results.run("model smollm2-135m-instruct", plan=mini)
-    assert job.assets == {"smollm2-135m-instruct": tmp_path / "smollm2-135m-instruct"} and asked == [("smollm2-135m-instruct", True)]
+    assert job.assets == {"smollm2-135m-instruct": tmp_path / "smollm2-135m-instruct"} and asked == [("smollm2-135m-instruct", True, True)]
     [job] = results.run("asset brown", plan=mini)
     assert job.assets == {} and len(asked) == 1, "whose work it is to obtain it"
 

@@ -110,15 +110,8 @@ def minutes(stage):
     return math.ceil(plan.config.jobs.longest(stage) * max(plan.budget, 1))
 
 
-# A folder that cannot be written to is told before the first job. So is a machine without the GPU; on a cluster only the nodes need one.
+# A machine without the GPU is told so before the first job, on a cluster only the nodes need one; then a folder that cannot be written to.
 onstart:
-    plan.results.mkdir(parents=True, exist_ok=True)
-    try:
-        TemporaryFile(dir=plan.results).close()
-    except OSError as error:
-        raise WorkflowError(
-            f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"
-        ) from None
     if gpus("finetune") and workflow.local_exec:
         from relinear.machine.hardware import device_of
 
@@ -126,6 +119,13 @@ onstart:
             device_of("cuda")
         except UserError as error:
             raise WorkflowError(str(error)) from None
+    plan.results.mkdir(parents=True, exist_ok=True)
+    try:
+        TemporaryFile(dir=plan.results).close()
+    except OSError as error:
+        raise WorkflowError(
+            f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"
+        ) from None
     # In MLflow the run of every row is made before the first job, which then finds it, on whatever node it is.
     work = [
         j for j in workflow.dag.needrun_jobs() if j.rule.name in stages.available()

@@ -30,10 +30,12 @@ class Strict(BaseModel):
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:
         for name, value in given.items() if isinstance(given, dict) else ():
-            if isinstance(value, bool) and (field := cls.model_fields.get(name)):
+            parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else [("", value)]
+            truth = next((f"{f'{name}.{key}'.rstrip('.')} is {str(part).lower()}" for key, part in parts if isinstance(part, bool)), None)
+            if truth is not None and (field := cls.model_fields.get(name)):
                 kinds = set(map(str, _kinds(field.annotation)))
                 if kinds & {str(int), str(float)} and not kinds & {str(bool), str(Any)}:
-                    raise ValueError(f"{name} is {str(value).lower()}; it must be a number")
+                    raise ValueError(f"{truth}; it must be a number")
         return given
 
 

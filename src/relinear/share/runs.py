@@ -161,6 +161,12 @@ def _made_by(step: Path, scale: Path, record: dict[str, Any]) -> str:
     return f"this command makes them: `snakemake --cores all {target} --config scale={record['scale']}{more}`"
 
 
+def _options(home: str) -> str:
+    """The options of `relinear`'s verbs for the results of this name, such as `--scale smollm2 --budget 0.25`."""
+    parts = choices.groupdict() if (choices := ROOT.fullmatch(home)) else {"scale": home}
+    return " ".join(f"--{name} {value}" for name, value in parts.items() if value)
+
+
 def _home(scale: Path) -> str:
     """The name of the results that committed ones were taken from. Raises BrokenError where the manifest names none."""
     home = records.read_json(scale / MANIFEST).get("scale")
@@ -184,7 +190,7 @@ def _model(scale: Path, name: str) -> Path:
         made = scale.parents[1] / home / "models" / str(model)
         theirs, record = record, records.read(made)
         if record is None:
-            raise UserError(f"the model of {scale} is not in {made}; `relinear model {model} --scale {home}` makes it")
+            raise UserError(f"the model of {scale} is not in {made}; `relinear model {model} {_options(home)}` makes it")
         if _weights(theirs) != _weights(record):
             raise UserError(f"{made} is another model than that of {scale}: by their run.json the weights differ")
     for file in record["artefacts"]:
