@@ -14,7 +14,7 @@ from relinear.benchmarks.generation import COLUMNS as GENERATION
 from relinear.benchmarks.parity import COLUMNS as PARITY
 from relinear.errors import UserError
 
-BENCHMARKS = ("generation", "training", "decoding", "parity", "hours", "overhead")
+BENCHMARKS = ("generation", "training", "decoding", "parity", "hours", "overhead", "kernels")
 REFERENCE = ROOT / "results/reference"
 
 
@@ -119,6 +119,7 @@ OPTIONS = {
     "parity": "--text --out --length --new-tokens --threads",
     "hours": "--measured --into",
     "overhead": "--repeats",
+    "kernels": "--out --seconds --only --provider --missing --commit --note --ratios-only",
 }
 
 

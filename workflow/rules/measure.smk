@@ -60,4 +60,4 @@ rule kernels:
         mem_mb=32000,
         runtime=60,
     shell:
-        "{PYTHON} relinear_kernels.bench --out results/kernels 2>&1 | ({TEE} {log:q})"
+        "{PYTHON} relinear.benchmarks.kernels --out results/kernels --missing 2>&1 | ({TEE} {log:q})"

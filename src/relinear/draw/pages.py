@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relinear.draw.costs import read_costs
+from relinear.draw.kernels import HEAD, SOFTMAX, read
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.strict import WORKFLOW
@@ -339,27 +340,29 @@ SHAPE = "B16 T2048 H32/32 D128 F64"
 
 
 def kernels(reference: Path) -> str:
-    """Each op at the shape of Lizard Figure 6, and one step of decoding: time, floor, fastest peer."""
-    [table] = drawn(reference / "kernels/ratios.md")
+    """Each op at the shape of Lizard Figure 6, and one step of decoding: time, floor, fastest peer, softmax attention."""
+    table = drawn(reference / "kernels/ratios.md")[0]
     shown = [row for row in table if row["shape"] in (SHAPE, SHAPE.replace("T2048", "T1")) and row["mode"] != "stage 1"]
-    head = ["op", "mode", "ms", "over its floor", "fastest peer", "its ms", "ours is faster"]
+    head = [column for column in HEAD if column != "shape"]
     return markdown(head, [[row[column] for column in head] for row in shown])
 
 
 def lengths(reference: Path) -> str:
-    """Linear attention's forward beside full softmax attention's, against the length."""
-    rows = rows_of(reference / "kernels/bench.csv")
+    """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
+    rows = read(reference / "kernels/bench.csv")
     forward = {(row["op"], row["shape"]): row for row in rows if row["mode"] == "forward" and row["provider"] in ("relinear", "SDPA causal")}
     found = []
-    shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == "softmax attention"}
+    shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == SOFTMAX}
     for shape in sorted(shapes, key=shapes.get):
-        softmax = float(forward["softmax attention", shape]["ms"])
+        softmax = float(forward[SOFTMAX, shape]["ms"])
         cells = []
-        for op in ("linear_attention", "hybrid_attention w=64"):
+        for op in ("linear_attention", "hybrid_attention w=64", "lizard hybrid"):
             ms = forward[op, shape]["ms"] if (op, shape) in forward else ""
             cells.append(f"{float(ms):.3f} ({softmax / float(ms):.2f}x)" if ms else "")
         found.append([shape, f"{softmax:.3f}", *cells])
-    return markdown(["shape", "softmax attention, ms", "linear attention, ms", "hybrid, window of 64, ms"], found)
+    return markdown(
+        ["shape", "softmax attention, ms", "linear attention, ms", "LoLCATs' hybrid, window of 64, ms", "Lizard's, window of 128, ms"], found
+    )
 
 
 # --- pages ---

@@ -1,10 +1,10 @@
 """Hedgehog Figure 6: one layer of 12 heads of 64, forward: milliseconds and peak memory up to 32k tokens."""
 
-import csv
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from relinear.draw.kernels import earlier, read
 from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
@@ -17,15 +17,14 @@ LINES = {  # op, provider (None: any but the torch form) -> how it is called, an
 
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write figure6.png and figure6.pdf. Lines with rows of an earlier commit than the last are starred."""
+    """Write figure6.png and figure6.pdf. Lines with rows of another commit than the last are starred."""
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
-    with path.open(encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True") and all(r[k] == v for k, v in SHAPE.items())]
+    rows = [row for row in read(path) if all(row[k] == v for k, v in SHAPE.items())]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
     for (op, provider), (label, look) in LINES.items():
         own = sorted((r for r in rows if r["op"] == op and provider in (None, r["provider"])), key=lambda r: int(r["T"]))
-        label += "*" * any("measured at " in r["note"] for r in own)
+        label += "*" * any(earlier(r, rows) for r in own)
         for axis, column in zip(axes, ("ms", "gib"), strict=True):
             axis.plot([int(r["T"]) for r in own], [float(r[column]) for r in own], marker=look.marker, markersize=4, label=label, color=look.color)
     for axis, ylabel in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
@@ -34,7 +33,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    starred = "; * measured at an earlier commit" * any(line.get_label().endswith("*") for line in axes[0].lines)
+    starred = "; * measured at another commit" * any(line.get_label().endswith("*") for line in axes[0].lines)
     figure.suptitle(f"Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200{starred}", fontsize=10)
     made = [out / f"figure6.{suffix}" for suffix in spec.makes]
     for path in made:

@@ -1,10 +1,10 @@
 """Lizard Figure 6: milliseconds of every measured kernel at B16 T2048 H32 D128, forward, ours in blue."""
 
-import csv
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from relinear.draw.kernels import earlier, read
 from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
@@ -14,18 +14,17 @@ PAPER = "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear at
 
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write figure6.png and figure6.pdf. Rows measured at an earlier commit than the last are starred."""
+    """Write figure6.png and figure6.pdf. Rows measured at another commit than the last are starred."""
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
-    with path.open(encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if r["ms"] and r["valid"] in ("", "True") and all(r[k] == v for k, v in SHAPE.items())]
+    rows = [row for row in read(path) if all(row[k] == v for k, v in SHAPE.items())]
     rows.sort(key=lambda r: float(r["ms"]))
-    names = [f"{r['op']}: {r['provider']}" + "*" * ("measured at " in r["note"]) for r in rows]
+    names = [f"{r['op']}: {r['provider']}" + "*" * earlier(r, rows) for r in rows]
     figure = Figure(figsize=(10, 0.32 * len(rows) + 1.6), layout="constrained")
     axis = figure.subplots()
     bars = axis.barh(names, [float(r["ms"]) for r in rows], color=[look_of("lizard").color if r["provider"] == "relinear" else "0.6" for r in rows])
     axis.bar_label(bars, [f"{float(r['ms']):.2f}" for r in rows], padding=3, fontsize=8)
     axis.set(xscale="log", xlim=(0.5 * float(rows[0]["ms"]), 3 * float(rows[-1]["ms"])))
-    axis.set_xlabel("forward, ms (log scale)" + "; * measured at an earlier commit" * any(name.endswith("*") for name in names))
+    axis.set_xlabel("forward, ms (log scale)" + "; * measured at another commit" * any(name.endswith("*") for name in names))
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(TITLE + PAPER, fontsize=9)
     made = [out / f"figure6.{suffix}" for suffix in spec.makes]

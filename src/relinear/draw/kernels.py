@@ -1,0 +1,73 @@
+"""The rows of the kernels' benchmark, and the table of their ratios."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from relinear.draw.render import markdown
+
+COLUMNS = (
+    "op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note", "commit"
+)  # fmt: skip
+OURS, CHUNKED, SOFTMAX = "relinear", "torch chunked", "softmax attention"
+HEAD = ("op", "shape", "mode", "ms", "over its floor", "fastest peer", "its ms", "ours is faster", "softmax attention, ms", "faster than softmax")
+Rows = list[dict[str, str]]
+
+
+def read(path: Path) -> Rows:
+    """The rows that have a time and no wrong output. Rows of before there was a column `commit` have an empty one."""
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
+
+
+def earlier(row: dict[str, str], rows: Sequence[dict[str, str]]) -> bool:
+    """Whether a row was measured at another commit than most rows."""
+    commits = [other["commit"] for other in rows]
+    return "measured at " in row["note"] or row["commit"] != max(set(commits), key=commits.count)
+
+
+def ratios(rows: Rows) -> str:
+    """Markdown: each row of ours over its floor, beside its fastest peer and full softmax attention; then what has no form of ours.
+
+    The torch forms of ours are no peers. Where softmax attention of the same shape was measured, decoding is held against one token of it.
+    """
+    softmax = {(row["shape"], row["mode"]): row for row in rows if SOFTMAX in row["op"]}
+    shown = [row for row in rows if row["provider"] == OURS]
+    table = markdown(HEAD, [_cells(row, rows, softmax) for row in shown], align="left")
+    ours = {row["op"] for row in shown}
+    scale = [row for row in rows if row["op"] not in ours]
+    scales = markdown(HEAD[:5], [[_name(row, rows), *_time(row)] for row in scale], align="left")
+    marks = {
+        "\\*": (any(earlier(row, rows) for row in rows), "measured at another commit than most rows"),
+        "+": (any(row["commit"].endswith("+") for row in rows), "measured in a tree with uncommitted changes"),
+        "\u2020": (any("launched" in row["note"] for row in rows), "kernel by kernel: launches cost what they cost there"),
+    }
+    notes = "".join(f"\n{mark} {meaning}  " for mark, (true, meaning) in marks.items() if true)
+    return f"{table}\n\nFor scale, operations that have no kernel of ours:\n\n{scales}\n" + notes + "\n" * bool(notes)
+
+
+def _cells(row: dict[str, str], rows: Rows, softmax: dict[tuple[str, str], dict[str, str]]) -> list[str]:
+    """A row of ours: its time, its fastest peer, and softmax attention."""
+    ms, peers = float(row["ms"]), [r for r in rows if r["provider"] not in (OURS, CHUNKED) and all(r[c] == row[c] for c in ("op", "shape", "mode"))]
+    cells = [row["op"] + _mark(row, rows), *_time(row), "", "", "", "", ""]
+    if peers:
+        best = min(peers, key=lambda r: float(r["ms"]))
+        cells[5:8] = [best["provider"] + _mark(best, rows), f"{float(best['ms']):.4g}", f"{float(best['ms']) / ms:.2f}x"]
+    if full := softmax.get((row["shape"], row["mode"])):
+        cells[8:] = [f"{float(full['ms']):.4g}" + _mark(full, rows), f"{float(full['ms']) / ms:.2f}x"]
+    return cells
+
+
+def _time(row: dict[str, str]) -> list[str]:
+    """Shape, mode, milliseconds and how many times the floor they are."""
+    once = "\u2020" if "launched" in row["note"] else ""
+    return [row["shape"], row["mode"], f"{float(row['ms']):.4g}{once}", f"{float(row['ms']) / float(row['floor_ms']):.2f}x"]
+
+
+def _name(row: dict[str, str], rows: Rows) -> str:
+    return f"{row['op']}: {row['provider']}{_mark(row, rows)}"
+
+
+def _mark(row: dict[str, str], rows: Iterable[dict[str, str]]) -> str:
+    """A star for a row of another commit, a plus for one of a tree with uncommitted changes."""
+    return "*" * earlier(row, list(rows)) + "+" * row["commit"].endswith("+")
