@@ -34,7 +34,9 @@ SHARED = {
         "ruler",
     },
     "_attention": {"entropy", "matrix_similarity", "gate_stats"},
-    "_answering": {"needle", "needle_plane", "passkey_example", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler"},
+    "_answering": {
+        "needle", "needle_plane", "passkey_example", "samples", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler",
+    },
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
     "needle": {"needle_plane"},

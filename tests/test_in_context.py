@@ -10,7 +10,7 @@ import torch
 from conftest import made
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About
+from relinear.draw import About, make
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
 from relinear.draw.planned import draw_planned
@@ -20,7 +20,7 @@ from relinear.families.tiny import byte_tokenizer, number_tokenizer
 from relinear.get import needles
 from relinear.get.needles import HEADER, NAMES, Cutter, example, noise, sentences
 from relinear.linearize.model import linearize
-from relinear.measure import answers, kv_recall, needle, passkey_example
+from relinear.measure import answers, kv_recall, needle, passkey_example, samples
 from relinear.measure._answering import Answered, ask, share_of
 from relinear.measure._limit import limit_of
 from relinear.plan.claims import Claim
@@ -351,6 +351,37 @@ def test_an_example_is_one_prompt_in_full_and_undefined_beyond_what_a_model_read
     assert (right.value, right.why) == (None, "softmax attention, made for 800 positions")
     [unread] = read_items(tmp_path / "out")
     assert unread == {field: value for field, value in item.items() if field != "answer"}
+
+
+def test_samples_are_what_a_model_writes_greedily_and_how_it_writes_is_counted(measured, tmp_path):
+    model, given = teacher(), samples.Options(questions=["Why?", "Who is it?"], new_tokens=9)
+    readings = {r.metric: r for r in samples.measure(model, None, given, job(measured, tmp_path))}
+    items = read_items(tmp_path / "out")
+    assert set(readings) == {"ended", "repeated", "declined"} and all(r.n == 2 for r in readings.values())
+    tokenizer = byte_tokenizer()
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Why?"}], add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    written = model.generate(**ids, max_new_tokens=9, do_sample=False, pad_token_id=0)[0, ids["input_ids"].shape[1] :]
+    assert items[0]["written"] == tokenizer.decode(written, skip_special_tokens=True).strip()
+    tokenizer.chat_template = None
+    assert tokenizer.decode(samples.worded(tokenizer, "Why?")).endswith("### Instruction:\nWhy?\n\n### Response:\n")
+    assert samples.until([5, 7, 5], 7) == ([5], True) and samples.until([5], 7) == ([5], False)
+    assert samples.repeated([1, 2, 3]) == 0 and samples.repeated([1, 2, 3, 4] * 2) == pytest.approx(1 - 4 / 5)
+    said = {"I’m sorry, but no.": True, "I don't have it.": True, "I cannot say.": True, "The sky is blue.": False, "It can be done.": False}
+    assert {text: samples.DECLINES.search(text) is not None for text in said} == said
+
+
+def test_samples_are_drawn_as_a_page_with_the_paper_s_own(tmp_path):
+    artefact = read(ROOT / "workflow/papers/lizard/appendixf.yaml")
+    item = {"question": "Why?", "written": "Since it is so. | Or not.", "tokens": 9, "ended": True, "repeated": 0.0, "declined": False}
+    (tmp_path / "lizard").mkdir()
+    (tmp_path / "lizard/items.jsonl").write_text(json.dumps(item))
+    found = [reading(name, 0.5, 0.1, 1, "answers") for name in ("ended", "repeated", "declined")]
+    measured = {("lizard", "samples"): measurement("lizard", "samples", *found, folder=tmp_path / "lizard")}
+    make(artefact, dict.fromkeys(artefact.reads()) | measured, About("mini"), tmp_path / "out")
+    page = (tmp_path / "out/appendixf.md").read_text()
+    assert ">     Since it is so. | Or not." in page and "the paper's lizard:" in page and "| `lizard` | 50.00 ± 10.00 |" in " ".join(page.split())
+    assert "`teacher`:\n\n>     not run" in page and (tmp_path / "out/appendixf.csv").read_text().count("\n") == 2
 
 
 def test_beyond_the_teacher_s_positions_a_needle_is_not_defined_and_a_linear_one_is_asked(measured, tmp_path):

@@ -47,6 +47,7 @@ VARIANTS = {
         {"window": WINDOW, "gate": "mamba2"},
         {"window": WINDOW, "gate": "low_rank", "gates": "channel", "gate_rank": 3},
         {"window": WINDOW, "gate": "pool"},
+        {"window": WINDOW, "gate": "pool", "gates": "channel", "pool": "max", "pool_bias": 4.0},
         {"window": WINDOW, "gate": "none", "state_per": "key_head"},
         {"window": 0, "meta": 0},
     ],
@@ -424,6 +425,8 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lizard", gates="channel", feature="exp_pm")
     with pytest.raises(ValueError, match="gate 'low_rank' is one per channel; got gates 'head'"):
         linearize(teacher(), "lizard", gate="low_rank")
+    with pytest.raises(ValueError, match="are of the gate 'pool'; got pool 'max' and pool_bias 0 with gate 'sigmoid'"):
+        linearize(teacher(), "lizard", pool="max")
     with pytest.raises(ValueError, match="a window of 0 is none; got meta 4, possible: 0"):
         linearize(teacher(), "lizard", window=0)
     with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
@@ -495,3 +498,13 @@ def test_lizards_gates_begin_as_the_sigmoid_does_and_forget_what_they_say():
         torch.testing.assert_close(found[gate], start.expand_as(found[gate]))
     assert found["low_rank"].shape == (2, 5, 6, 8) and not found["none"].any()
     torch.testing.assert_close(found["pool"].exp(), k.mean(-1).sigmoid().repeat_interleave(3, -1))
+
+
+def test_each_reading_of_the_pooling_pools_what_it_says():
+    k = torch.randn(2, 5, 2, 8, dtype=torch.float64)
+    inputs, heads = Inputs(k.new_zeros(2, 5, 1), k.new_zeros(2, 5, 6, 8), k, k), Heads(1, 6, 2, 8, 1.0)
+    near = torch.stack([k[..., max(i - 1, 0) : i + 2].mean(-1) for i in range(8)], -1)
+    most = torch.stack([k[..., max(i - 1, 0) : i + 2].amax(-1) for i in range(8)], -1)
+    for given, pooled in (({"pool": "max"}, k.amax(-1)), ({"gates": "channel"}, near), ({"gates": "channel", "pool": "max"}, most)):
+        gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool_bias": 4.0} | given))._log_gate(inputs)
+        torch.testing.assert_close(gate.exp(), (pooled + 4).sigmoid().repeat_interleave(3, 2))

@@ -12,8 +12,10 @@ query head or, ours, of each key head. Meta tokens are the first `meta` real pos
 
 `gate` is how gamma comes about (Table 3), with b_g the same at the start for all that have one:
 `sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the start; `low_rank` sigmoid(W_2 W_1 x + b_g)
-of every channel, through `gate_rank` numbers, W_2 0 at the start; `pool` sigmoid of the mean of the key's channels, with nothing to learn and so
-with a memory of some two tokens; `none` 1, nothing is forgotten (Table 5's row without the gated module, read as without the gate).
+of every channel, through `gate_rank` numbers, W_2 0 at the start; `pool` sigmoid(pooled k_t + pool_bias), with nothing to learn and so, without the
+bias, with a memory of some two tokens; `none` 1, nothing is forgotten (Table 5's row without the gated module, read as without the gate). What
+"1D pooling over key vectors" goes over is not said: `pool` is the `mean` or the `max` over all channels of a key, or, where `gates` are one per
+channel, over each channel and its two neighbours.
 
 Switched off in a trained model (`_parts`): the sum has no common normaliser, so without `linear` alpha y_swa is left as it is, and without
 `window` y_gate. Without `gate` nothing is forgotten, gamma = 1, and unless `normalize` y_gate then grows with the sequence. Without `meta` the
@@ -39,7 +41,7 @@ from relinear_kernels.sliding_window_attention_reference import WindowState, sli
 
 # What each form of the gate can be one of.
 GATES = {
-    "sigmoid": ("head", "shared", "channel"), "mamba2": ("head", "shared"), "low_rank": ("channel",), "pool": ("head",), "none": ("head",),
+    "sigmoid": ("head", "shared", "channel"), "mamba2": ("head", "shared"), "low_rank": ("channel",), "pool": ("head", "channel"), "none": ("head",),
 }  # fmt: skip
 
 
@@ -53,6 +55,8 @@ class Options(_base.StateOptions):
     gates: Literal["head", "shared", "channel"] = "head"
     gate_rank: int = Field(default=16, ge=1)
     gate_bias: float | None = 4.0
+    pool: Literal["mean", "max"] = "mean"
+    pool_bias: float = 0.0
     alpha: float = 1.0
     window_rope: bool = True
     normalize: bool = False
@@ -63,6 +67,9 @@ class Options(_base.StateOptions):
             raise ValueError("gates 'channel' take bounded features: softmax_pm; got exp_pm")
         if self.gates not in GATES[self.gate]:
             raise ValueError(f"gate {self.gate!r} is one per {' or '.join(GATES[self.gate])}; got gates {self.gates!r}")
+        if self.gate != "pool" and (self.pool, self.pool_bias) != ("mean", 0.0):
+            got = f"pool {self.pool!r} and pool_bias {self.pool_bias:g} with gate {self.gate!r}"
+            raise ValueError(f"pool and pool_bias are of the gate 'pool'; got {got}")
         if self.window == 0 and self.meta:
             raise ValueError(f"meta tokens are seen beside a window, and a window of 0 is none; got meta {self.meta}, possible: 0")
         return self
@@ -124,12 +131,22 @@ class Method(Parts, Attention):
         if form == "none":
             return inputs.x.new_zeros(*inputs.x.shape[:2], 1, dtype=wide(inputs.x).dtype)
         if form == "pool":
-            return nn.functional.logsigmoid(wide(inputs.k).mean(-1)).repeat_interleave(self.states // self.heads.groups, -1)
+            pooled = self._pooled(wide(inputs.k)) + self.options.pool_bias
+            return nn.functional.logsigmoid(pooled).repeat_interleave(self.states // self.heads.groups, 2).flatten(2)
         x = wide(inputs.x)
         if self.narrow is not None:
             x = nn.functional.linear(x, self.narrow.weight.to(x.dtype))
         z = nn.functional.linear(x, self.gate.weight.to(x.dtype), None if self.gate.bias is None else self.gate.bias.to(x.dtype))
         return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp() if form == "mamba2" else nn.functional.logsigmoid(z)
+
+    def _pooled(self, k):
+        """Keys ``[B, T, G, D]``, pooled over all channels ``[B, T, G, 1]``, or ``[B, T, G, D]`` over three."""
+        mean = self.options.pool == "mean"
+        if self.options.gates == "head":
+            return k.mean(-1, keepdim=True) if mean else k.amax(-1, keepdim=True)
+        flat = k.flatten(0, 2)[:, None]
+        near = nn.functional.avg_pool1d(flat, 3, 1, 1, count_include_pad=False) if mean else nn.functional.max_pool1d(flat, 3, 1, 1)
+        return near.view_as(k)
 
     def _gated(self, inputs: Inputs) -> dict:
         gate = "log_gate" if self.options.gates == "channel" else "log_decay"
