@@ -5,12 +5,16 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import ROOT
 
 from relinear.benchmarks import kernel_forms as forms
 from relinear.benchmarks import kernels
 from relinear.benchmarks.campaign import Campaign
 from relinear.benchmarks.kernels import Bench, suite
 from relinear.draw.kernels import COLUMNS, ratios, read
+from relinear.draw.planned import draw_committed
+from relinear.errors import UserError
+from relinear.plan.specs import read as spec_of
 from relinear_kernels import gated_linear_attention_reference, linear_attention_reference
 
 SHAPE = (1, 2, 3, 3, 4, 5)
@@ -129,3 +133,14 @@ def test_ratios_are_against_the_floor_the_fastest_peer_and_softmax_attention():
     text = ratios(rows)
     assert "\\* measured at another commit" in text and "+ measured in a tree" in text and "\u2020 kernel by kernel" in text
     assert "commit" not in ratios(rows[-1:]) and "kernel by kernel" not in ratios(rows[-1:])
+
+
+@pytest.mark.parametrize("paper", ["lizard", "hedgehog"])
+def test_a_figure_of_the_rows_and_its_verdicts_are_as_committed(tmp_path, monkeypatch, paper):
+    committed, artefact = ROOT / "results/reference/kernels", spec_of(ROOT / f"workflow/papers/{paper}/figure6.yaml")
+    with pytest.raises(UserError, match="bench.csv is missing"):
+        draw_committed(tmp_path, artefact)
+    (tmp_path / "bench.csv").write_bytes((committed / "bench.csv").read_bytes())
+    made = {path.name: path for path in draw_committed(tmp_path, artefact)}
+    assert {"figure6.png", "figure6.pdf", "figure6.provenance.json", "figure6.claims.csv"} == made.keys()
+    assert made["figure6.claims.csv"].read_text() == (committed / paper / "figure6.claims.csv").read_text()

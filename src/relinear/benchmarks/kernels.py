@@ -8,7 +8,9 @@ each call, and from the rows ratios.md.
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,6 +245,8 @@ def main(
         campaign, speed = Campaign(out / "bench.csv", COLUMNS, anew=not (only or provider or missing)), copied_per_second()
         about = session("python -m relinear.benchmarks.kernels") | {"gpu": torch.cuda.get_device_name(), "bandwidth_bytes_per_s": speed}
         about |= {"only": only, "provider": provider, "missing": missing, "seconds": seconds, "note": note, "commit": commit or about["commit"]}
+        with suppress(metadata.PackageNotFoundError):
+            about["versions"]["fla-core"] = metadata.version("fla-core")
         earlier = campaign.about.get("runs", [])
         if others := {run["gpu"] for run in earlier} - {about["gpu"]}:
             raise UserError(f"{campaign.path} has rows of another GPU: got {about['gpu']}, expected {', '.join(others)}; possible: another --out")

@@ -1,10 +1,12 @@
 """The rows of the kernels' benchmark, and the table of their ratios."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from relinear.draw.claims import Look, Value
 from relinear.draw.render import markdown
+from relinear.plan.claims import Point
 
 COLUMNS = (
     "op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note", "commit"
@@ -18,6 +20,26 @@ def read(path: Path) -> Rows:
     """The rows that have a time and no wrong output. Rows of before there was a column `commit` have an empty one."""
     rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
+
+
+def look_at(path: Path, shape: Mapping[str, str], names: Mapping[str, tuple[str, str]]) -> Look:
+    """What claims on the rows of a shape read. `names`: what a point calls a row -> its op and provider.
+
+    Times are medians of many replays, whose spread is far below the bounds: they are compared as they are.
+    """
+    rows = [row for row in read(path) if all(row[column] == value for column, value in shape.items())]
+
+    def look(point: Point) -> Value | str:
+        if point.row not in names:
+            return f"no row {point.row}; have {', '.join(names)}"
+        where = {"op": names[point.row][0], "provider": names[point.row][1], **{key: str(value) for key, value in point.at.items()}}
+        name = " at ".join(filter(None, (point.row, point.place)))
+        found = next((row for row in rows if all(row[key] == value for key, value in where.items())), None)
+        if found is None or not found[point.column or "ms"]:
+            return f"{name}: not measured"
+        return Value(float(found[point.column or "ms"]), 0.0, name)
+
+    return look
 
 
 def earlier(row: dict[str, str], rows: Sequence[dict[str, str]]) -> bool:

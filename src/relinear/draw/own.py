@@ -1,4 +1,8 @@
-"""Tables and figures that a file beside their spec draws, since no shared shape does."""
+"""Tables and figures that a file beside their spec draws, since no shared shape does.
+
+The file has `draw(spec, measured, about, out)`. Where its claims are on the rows of a benchmark it also has `look(spec, about)`, which returns the
+function that finds a number at a point.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +10,7 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, judge, value_of, write_claims
+from relinear.draw.claims import Value, judge, unlike, value_of, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.plan.claims import Point
 from relinear.plan.figures import Own
@@ -20,7 +24,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     """
     spec: Own | Any = artefact.spec
     made = [out / f"{artefact.stem}.{suffix}" for suffix in spec.makes]
-    drawn = _load(artefact.file.with_suffix(".py"))(spec, measured, about, out)
+    script = _load(artefact.file.with_suffix(".py"))
+    drawn = script.draw(spec, measured, about, out)
     if sorted(drawn) != sorted(made) or not all(path.is_file() for path in made):
         raise ValueError(f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in drawn)) or 'nothing'}; {artefact.path} makes {spec.makes}")
     cells: dict[str, dict[str, Origin]] = {}
@@ -39,12 +44,15 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         name = " at ".join(filter(None, (point.row, point.place)))
         return value_of(*next(readings, (None, None)), name, point.column or "")
 
-    verdicts = [judge(claim, look, about.nothing_to_judge) for claim in spec.claims]
+    if hasattr(script, "look"):  # benchmarks are of no scale
+        verdicts = [judge(claim, script.look(spec, about), unlike=unlike(claim, {})) for claim in spec.claims]
+    else:
+        verdicts = [judge(claim, look, about.nothing_to_judge) for claim in spec.claims]
     return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
 
 
 def _load(file: Path) -> Any:
-    """The function `draw` of a file."""
+    """The module that a file is. Raises ValueError where it has no `draw`."""
     described = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
     if described is None or described.loader is None:
         raise ValueError(f"{file} is no Python file")
@@ -52,4 +60,4 @@ def _load(file: Path) -> Any:
     described.loader.exec_module(module)
     if not hasattr(module, "draw"):
         raise ValueError(f"{file} has no `draw(spec, measured, about, out)`")
-    return module.draw
+    return module

@@ -61,8 +61,11 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | No
 def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
 
-    A run that the folder does not have is `not run`. Raises UserError where it has none of the runs, or is no committed folder.
+    A run that the folder does not have is `not run`. A figure of a benchmark's rows alone is drawn from those in the folder, which has no manifest.
+    Raises UserError where the folder has none of the runs, not the rows, or is no committed folder.
     """
+    if artefact.files() and not artefact.reads():
+        return _of_benchmark(folder, artefact)
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results")
@@ -80,6 +83,14 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     facts["files"] = dict(sorted(facts["files"].items()))
     write_text(manifest, json.dumps(facts, indent=1) + "\n")
     return written
+
+
+def _of_benchmark(folder: Path, artefact: Artefact) -> list[Path]:
+    """Draw a figure from the files that a benchmark left in a folder. Raises UserError where one is missing."""
+    files = {name: folder / Path(name).name for name in artefact.files()}
+    if missing := [path for path in files.values() if not path.is_file()]:
+        raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it")
+    return make(artefact, {}, About(scale="", files=files), folder / artefact.paper)
 
 
 def _plan_of(name: str, manifest: Path) -> Plan:

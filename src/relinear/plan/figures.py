@@ -255,7 +255,7 @@ class Needed(Strict):
 class Own(Spec):
     """What `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`, which writes <stem>.<suffix> of `makes`.
 
-    Claims name a run, a metric as column and a place on its axes.
+    Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look` finds.
     """
 
     needs: tuple[Needed, ...]
@@ -270,6 +270,7 @@ class Own(Spec):
         return list(self.inputs)
 
     def check_point(self, claim: Claim, point: Point) -> None:
-        known("run", point.row, {need.run for need in self.needs}, f"claim {claim.claim!r}")
+        if self.needs:
+            known("run", point.row, {need.run for need in self.needs}, f"claim {claim.claim!r}")
         if point.column is None:
             raise ValueError(f"claim {claim.claim!r} names no metric as `column`")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from relinear.draw.kernels import earlier, read
+from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
@@ -39,3 +39,9 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     for path in made:
         write_figure(path, figure)
     return made
+
+
+def look(spec, about):
+    """Times and memory of these lines, by the methods' names."""
+    names = {"hedgehog": ("linear_attention", "relinear"), "softmax": ("softmax attention", "SDPA causal"), "taylor": ("taylor map", "torch chunked")}
+    return look_at(about.files.get(spec.inputs[0], Path(spec.inputs[0])), SHAPE, names)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from relinear.draw.kernels import earlier, read
+from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
+NAMES = {"gate a channel": ("gated_linear_attention", "relinear"), "GLA": ("gated_linear_attention", "fla chunk_gla (unnormalised)")}
 SHAPE = {"mode": "forward", "B": "16", "T": "2048", "H": "32", "D": "128"}
 TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128, bfloat16, one H200\n"
 PAPER = "(the paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms; peers of linear attention are given their features)"
@@ -31,3 +32,8 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     for path in made:
         write_figure(path, figure)
     return made
+
+
+def look(spec, about):
+    """Times of this shape, by NAMES."""
+    return look_at(about.files.get(spec.inputs[0], Path(spec.inputs[0])), SHAPE, NAMES)
