@@ -64,6 +64,12 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_auto_num_workers(config):
+    """One worker more than cores: a worker often waits for what it has started, Slurm's jobs above all, and takes no core meanwhile."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
+
+
 # What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
 # clone in which all was run are apart: the first of these modules makes it, and the next would wait.
 LONGEST = (
