@@ -213,7 +213,7 @@ def decoding() -> dict[str, tuple[float, float]]:
 
 def efficiency() -> list[str]:
     speeds = decoding()
-    with (REFERENCE / "efficiency/lolcats_figure2.claims.csv").open() as file:
+    with (REFERENCE / "efficiency/lolcats/figure2.claims.csv").open() as file:
         figures = {row["claim"]: row["figures"] for row in csv.DictReader(file)}
     published = {words.split("published ")[1] for words in figures.values() if "times" in words and " to " in words.split("published ")[1]}
     assert "ratio 1.00;" in figures["Memory grows no more than 1.1 times from 512 to 131k generated tokens"]

@@ -1,20 +1,26 @@
 """Figures of every shape, drawn from measurements made up."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
 from relinear.draw import About, costs, make, render
+from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
+from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
-from relinear.draw.curves import curve_of_costs, readings_along
+from relinear.draw.curves import _finish, curve_of_costs, readings_along
 from relinear.draw.grid import heat_of
+from relinear.draw.scatter import _figure as _scatter
 from relinear.plan.claims import Claim
 from relinear.plan.figures import Panel
 from relinear.plan.specs import read
@@ -90,6 +96,17 @@ def test_a_map_of_a_perfect_method_is_drawn_with_zeros_and_one_that_was_not_run_
     draw(artefact, fidelity(tmp_path, "lolcats_exp", weights([(0, 0)]), scale=0.0), tmp_path / "zeros")
     files = draw(artefact, {("lolcats_exp", "fidelity"): None}, tmp_path / "none")
     assert set(json.loads(files["provenance.json"].read_text())["cells"]["lolcats_exp"].values()) == {None}
+
+
+def test_figures_that_are_compared_share_their_colours(tmp_path):
+    """LoLCATs Figures 3 to 6: weights, and the distances of all heads, whatever a run's own are."""
+    limits, seen = [read(LOLCATS / f"figure{n}.yaml").spec.limits for n in (3, 4, 5, 6)], []
+    assert limits[0].keys() == {"kl", "mse"} and all(own == limits[0] for own in limits)
+    for scale in (1.0, 0.1):
+        found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0), (1, 3)], sharp=2 + scale), scale=scale)["lolcats_exp", "fidelity"]
+        images = [image for axis in _maps(read(LOLCATS / "figure3.yaml").spec, found, MINI).axes for image in axis.get_images()]
+        seen.append([image.get_clim() for image in images])
+    assert seen[0] == seen[1] == [(0.01 / 64, 1.0)] * 4 + [limits[0]["kl"], limits[0]["mse"]]
 
 
 def test_a_map_of_missing_or_broken_weights_is_refused(tmp_path):
@@ -246,6 +263,32 @@ def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_
     draw(artefact, {}, tmp_path / "none")
     cells = json.loads(files["provenance.json"].read_text())["cells"]
     assert cells["bert_elu"]["kl"] == "results/bert_elu/kl/run.json" and cells["bert_relu"]["kl"] is None
+
+
+def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
+    runs = [f"map_{name}" for name in ("exponential", "taylor_of_degree_two", "cosformer", "performer")]
+    table = TABLE | {"rows": [{"run": run, "text": {"map": run}} for run in runs], "claims": []}
+    spec = read(paper(tmp_path, stem="figure5", **table, draw="scatter", x="kl", y="cola")).spec
+    measured = {(run, "cola"): measurement(run, "cola", reading("matthews", 0.99)) for run in runs}
+    measured |= {(run, "kl"): measurement(run, "kl", reading("kl", 2.0 + i / 50)) for i, run in enumerate(runs[:3])}
+    measured[runs[3], "kl"] = measurement(runs[3], "kl", reading("kl", 3.0))
+    figure = _scatter(spec, rows_of(spec, measured, MINI), MINI)
+    figure.draw_without_rendering()
+    [axis], renderer = figure.axes, FigureCanvasAgg(figure).get_renderer()
+    boxes = [Text.get_window_extent(name, renderer) for name in axis.texts]
+    assert [name.get_text() for name in axis.texts] == runs
+    assert not [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+    points = axis.transData.transform([(2.0, 99.0), (2.02, 99.0), (2.04, 99.0), (3.0, 99.0)])
+    assert not [(box, point) for box in boxes for point in points if box.contains(*point)]
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 3e5])
+def test_a_logarithmic_axis_begins_where_its_data_do(scale):
+    axis = Figure().subplots()
+    axis.plot([1024, 4096, 16384], [scale * 3, scale * 40, scale * 900])
+    _finish(axis, Panel(x="length", y="cache_gib", log=True), "tokens", 2)
+    (left, _), (low, high) = axis.get_xlim(), axis.get_ylim()
+    assert 512 < left < 1024 and 1.5 * scale < low < 3 * scale and 900 * scale < high < 1800 * scale
 
 
 # --- curves of readings ---

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
 from relinear.draw.planned import draw_committed
+from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
 from relinear.files import sha256
@@ -178,7 +179,7 @@ def test_a_stage_without_items_has_none_when_committed(results, tmp_path):
 def test_a_figure_keeps_its_size_and_looks(tmp_path, colours):
     original = picture(np.linspace(0, 255, colours))
     original.save(tmp_path / "a.png")
-    reference._paint(tmp_path / "a.png", tmp_path / "b.png")
+    paint(tmp_path / "a.png", tmp_path / "b.png")
     with Image.open(tmp_path / "b.png") as painted:
         got = np.asarray(painted.convert("RGB")).astype(int)
     apart = np.abs(got - np.asarray(original.convert("RGB")))

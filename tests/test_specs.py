@@ -240,6 +240,7 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (COSTS | {"claims": [RATIO | {"column": "watts"}]}, "no column 'watts'"),
         (COSTS | {"claims": [RATIO | {"left": "teacher"}]}, "teacher needs one place on a sweep, `at: {batch: ...}`"),
         ({"draw": "attention_maps", "claims": [CLAIM], "run": "lizard"}, "no column 'acc'; have kl, mse"),
+        ({"draw": "attention_maps", "run": "lizard", "limits": {"kl": [0, 1]}}, "limits of kl are .0, 1.; they must rise, and begin above 0"),
     ],
 )
 def test_a_wrong_figure_is_refused_with_its_file_and_what_is_possible(tmp_path, spec, message):

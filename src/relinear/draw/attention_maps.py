@@ -66,7 +66,7 @@ def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure
     figure.suptitle(title)
     left, right = figure.subfigures(1, 2, width_ratios=[6, 4])
     _draw_pairs(left, pairs, distances)
-    _draw_heads(right, distances)
+    _draw_heads(right, distances, spec.limits)
     return figure
 
 
@@ -100,11 +100,10 @@ def read_weights(path: Path) -> Pairs:
 
 
 def _draw_pairs(area: SubFigure, pairs: Pairs, distances: Mapping[str, np.ndarray]) -> None:
-    """TRUE and PRED side by side, one row per (layer, head), one logarithmic colour scale per row."""
+    """TRUE and PRED side by side, one row per (layer, head), all with one logarithmic colour scale."""
     axes = area.subplots(len(pairs), 2, squeeze=False, sharex=True, sharey=True)
     for row, ((layer, head), (true, pred)) in zip(axes, pairs.items(), strict=True):
-        # Uniform attention over the text is 1/T; a hundredth of that, and all below, is one colour.
-        norm = LogNorm(vmin=0.01 / len(true), vmax=max(true.max(), pred.max()), clip=True)
+        norm = _of_weights(len(true))
         future = np.triu(np.ones_like(true, dtype=bool), k=1)
         for axis, weights in zip(row, (true, pred), strict=True):
             image = axis.imshow(np.ma.array(weights, mask=future), norm=norm, cmap="magma", interpolation="nearest")
@@ -113,23 +112,29 @@ def _draw_pairs(area: SubFigure, pairs: Pairs, distances: Mapping[str, np.ndarra
         row[0].set_title(f"TRUE: softmax, layer {layer}, head {head}")
         row[1].set_title(f"PRED: linear, KL {kl:.2g}, MSE {mse:.2g}")
         row[0].set_ylabel("query position")
-        area.colorbar(image, ax=list(row), label="weight, log scale", extend="min", shrink=0.9)
+    area.colorbar(image, ax=list(axes.flat), label="weight, log scale", extend="min", shrink=0.5, aspect=40)
     for axis in axes[-1]:
         axis.set_xlabel("key position")
 
 
-def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray]) -> None:
-    """KL and MSE of every head, layers downwards, each with its own logarithmic colour scale."""
+def _of_weights(length: int) -> LogNorm:
+    """The colours of weights over a text of `length` tokens, the same in every figure. Uniform attention is 1 / length; a hundredth of that, and
+    all below, is one colour."""
+    return LogNorm(vmin=0.01 / length, vmax=1.0, clip=True)
+
+
+def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray], limits: Mapping[str, tuple[float, float]]) -> None:
+    """KL and MSE of every head, layers downwards, each with a logarithmic colour scale: from `limits`, or its own."""
     axes = area.subplots(1, 2)
     for axis, (metric, title) in zip(axes, DISTANCES.items(), strict=True):
         values = distances[metric]
-        low, high = values[values > 0].min(initial=np.inf), values.max()
-        norm = LogNorm(low, high) if low < high else None  # all equal, or all zero: nothing to scale
+        low, high = limits.get(metric) or (values[values > 0].min(initial=np.inf), values.max())
+        norm = LogNorm(low, high, clip=True) if low < high else None  # all equal, or all zero: nothing to scale
         image = axis.imshow(values, norm=norm, cmap="viridis", interpolation="nearest")
         axis.set(xlabel="head", ylabel="layer")
         for ruler in (axis.xaxis, axis.yaxis):
             ruler.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        bar = area.colorbar(image, ax=axis, location="top")
+        bar = area.colorbar(image, ax=axis, location="top", extend="both" if metric in limits else "neither")
         bar.set_label(f"{title}{', log scale' if norm else ''}\nmean {values.mean():.2g}")
         if norm:
             ticks = np.geomspace(low, high, 3)  # more of them run into each other
@@ -146,7 +151,9 @@ def _figure_of_runs(spec: AttentionMaps, runs: Mapping[str, Measured | None], ab
     grid = figure.subplots(len(spec.rows), len(spec.runs), squeeze=False, sharey="row")
     for axes, (title, run) in zip(grid.T, spec.runs.items(), strict=True):
         if (found := runs[run]) is None:
-            axes[0].set_title(f"{title}: {NOT_RUN}")
+            axes[0].set_title(f"{title}:\n{NOT_RUN}")
+            for axis in axes:
+                axis.set_axis_off()
             continue
         ((layer, head), (_, weights)), *_ = read_weights(found.folder / "weights.safetensors").items()
         points = _read_points(found.folder / "points.safetensors") if {"points", "scores"} & set(spec.rows) else None
@@ -154,6 +161,8 @@ def _figure_of_runs(spec: AttentionMaps, runs: Mapping[str, Measured | None], ab
         for axis, row in zip(axes, spec.rows, strict=True):
             ROWS[row](axis, weights, points)
             axis.spines[["top", "right"]].set_visible(False)
+            if axis not in grid[:, 0]:
+                axis.set_ylabel("")
     figure.supxlabel("\n".join(spec.caption), fontsize=8)
     return figure
 
@@ -170,15 +179,15 @@ def _read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _draw_map(axis: Axes, weights: np.ndarray, _: Any) -> None:
-    norm = LogNorm(vmin=0.01 / len(weights), vmax=1.0, clip=True)
-    axis.imshow(np.ma.array(weights, mask=np.triu(np.ones_like(weights, dtype=bool), k=1)), norm=norm, cmap="magma", interpolation="nearest")
+    future = np.triu(np.ones_like(weights, dtype=bool), k=1)
+    axis.imshow(np.ma.array(weights, mask=future), norm=_of_weights(len(weights)), cmap="magma", interpolation="nearest")
     axis.set(xlabel="key position", ylabel="query position")
 
 
 def _draw_query(axis: Axes, weights: np.ndarray, _: Any) -> None:
-    axis.vlines(np.arange(len(weights)), 0, weights[-1], color="C0", linewidth=1)
+    axis.bar(np.arange(len(weights)), weights[-1], width=1.0, color="C0")
     axis.axhline(1 / len(weights), color="0.6", linewidth=0.8, linestyle=":")  # uniform
-    axis.set(xlabel="key position", ylabel="weight of the last query", ylim=(0, 1))
+    axis.set(xlabel="key position", ylabel="weight of the last query")
 
 
 def _draw_points(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.ndarray]) -> None:

@@ -124,7 +124,6 @@ def _status(artefact: Artefact, reference: Path) -> str:
 def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
     """Where its files may lie, without suffix, and what its claims file is called before `claims.csv`."""
     for folder in dict.fromkeys(Path(file).parent.name for file in artefact.files()):  # of a benchmark
-        yield reference / folder / artefact.name, f"{artefact.name}."
         yield reference / folder / artefact.paper / artefact.stem, f"{artefact.stem}."
     for scale in reversed(_folders(reference)):
         yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relinear import records
 from relinear.draw import About, Measurements, make
-from relinear.draw.render import write_text
+from relinear.draw.render import paint, write_text
 from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
@@ -61,12 +61,12 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | No
 def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
 
-    A run that the folder does not have is `not run`. A figure of a benchmark's rows alone is drawn from those in the folder, which has no manifest.
+    A run that the folder does not have is `not run`. A benchmark's folder has no manifest: what reads its rows is drawn from them, with no run.
     Raises UserError where the folder has none of the runs, not the rows, or is no committed folder.
     """
-    if artefact.files() and not artefact.reads():
-        return _of_benchmark(folder, artefact)
     manifest = folder / MANIFEST
+    if artefact.files() and not manifest.is_file():
+        return _of_benchmark(folder, artefact)
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results")
     facts = json.loads(manifest.read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     plan = _plan_of(facts["scale"], manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     about = _about(plan, artefact)._replace(repeats=repeats, files=files)
-    written = make(artefact, measured, about, folder / artefact.paper)
+    written = _small(make(artefact, measured, about, folder / artefact.paper))
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))
     write_text(manifest, json.dumps(facts, indent=1) + "\n")
@@ -90,7 +90,16 @@ def _of_benchmark(folder: Path, artefact: Artefact) -> list[Path]:
     files = {name: folder / Path(name).name for name in artefact.files()}
     if missing := [path for path in files.values() if not path.is_file()]:
         raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it")
-    return make(artefact, {}, About(scale="", files=files), folder / artefact.paper)
+    return _small(make(artefact, {}, About(scale="", files=files), folder / artefact.paper))
+
+
+def _small(written: list[Path]) -> list[Path]:
+    """Make of drawn files what is committed of them, PNGs in 256 colours and no PDF; returns their paths."""
+    for path in written:
+        if path.suffix == ".png":
+            paint(path, path)
+            path.with_suffix(".pdf").unlink(missing_ok=True)
+    return [path for path in written if path.is_file()]
 
 
 def _plan_of(name: str, manifest: Path) -> Plan:

@@ -82,3 +82,12 @@ def write_figure(path: Path, figure: "Figure") -> None:
     metadata = {"CreationDate": None} if suffix == "pdf" else None
     with aside(path) as unfinished:
         figure.savefig(unfinished, format=suffix, dpi=150, bbox_inches="tight", metadata=metadata)
+
+
+def paint(source: Path, to: Path) -> None:
+    """Copy a figure, an opaque PNG, with the 256 colours nearest to its own and without dithering."""
+    from PIL import Image
+
+    with Image.open(source) as picture:
+        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    few.save(to, "PNG", optimize=True)

@@ -59,8 +59,7 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
     """Where an artefact is committed, without suffix, and what its claims file is called before `claims.csv`."""
-    benchmarks = [(path.with_suffix(""), f"{artefact.name}.") for path in sorted(reference.glob(f"*/{artefact.name}.png"))]
-    for place, stem in dict.fromkeys([*_committed(artefact, reference), *benchmarks]):
+    for place, stem in dict.fromkeys(_committed(artefact, reference)):
         if any(place.with_name(f"{place.name}.{suffix}").is_file() for suffix in SHOWN):
             yield place, stem
 

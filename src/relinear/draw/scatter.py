@@ -1,9 +1,14 @@
 """Scatter plots: a table whose rows are points at two of its columns, such as quality against fidelity."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of
@@ -14,7 +19,8 @@ from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Scatter
 
-BESIDE = ((6, 5), (6, -10), (-6, 5), (-6, -10))  # offsets of labels in points, in turn
+AWAY = (9, 22, 36)  # how far from its point a label may stand, in points: the first place that is free is taken
+AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
@@ -31,7 +37,7 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
     lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
     figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     axis = figure.subplots()
-    missing = []
+    missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):
         text = next((str(t) for t in row.line.text.values() if t is not None), row.line.name)
         x, y = (row.cells[column] for column in (spec.x, spec.y))
@@ -41,8 +47,7 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
         errors = [cell.stderr if isinstance(cell.stderr, float) else None for cell in (x, y)]
         look = look_of(row.line.run or row.line.name, i)
         axis.errorbar(x.value, y.value, errors[1], errors[0], fmt=look.marker, markersize=6, capsize=2, elinewidth=0.8, color=look.color)
-        dx, dy = BESIDE[i % len(BESIDE)]
-        axis.annotate(text, (x.value, y.value), (dx, dy), textcoords="offset points", fontsize=8, ha="left" if dx > 0 else "right")
+        points.append((text, x.value, y.value))
     for column, ruler, scale in ((spec.x, axis.set_xlabel, axis.set_xscale), (spec.y, axis.set_ylabel, axis.set_yscale)):
         [found] = [c for c in spec.all_columns if c.name == column]
         ruler(found.heading + (", %" if found.unit == "percent" else ""))
@@ -53,4 +58,27 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
     axis.margins(0.12)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
+    _label(figure, axis, points)
     return figure
+
+
+def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -> None:
+    """Write each point's name beside it, over no other point and no other name, and a thin line to those that stand further away."""
+    figure.draw_without_rendering()  # until then nobody knows where a point lies
+    renderer, size = FigureCanvasAgg(figure).get_renderer(), figure.dpi / 72
+    centres = axis.transData.transform([(x, y) for _, x, y in points]) if points else []
+    taken = [Bbox.from_extents(*(centre - 5 * size), *(centre + 5 * size)) for centre in centres]
+    for (text, x, y), own in zip(points, list(taken), strict=True):
+        others = [box for box in taken if box is not own]
+        for away, (dx, dy) in itertools.product(AWAY, AROUND):
+            across, up = (("left", "center", "right")[1 - (d > 0) + (d < 0)] for d in (dx, dy))
+            place = {"ha": across, "va": {"left": "bottom", "center": "center", "right": "top"}[up]}
+            arrow = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if away > AWAY[0] else None
+            label = axis.annotate(text, (x, y), (away * dx, away * dy), textcoords="offset points", fontsize=8, arrowprops=arrow, **place)
+            label.update_positions(renderer)
+            box = Text.get_window_extent(label, renderer)  # an Annotation's own has the line in it
+            if not any(box.overlaps(other) for other in others) and axis.bbox.padded(4 * size).containsx(box.x1) and axis.bbox.containsx(box.x0):
+                break
+            if (away, (dx, dy)) != (AWAY[-1], AROUND[-1]):
+                label.remove()
+        taken.append(box)

@@ -149,7 +149,7 @@ class AttentionMaps(Spec):
     (title -> run) in the head that the measurement kept, a column each: as `rows`, what they are.
 
     `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights of last queries by their scores q.k;
-    `scores`: how often each score is.
+    `scores`: how often each score is. `limits`: the ends of the colours of a distance, kl or mse, for figures that are to be compared.
     """
 
     run: str | None = None
@@ -157,6 +157,7 @@ class AttentionMaps(Spec):
     rows: tuple[Literal["map", "query", "points", "scores"], ...] = ("map", "query")
     measure: str = "fidelity"
     caption: tuple[str, ...] = ()
+    limits: dict[Literal["kl", "mse"], tuple[float, float]] = {}
 
     def reads(self, scale: str | None = None) -> list[Read]:
         return [(run, self.measure) for run in ([self.run] if self.run else self.runs.values())]
@@ -165,6 +166,9 @@ class AttentionMaps(Spec):
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
         once("run", self.runs.values())
+        for metric, (low, high) in self.limits.items():
+            if not 0 < low < high:
+                raise ValueError(f"limits of {metric} are [{low:g}, {high:g}]; they must rise, and begin above 0")
         super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:

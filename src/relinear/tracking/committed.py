@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear import records
+from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import PACKED as ITEMS
@@ -128,7 +129,7 @@ def _change(source: Path, rows: set[str]) -> Change | None:
         how = f"columns, scores to {DECIMALS} decimals" if scored else f"columns, without {' and '.join(sorted(SCORED))}"
         return ITEMS, how, lambda source, to: _pack(source, to, scored)
     if source.suffix == ".png":
-        return source.name, "256 colours", _paint
+        return source.name, "256 colours", paint
     if source.name == ADAPTER and _in_bfloat16(source.parents[2]):
         return source.name, "bfloat16, but for what adapts a method", _round
     return None
@@ -147,15 +148,6 @@ def _round(source: Path, to: Path) -> None:
     with safe_open(source, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         save_file({n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata())
-
-
-def _paint(source: Path, to: Path) -> None:
-    """Copy a figure, an opaque PNG, with the 256 colours nearest to its own and without dithering."""
-    from PIL import Image
-
-    with Image.open(source) as picture:
-        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    few.save(to, "PNG", optimize=True)
 
 
 def _thin(source: Path, to: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.render import write_figure
@@ -30,6 +31,8 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     for axis, ylabel in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
         axis.set(yscale="log", xlabel="sequence length", ylabel=ylabel)
         axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
