@@ -56,7 +56,7 @@ ui: setup ## MLflow on 127.0.0.1
 setup: $(INSTALLED) ## .venv, as locked; done by the others when needed
 
 # A finished .venv is brought up to date; an unfinished one is made anew.
-$(INSTALLED): requirements.lock pyproject.toml
+$(INSTALLED): requirements.lock pyproject.toml setup.py
 	@test -e $@ || { \
 		for python in $(PYTHON); do \
 			"$$python" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && break; \

@@ -155,7 +155,7 @@ def test_make_passes_on_its_variables():
 
 def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
     """`make setup` in a folder with no requirement to install, by a given Python."""
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
         (folder / name).write_text((ROOT / name).read_text())
     (folder / "requirements.lock").write_text("")
     return subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=folder, capture_output=True, text=True)

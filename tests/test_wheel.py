@@ -18,12 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The folder that the wheel unpacks into."""
-    made, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("sources")
-    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "kernels"):  # a build leaves folders beside what it builds
+def sources(tmp_path_factory) -> Path:
+    """What is built, in a folder of its own: a build leaves folders beside it."""
+    copy = tmp_path_factory.mktemp("sources")
+    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "kernels"):
         (copy / part).symlink_to(ROOT / part)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(copy)]
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, sources) -> Path:
+    """The folder that the wheel unpacks into."""
+    made = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(sources)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [found] = made.glob("*.whl")
@@ -39,6 +46,21 @@ def test_the_wheel_has_the_code_and_no_tests(wheel):
     [said] = wheel.glob("*.dist-info/METADATA")
     for line in ("Project-URL: Lizard, https://arxiv.org/abs/", "Classifier: Programming Language :: Python :: 3.12", "Provides-Extra: suite"):
         assert f"\n{line}" in said.read_text()
+
+
+def test_an_editable_installation_is_the_package_beside_a_folder_of_its_name_too(sources, tmp_path):
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=sources, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [made] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as file:
+        file.extractall(tmp_path / "installed")
+    (tmp_path / "relinear").mkdir()  # as a clone's
+    code = f"import site; site.addsitedir({str(tmp_path / 'installed')!r})\nfrom importlib.util import find_spec\n"
+    code += "for name in ('relinear', 'relinear_kernels'): print(find_spec(name).origin)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    own = [ROOT / folder / "__init__.py" for folder in ("src/relinear", "kernels/relinear_kernels")]
+    assert [Path(line).resolve() for line in done.stdout.splitlines()] == own, done.stderr
 
 
 def installed_with_core() -> set[str]:
