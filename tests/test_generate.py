@@ -348,6 +348,18 @@ def command(monkeypatch, capsys, *args, stdin=""):
     return code, *capsys.readouterr()
 
 
+def test_what_peft_asks_of_transformers_is_no_warning_of_ours(monkeypatch):
+    monkeypatch.setattr(cli.tracking, "install_signal_handlers", lambda: None)
+    monkeypatch.setattr(cli, "app", lambda: teacher().is_gradient_checkpointing)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        cli.main()
+        assert not shown
+        warnings.resetwarnings()
+        cli.app()
+    assert [warning.category for warning in shown] == [FutureWarning], "transformers warns no more: nor need the filter be there"
+
+
 @pytest.mark.parametrize(("folder", "state"), [("models/tiny", "key-value cache"), ("runs/lolcats", "recurrent"), ("saved", "recurrent")])
 def test_the_command_prints_the_continuation_and_then_speed_and_state(results, monkeypatch, capsys, folder, state):
     code, text, figures = command(monkeypatch, capsys, results / folder, "--prompt", "Once upon", "--max-new-tokens", 20)

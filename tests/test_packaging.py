@@ -222,6 +222,19 @@ def test_the_readme_and_the_page_on_running_show_the_commands():
     assert "make table2" in README and all(f"make {target}" in TEXTS for target in ("test", "setup", "docs", "ui", "help"))
 
 
+def test_the_quickstart_is_five_lines_at_most_and_its_script_times_each(tmp_path):
+    """The script reads them from the README: here from one whose commands are quick, or fail."""
+    block = re.search(r"## Quickstart\n\n```\n(.*?)```\n\n## Get", README, re.DOTALL)[1].splitlines()
+    assert len(block) <= 5 and "make setup" in block[0] and block[-1].startswith("relinear generate results/reference/")
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci/quickstart").symlink_to(ROOT / ".ci/quickstart")
+    for last, code in (("true # the end", 0), ("false", 1)):
+        (tmp_path / "README.md").write_text(f"```\nexit 3\n```\n\n## Quickstart\n\n```\nanswer=42\necho $answer\n{last}\n```\n\n## Get\n")
+        done = subprocess.run(["bash", tmp_path / ".ci/quickstart"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (code, "42\n")
+        assert re.findall(r"quickstart: \d+\.\d+ s: (.*)", done.stderr) == ["answer=42", "echo $answer", last]
+
+
 # Those for clusters are tested with the profiles.
 LOCAL = [c for c in re.findall(r"^(?:.*`)?snakemake ([^#`\n]*results/[^#`\n]*)", TEXTS, re.MULTILINE) if "--workflow-profile" not in c]
 

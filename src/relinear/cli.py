@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -331,6 +332,7 @@ REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  
 def main() -> None:
     """Entry point. What a user can mend is one line on stderr; anything else is a traceback."""
     tracking.install_signal_handlers()
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks transformers so, and nobody here can mend it
     try:
         app()
     except UserError as error:
