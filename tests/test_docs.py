@@ -383,6 +383,30 @@ def test_what_is_said_of_lizards_ablations_is_so():
     assert max(perplexities) - min(perplexities) < min(float(row["ppl_stderr"]) for row in rows)
 
 
+def test_what_is_said_of_contexts_and_of_the_decay_study_is_so():
+    folder = "contexts_smollm2_quarter/supra"
+    with (REFERENCE / folder / "table2.csv").open() as file:
+        rows = {row["row"]: row for row in csv.DictReader(file)}
+    values = {name: {column: float(row[column]) for column in row if row[column].replace(".", "", 1).isdecimal()} for name, row in rows.items()}
+    lengths = (2048, 4096, 8192, 16384)
+    beyond = values["teacher, unscaled"]["squad_16384"], values["teacher, YaRN"]["squad_16384"], values["teacher"]["squad_8192"]
+    assert beyond[0] < beyond[2] / 3 and beyond[1] > beyond[2] - 2 * float(rows["teacher"]["squad_8192_stderr"])
+    for data in ("squad", "books"):
+        for column in (f"{data}_{length}" for length in lengths):
+            error = float(rows["window_bytes_of_lizard"][f"{column}_stderr"])
+            assert values["lizard"][column] <= values["window_bytes_of_lizard"][column] + 2 * error
+            assert all(values[run][column] < 1.1 for run in ("supra", "t2r", "lolcats_window"))
+    with (REFERENCE / folder / "decayfactors.csv").open() as file:
+        factors = {row["run"]: row for row in csv.DictReader(file)}
+    ppl = {run: float(row["ppl"]) for run, row in factors.items()}
+    assert ppl["supra_rope_before"] > 3 * ppl["supra_denominator"]
+    other = REFERENCE / "smollm2_quarter/runs/t2r_uptrained/perplexity/metrics.json"
+    again = next(reading["value"] for reading in json.loads(other.read_text())["readings"] if reading["metric"] == "perplexity")
+    assert abs(ppl["supra_denominator"] - ppl["t2r_uptrained"]) < abs(again - ppl["t2r_uptrained"])
+    grown = {run: float(row["ppl_8192"]) / float(row["ppl_256"]) for run, row in factors.items()}
+    assert grown["supra_decay_none"] > 3 and grown["supra_rope_before"] > 2 and max(grown["supra_uptrained"], grown["supra_decay_retnet"]) < 1.3
+
+
 # --- files ---
 
 

@@ -230,6 +230,24 @@ def uptraining(reference: Path) -> str:
     return markdown(["Model", "Begins with", "Tokens", *columns[:-1], "Paper: HellaSwag"], rows)
 
 
+def factors(reference: Path) -> str:
+    """SUPRA's decay study: T2R made into SUPRA one factor at a time, and SUPRA by its decays."""
+    table = drawn(reference / "contexts_smollm2_quarter/supra/decayfactors.md")[0]
+    columns = ["W begins", "Normalizer", "RoPE", "Decay", "Perplexity", "Novels, 128-256", "4096-8192", "LAMBADA"]
+    return markdown(columns, [[cell(row, column) for column in columns] for row in table])
+
+
+def contexts(reference: Path) -> str:
+    """SUPRA Table 2: hidden passages and books against the length of the context."""
+    table = drawn(reference / "contexts_smollm2_quarter/supra/table2.md")[0]
+    columns = ["SQuAD 2048", "SQuAD 4096", "SQuAD 8192", "SQuAD 16384", "Books 2048", "Books 8192", "Books 16384"]
+    rows = []
+    for row in table:
+        name = row["Run"].strip("`")
+        rows.append([LABELS.get(name, name), *(cell(row, column).partition(":")[0] for column in columns)])
+    return markdown(["Run", *columns], rows)
+
+
 def made_with(reference: Path) -> str:
     """The versions, the card and the commits that made each committed folder, as its records tell; one that is dirty is marked by +."""
     found: dict[tuple[str, ...], dict[str, None]] = {}
@@ -369,7 +387,22 @@ def lengths(reference: Path) -> str:
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
-    "docs/results.md": (controls, switched_off, headline, transfer, recall, maps, ranks, windows, parts, uptraining, made_with, verdicts),
+    "docs/results.md": (
+        controls,
+        switched_off,
+        headline,
+        transfer,
+        recall,
+        maps,
+        ranks,
+        windows,
+        parts,
+        uptraining,
+        factors,
+        contexts,
+        made_with,
+        verdicts,
+    ),  # fmt: skip
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
