@@ -24,7 +24,7 @@ from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer
 from relinear.files import sha256
 from relinear.linearize.assemble import save_method
-from relinear.plan.specs import available
+from relinear.plan.specs import available, read
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
@@ -367,3 +367,14 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     manifest.write_text(manifest.read_text().replace('"smollm2-x0.25"', '"smollm2 x0.25"'))
     with pytest.raises(UserError, match="'smollm2 x0.25'; possible: <scale>, with -x<budget>"):
         draw_committed(folder, table)
+
+
+@pytest.mark.parametrize(
+    ("folder", "paper", "figure"), [("contexts_smollm2_quarter", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")]
+)
+def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
+    copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
+    with pytest.raises(
+        UserError, match=f"{paper}_{figure} is drawn from attention weights, which are not committed .*: relinear draw {paper} {figure}"
+    ):
+        draw_committed(copy, read(COMMITTED.parents[1] / f"workflow/papers/{paper}/{figure}.yaml"))

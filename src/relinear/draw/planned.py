@@ -62,7 +62,8 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest: what reads its rows is drawn from them, with no run.
-    Raises UserError where the folder has none of the runs, not the rows, or is no committed folder.
+    Raises UserError where the folder has none of the runs, not the rows, or is no committed folder, and for a figure of attention weights, which no
+    folder keeps.
     """
     manifest = folder / MANIFEST
     if artefact.files() and not manifest.is_file():
@@ -78,7 +79,13 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     plan = _plan_of(facts["scale"], manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     about = _about(plan, artefact)._replace(repeats=repeats, files=files)
-    written = _small(make(artefact, measured, about, folder / artefact.paper))
+    try:
+        written = _small(make(artefact, measured, about, folder / artefact.paper))
+    except FileNotFoundError as error:
+        command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
+        raise UserError(
+            f"{artefact.name} is drawn from attention weights, which are not committed ({error}); where they were measured: {command}"
+        ) from None
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))
     write_text(manifest, json.dumps(facts, indent=1) + "\n")
