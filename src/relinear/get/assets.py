@@ -63,15 +63,58 @@ def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets
         if not target.exists():
             _require_space(asset, cache)
             with _scratch(cache, f".{asset.folder}.partial-") as scratch:
-                archive = _download(asset, scratch)
-                _require_hash(asset, archive)
                 unpacked = scratch / "unpacked"
                 unpacked.mkdir()
-                record = _unpack(asset, archive, unpacked)
+                record = _joined(asset, scratch, unpacked) if asset.parts else _fetched(asset, scratch, unpacked)
                 (unpacked / RECORD).write_text(json.dumps(record, indent=1))
                 os.replace(unpacked, target)
     _check_folder(asset, target, hashes=verify)
     return target
+
+
+def _fetched(asset: Asset, scratch: Path, folder: Path) -> dict[str, dict]:
+    """The members of an archive that is downloaded, verified and unpacked into `folder`; their record."""
+    archive = _download(asset, scratch)
+    _require_hash(asset, archive)
+    return _unpack(asset, archive, folder)
+
+
+def _joined(asset: Asset, scratch: Path, folder: Path) -> dict[str, dict]:
+    """The file that is cut over the asset's parts, whole from the hub where one gives it, in `folder`; its record."""
+    whole = folder / asset.file
+    if given := _from_hub(asset):
+        shutil.copyfile(given, whole)
+    else:
+        with open(whole, "wb") as file:
+            for number in range(1, len(asset.parts) + 1):
+                with _scratch(scratch, "part-") as piece:
+                    record = _fetched(asset.part(number), piece, piece)
+                    if len(record) != 1:
+                        raise AssetError(f"asset {asset.name!r}: part {number} must hold one member; got {', '.join(record)}")
+                    with open(piece / next(iter(record)), "rb") as member:
+                        shutil.copyfileobj(member, file, READ_SIZE)
+    if (got := sha256(whole)) != asset.sha256:
+        raise AssetError(f"asset {asset.name!r}: {asset.file} of its parts has the sha256 {got}; expected {asset.sha256}")
+    return {asset.file: {"bytes": whole.stat().st_size, "sha256": asset.sha256}}
+
+
+def _from_hub(asset: Asset) -> Path | None:
+    """The asset's whole file in the hub client's cache; None, after a line that says why, where no hub gives that very file."""
+    if asset.hub is None or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import HfApi, hf_hub_download
+
+    repository, _, name = asset.hub.rpartition("/")
+    try:
+        HfApi().repo_info(repository, timeout=10)  # fails at once where a download would retry
+        path = Path(hf_hub_download(repository, name))
+        why = None if sha256(path) == asset.sha256 else "is another file by now"
+    except Exception as error:  # the transport's own errors differ between releases of the client
+        why = f"did not come: {type(error).__name__}"
+    if why is None:
+        return path
+    print(f"asset {asset.name!r}: {asset.hub} of the hub {why}; its parts are taken", file=sys.stderr)
+    return None
 
 
 def manifest(names: Iterable[str], assets: Mapping[str, Asset] | None = None) -> list[dict]:
@@ -272,7 +315,7 @@ def _recorded(asset: Asset, folder: Path) -> dict[str, dict]:
     """The record of a cached folder. Raises AssetError for one that cannot be read or lacks a member of the catalogue."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
-        lacking = [pattern for pattern in asset.members if not fnmatch.filter(record, pattern)]
+        lacking = [pattern for pattern in asset.holds if not fnmatch.filter(record, pattern)]
         wrong = f"lacks {', '.join(lacking)}" if lacking else None
         for entry in record.values():
             entry["bytes"], entry["sha256"]

@@ -314,7 +314,7 @@ class Plan:
         names = stage.assets(self, node)
         for name in names:
             one_of("asset", name, self.catalogue)
-        return stage.settings(self, node) | {"assets": {n: digest(self.catalogue[n].model_dump(mode="json")) for n in names}}
+        return stage.settings(self, node) | {"assets": {n: digest(self.catalogue[n].identity) for n in names}}
 
     def parents(self, node: Node) -> dict[str, Node]:
         return stages.stage(node.stage).parents(self, node)
