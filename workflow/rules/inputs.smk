@@ -159,3 +159,21 @@ rule passkeys:
         key=key("passkeys"),
     shell:
         "{RELINEAR} passkeys {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
+rule pieces:
+    """Long documents cut into sequences of one length, to train on."""
+    input:
+        parents("pieces"),
+        assets("pieces"),
+    output:
+        "<results>/pieces/{name}/run.json",
+    log:
+        "<results>/logs/pieces.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("pieces"),
+    params:
+        key=key("pieces"),
+    shell:
+        "{RELINEAR} pieces {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"

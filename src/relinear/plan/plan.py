@@ -25,7 +25,7 @@ from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
-TEXTS = ("text", "sentences", "documents", "passkeys")  # kinds of data that the stage of that name makes for a model's vocabulary
+TEXTS = ("text", "sentences", "documents", "passkeys", "pieces")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # of a run's training, counted from the plan's seed
 # What a choice may be: beyond it numbers overflow, generators refuse a seed, or planning alone takes minutes.

@@ -1,0 +1,52 @@
+"""Long documents cut into sequences of one length, none of which spans two of them: to train on, for one model's vocabulary."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+MADE_HERE = ("smoke",)  # sources that are no assets
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: pieces`: of its `sources` the documents of `piece` tokens and more, in whole pieces.
+
+    A training sequence has `length` tokens, which divide a piece: with another length the same tokens are trained on, in the same order.
+    """
+
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; how each is read: get/pieces.py
+    piece: Positive
+    length: Positive
+
+    @model_validator(mode="after")
+    def _whole_sequences(self) -> Self:
+        if self.piece % self.length:
+            raise ValueError(f"a piece is a whole number of sequences; got piece {self.piece}, length {self.length}")
+        return self
+
+
+class Stage(_stage.Stage):
+    """The stage `pieces`, which cuts long documents into sequences to train on."""
+
+    help = "Cut long documents into sequences to train on."
+    work = "relinear.get.pieces"
+
+    def settings(self, plan, node):
+        text = plan.text_of(node)
+        options = plan.data[text.data].options
+        piece = options["piece"]
+        amounts = {"train_tokens": plan.train_tokens(text.dose), "heldout_tokens": plan.config.text.heldout_tokens}
+        whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
+        return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
+
+    def parents(self, plan, node):
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]
+
+    def sequence(self, options):
+        return Options(**options).length
