@@ -331,7 +331,7 @@ SAID = {
 STATED = {  # what is a setting, a version or a licence, and was not measured
     "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0."],
     "docs/models.md": ["a share such as 0.5"],
-    "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "CC BY-SA 4.0", "CC BY 4.0"],
+    "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "one GPU of 80 GB", "CC BY-SA 4.0", "CC BY 4.0"],
 }
 UNITS = "times|ms|GiB|MiB|MB|GB|minutes|points|seconds|s|TB/s|tokens/s|hours"
 MEASURED = re.compile(rf"\d[\d,]*\.\d+|\b\d+e-\d+|\b\d[\d,]*(?= (?:{UNITS})\b|k tokens/s| ?%)")

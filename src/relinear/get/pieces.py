@@ -33,7 +33,8 @@ def documents(source: str, folder: Path | None) -> Iterator[text.Document]:
 
 
 def build(
-    out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, Path | None], *, piece: int, train_tokens: int, heldout_tokens: int, seed: int
+    out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, Path | None], *, piece: int, train_tokens: int, heldout_tokens: int,
+    seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Write `{train,heldout}_{tokens,labels}.npy`, flat int32, a piece after the other; return counts and sha256s.
 
