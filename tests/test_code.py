@@ -33,12 +33,13 @@ SHARED = {
         "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
         "ruler",
     },
-    "_attention": {"entropy", "matrix_similarity", "gate_stats"},
+    "_attention": {"entropy", "head_maps", "matrix_similarity", "gate_stats"},
     "_answering": {
         "needle", "needle_plane", "passkey_example", "samples", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler",
     },
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
+    "entropy": {"head_maps"},
     "needle": {"needle_plane"},
     "kv_recall": {"ruler"},
 }  # fmt: skip
@@ -324,7 +325,6 @@ IMPLEMENTATIONS = {
     "dispatch": TRAINED,
     "triton_common": TRAINED,
     "aot": set(),
-    "bench": set(),
     "testing": set(),
     "__init__": set(),
 }

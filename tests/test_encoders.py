@@ -26,6 +26,7 @@ from relinear.get.model import save_model
 from relinear.get.padded import Padded
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.transfer import layer_inputs, record
+from relinear.measure import head_maps
 from relinear.measure.fidelity import Compared, Options, measure
 from relinear.measure.gate import GateError, encoder_gate
 from relinear.plan.job import Job
@@ -289,6 +290,59 @@ def test_a_map_of_equal_features_is_as_far_as_equal_weights():
     assert found["kl"] == pytest.approx(found["uniform_kl"], rel=1e-6)
 
 
+# --- what heads attend to ---
+
+
+@pytest.fixture
+def short_texts(tmp_path) -> Path:
+    """Data of three texts, of 4, 12 and 9 tokens."""
+    ends = np.cumsum([4, 12, 9])
+    kinds = (("tokens", np.random.default_rng(0).integers(5, 90, 25)), ("types", np.zeros(25, int)), ("ends", ends))
+    for kind, values in kinds:
+        np.save(tmp_path / f"heldout_{kind}.npy", values)
+    return tmp_path
+
+
+def looked(model, data, **given):
+    options = head_maps.Options(**{"texts": 5, "seq_len": 64, "shortest": 8, "longest": 12, **given})
+    job = Job("heads", {}, {}, data, data)
+    found = list(head_maps.measure(model, data, options, job))
+    return {r.metric: r for r in found if r.of == "attention"}, [r for r in found if r.of == "text"]
+
+
+@over_families
+@over_cases
+def test_what_heads_attend_to_is_what_fidelity_compares(case, family, short_texts):
+    means, of_text = looked(of(case, family=family, dtype=torch.float32), short_texts)
+    text = Padded(short_texts, "heldout", 64)
+    batches = [(*text.batch([i])[:2], {"attention_mask": text.batch([i])[1]}) for i in (1, 2)]
+    apart = [next(r for r in Compared(of(case, family=family, dtype=torch.float32), [b], (), "kl").means({}) if r.metric == "kl") for b in batches]
+    assert means["kl"].n == 2 and means["kl"].value == pytest.approx(np.mean([r.value for r in apart]), rel=1e-3, abs=1e-6)
+    assert len(of_text) == 12 and all(r.n == 12 for r in of_text)
+    kept = load_file(short_texts / "weights.safetensors")
+    assert set(kept) == {f"{kind}.{layer}.{head}" for kind in ("softmax", "method") for layer in (1, 6, 12) for head in (1, 3, 6, 12)}
+    sums = torch.stack([w.sum(-1) for w in kept.values()])
+    assert ((sums - 1).abs() < 1e-5).logical_or(sums == 0).all(), "a query whose features are all zero has no weights"
+    assert (sums > 0).all() or case == ("lolcats", {"variant": "paper", "feature": "relu"})
+    if case[0] == "softmax":
+        assert means["monotonicity"].value == pytest.approx(1) and means["kl"].value == pytest.approx(0, abs=1e-6)
+    else:
+        assert means["monotonicity"].value < 0.999
+    at = {(r.at["layer"], r.at["head"]): (r.at["own_layer"], r.at["own_head"]) for r in of_text}
+    assert (at[1, 1], at[6, 3], at[12, 6], at[12, 12]) == ((1, 1), (1, 2), (2, 3), (2, 6)), "two layers of six heads"
+
+
+def test_heads_are_looked_at_on_short_texts_of_encoders(short_texts):
+    model = of(("hedgehog", {}), dtype=torch.float32)
+    with pytest.raises(UserError, match="no text of 13 to 14 tokens in .*, whose have 4 to 12"):
+        looked(model, short_texts, shortest=13, longest=14)
+    for split_off in ("ends", "types"):
+        (short_texts / f"heldout_{split_off}.npy").unlink()
+    np.save(short_texts / "heldout_labels.npy", np.zeros(25, int))
+    with pytest.raises(UserError, match="head_maps looks at encoders on short texts, .*make: sentences; got "):
+        looked(model, short_texts, seq_len=8)
+
+
 # --- opening ---
 
 
@@ -389,6 +443,8 @@ def test_an_encoder_s_gate_reads_no_text_and_another_teacher_is_none_for_it():
 
 # --- from sentences to a table ---
 
+FIGURES = ("hedgehog_figure3", "hedgehog_figure12")
+
 
 @pytest.fixture(scope="module")
 def table4(tmp_path_factory) -> tuple[Plan, Path]:
@@ -398,6 +454,7 @@ def table4(tmp_path_factory) -> tuple[Plan, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "Tracker", Mirror)
         wanted = [node for (run, measure), node in plan.reads(artefact).items() if run != "hedgehog_wt103" and measure in ("gate", "kl_cola")]
+        wanted += [node for name in FIGURES for node in plan.reads(plan.artefacts[name]).values() if node.name != "hedgehog_wt103"]
         for node in plan.behind(wanted):
             run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work).work)
     return plan, draw_planned(plan, artefact)[0]
@@ -413,6 +470,23 @@ def test_a_map_that_was_distilled_is_nearer_than_one_that_was_not(table4):
     record = json.loads((plan.root / "runs/hedgehog_cola/distill/run.json").read_text())
     text = Padded(plan.folder(plan.text("cola", "tiny-bert")), "train", 64)
     assert record["tokens"] == text.tokens_of(5 * len(text) // 8 * 8), "padding is no token"
+
+
+def test_maps_of_heads_are_drawn_and_those_that_were_not_run_say_so(table4):
+    plan, _ = table4
+    for figure in FIGURES:
+        drawn = {path.name.partition(".")[2]: path for path in draw_planned(plan, plan.artefacts[figure])}
+        assert drawn["png"].read_bytes().startswith(b"\x89PNG")
+        cells = json.loads(drawn["provenance.json"].read_text())["cells"]
+        assert {run for run, of_run in cells.items() if None in of_run.values()} == {"hedgehog_wt103"} & set(cells)
+
+
+def test_every_figure_of_a_family_is_of_the_same_measurements():
+    plan = Plan(scale="paper")
+    reads = {n: set(plan.reads(plan.artefacts[f"hedgehog_figure{n}"])) for n in range(7, 21)}
+    assert reads[7] | reads[8] <= reads[12] == reads[13] == reads[14] and reads[9] <= reads[10]
+    assert reads[15] == reads[16] == reads[17] and reads[18] == reads[19] == reads[20]
+    assert plan.artefacts["hedgehog_figure14"].spec.places == ((1, 12), (6, 12), (12, 12))
 
 
 def test_longer_texts_are_joined_and_those_beyond_the_scale_left_out(table4, tmp_path):

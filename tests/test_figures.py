@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, make, render
+from relinear.draw import About, costs, make, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
 from relinear.draw.cells import rows_of
@@ -24,6 +24,7 @@ from relinear.draw.scatter import _figure as _scatter
 from relinear.plan.claims import Claim
 from relinear.plan.figures import Panel
 from relinear.plan.specs import read
+from relinear.plan.strict import ConfigError
 
 ROOT = Path(__file__).parents[1]
 LOLCATS = ROOT / "workflow/papers/lolcats"
@@ -201,6 +202,68 @@ def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
         for h in range(3)
     ]
     draw(artefact, {("supra", "maps"): measurement("supra", "maps", *values)}, tmp_path / "out")
+
+
+# --- attention maps of several runs ---
+
+TWO = {"draw": "attention_maps", "measure": "heads", "softmax": "Softmax", "runs": {"A": "a", "B": "b"}}
+
+
+def heads(folder, run, places, length=9):
+    """What head_maps keeps: weights by place, and the KL of each."""
+    (folder / run).mkdir(exist_ok=True)
+    save_file(weights(places, length), folder / run / "weights.safetensors")
+    return measurement(run, "heads", *(reading("kl", 0.25, None, length, "text", layer=n, head=h, own_layer=n, own_head=h) for n, h in places),
+                       reading("kl", 0.5, of="attention"), folder=folder / run)  # fmt: skip
+
+
+def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_first(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    artefact = read(paper(tmp_path, stem="figure4", places=[[1, 6], [12, 6]], claims=[
+        {"claim": "c", "source": "s", "left": "a", "right": "b", "column": "kl", "op": "<", "margin": 1}], **TWO))  # fmt: skip
+    found = heads(tmp_path, "a", [(1, 6), (12, 6)])
+    make(artefact, {("a", "heads"): found, ("b", "heads"): None}, MINI, tmp_path / "out")
+    axes = np.array(shown[0].axes).reshape(2, 3)
+    assert [axis.get_title() for axis in axes[0]] == ["Softmax\n", "A\nKL 0.25", "B\n"] and axes[1, 1].get_title() == "KL 0.25"
+    assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 1, head 6", "layer 12, head 6"]
+    assert [[len(axis.images) for axis in row] for row in axes] == [[1, 1, 0]] * 2 and axes[0, 2].texts[0].get_text() == render.NOT_RUN
+    own = weights([(1, 6), (12, 6)], 9)
+    for axis, name in zip(axes[1], ("softmax.12.6", "method.12.6"), strict=False):
+        assert np.array_equal(axis.images[0].get_array(), own[name])
+        assert axis.images[0].get_clim() == (0, own["softmax.12.6"].max()), "softmax attention's colours, for all maps of the row"
+
+
+def test_a_place_that_a_measurement_did_not_keep_is_refused(tmp_path):
+    artefact = read(paper(tmp_path, stem="figure4", places=[[6, 1]], **TWO))
+    with pytest.raises(ValueError, match=r"results/a/heads/run.json: nothing of layer 6, head 1; have \[\(1, 6\)\]"):
+        make(artefact, {(run, "heads"): heads(tmp_path, run, [(1, 6)]) for run in "ab"}, MINI, tmp_path / "out")
+
+
+def test_softmax_weights_over_their_largest_are_one_curve_of_scores_less_the_largest(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    artefact = read(paper(tmp_path, stem="figure4", rows=["relative"], **TWO))
+    dense = {f"{kind}.1.{h}": np.random.default_rng(h + i).dirichlet(np.ones(9), 9).astype(np.float32)
+             for h in (1, 3) for i, kind in enumerate(("softmax", "method"))}  # fmt: skip
+    measured = {(run, "heads"): heads(tmp_path, run, [(1, 1)]) for run in "ab"}
+    for run in "ab":
+        save_file(dense, tmp_path / run / "weights.safetensors")
+    make(artefact, measured, MINI, tmp_path / "out")
+    x, y = np.asarray(shown[0].axes[0].collections[0].get_offsets()).T
+    assert len(x) == 2 * 81 and y == pytest.approx(np.exp(x), rel=1e-5) and x.max() == 0
+    x, y = np.asarray(shown[0].axes[1].collections[0].get_offsets()).T
+    assert y.max() == 1 and not np.allclose(y, np.exp(x), atol=0.1)
+
+
+@pytest.mark.parametrize(("given", "says"), [({"others": {"c": "x"}}, "'c'.*a, b"), ({"run": "a", "runs": {}}, "are of several `runs`; got a `run`")])
+def test_what_belongs_to_several_runs_names_them(tmp_path, given, says):
+    with pytest.raises(ConfigError, match=says):
+        read(paper(tmp_path, stem="figure4", **{**TWO, **given}))
+
+
+def test_a_run_may_be_shown_by_another_measure(tmp_path):
+    assert read(paper(tmp_path, stem="figure4", others={"b": "elsewhere"}, **TWO)).reads() == [("a", "heads"), ("b", "elsewhere")]
 
 
 # --- Lizard's Figure 3 ---

@@ -173,7 +173,7 @@ def trained(tmp_path_factory):
 
 
 def test_every_table_and_figure_is_drawn_of_ten_maps_and_what_needs_bert_is_not_run(trained):
-    runs = {run for name in ARTEFACTS for run, _ in trained.reads(trained.artefacts[name])}
+    runs = {run for name in ARTEFACTS for run, _ in trained.reads(trained.artefacts[name]) if run.startswith("recall_")}
     assert len(runs) == 10
     for name in ARTEFACTS:
         for path in draw_planned(trained, trained.artefacts[name]):

@@ -81,6 +81,19 @@ def test_squad_is_a_question_with_the_sentence_that_answers_it_and_with_another(
     assert found == [("heldout", "When did it begin?", "The regatta began in 1852."), ("heldout", "When did it begin?", "It is old.")]
 
 
+def test_drop_is_the_first_two_questions_about_each_passage(tmp_path):
+    asked = [("A", "Who won?"), ("B", "How long?"), ("A", "Who lost?"), ("A", "Where?")]
+    requests(tmp_path, "drop", *({"query": f"Passage: {p}.\nQuestion: {q}\nAnswer:"} for p, q in asked))
+    assert list(texts(settings("requests", "x", task="drop"), tmp_path)) == [("heldout", "Who won?", "Who lost?")]
+
+
+def test_neighbours_are_the_two_sentences_that_a_document_begins_with(tmp_path):
+    articles = ("A fox is an animal. It is often red. It eats mice.", "An owl is a bird.", "An elk is big. It weighs far more than a man.")
+    (tmp_path / "summaries_en-us.json").write_text(json.dumps({str(i): {"extract": text} for i, text in enumerate(articles)}))
+    found = {t[1:] for t in texts(settings("neighbours", "wikipedia-intros", words=(3, 6)), tmp_path)}
+    assert found == {("A fox is an animal.", "It is often red.")}
+
+
 def test_brown_s_sentences_of_a_length_and_the_files_that_they_are_of(tmp_path):
     for i in range(40):
         lines = [f"The/at jury/nn of/in file/nn {i}/cd said/vbd so/rb ./.", "No/at ./.", " ".join(["word/nn"] * 30)]
@@ -105,7 +118,7 @@ def test_wikitext_is_its_articles_and_its_own_splits(tmp_path):
         ("glue", "wnli", "no task 'wnli' of GLUE; have cola, "),
         ("glue", "cola", "no tables of cola in .*expected"),
         ("glue", "qqp", "got the columns sentence, label; qqp needs question1, question2"),
-        ("requests", "coqa", "no task 'coqa' of requests; have boolq, squad"),
+        ("requests", "coqa", "no task 'coqa' of requests; have boolq, squad, drop"),
         ("requests", "squad", "no requests of squad in .*expected"),
     ],
 )

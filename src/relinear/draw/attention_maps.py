@@ -1,10 +1,10 @@
 """Attention maps: softmax (TRUE) and linear (PRED) attention weights of some heads, beside layer x head maps of their distances.
 
-Or the weights of several runs side by side, each in the head that its measurement kept.
+Or the weights of several runs side by side, each in the head that its measurement kept, or in several heads of one text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from relinear.plan.specs import Artefact
 
 # (layer, head) -> softmax [T, T], method [T, T]
 Pairs = Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]]
+TINY = 1e-12
 DISTANCES = {"kl": "KL of weights", "mse": "MSE of outputs"}
 
 
@@ -38,11 +39,11 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
     """
     spec: AttentionMaps | Any = artefact.spec
-    runs = {run: measured.get((run, spec.measure)) for run, _ in spec.reads()}
+    runs = {run: measured.get((run, measure)) for run, measure in spec.reads()}
     with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 9, "pdf.fonttype": 42}):
-        figure = _figure(spec, runs[spec.run], about) if spec.run else _figure_of_runs(spec, runs, about)
+        figure = _figure(spec, runs[spec.run], about) if spec.run else (_figure_of_places if spec.places else _figure_of_runs)(spec, runs, about)
         pictures = save(artefact, figure, out)
-    shown = ("weights", *DISTANCES) if spec.run else spec.rows
+    shown = ("weights", *DISTANCES) if spec.run else ("map",) if spec.places else spec.rows
     cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
     sources = [found.source for found in runs.values() if found]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
@@ -146,25 +147,62 @@ def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray], limits: Ma
 
 
 def _figure_of_runs(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
-    figure = Figure(figsize=(0.6 + 1.9 * len(spec.runs), 0.9 + 1.8 * len(spec.rows) + 0.2 * len(spec.caption)), layout="constrained")
-    figure.suptitle("\n".join([f"{spec.label}: {spec.says}", f"scale {about.scale}", *([about.demonstration] if about.demonstration else [])]))
-    grid = figure.subplots(len(spec.rows), len(spec.runs), squeeze=False, sharey="row")
-    for axes, (title, run) in zip(grid.T, spec.runs.items(), strict=True):
-        if (found := runs[run]) is None:
+    figure, grid = _columns(spec, about, len(spec.rows), 1.9, 1.8, sharey="row")
+    for axes, (title, found, kind) in zip(grid.T, _sides(spec, runs), strict=True):
+        if found is None:
             axes[0].set_title(f"{title}:\n{NOT_RUN}")
             for axis in axes:
                 axis.set_axis_off()
             continue
-        ((layer, head), (_, weights)), *_ = read_weights(found.folder / "weights.safetensors").items()
+        pairs = read_weights(found.folder / "weights.safetensors")
+        ((layer, head), own), *_ = pairs.items()
         points = _read_points(found.folder / "points.safetensors") if {"points", "scores"} & set(spec.rows) else None
-        axes[0].set_title(f"{title}\nlayer {layer}, head {head}")
+        axes[0].set_title(title if spec.rows == ("relative",) else f"{title}\nlayer {layer}, head {head}")
         for axis, row in zip(axes, spec.rows, strict=True):
-            ROWS[row](axis, weights, points)
+            if row == "relative":
+                _draw_relative(axis, [(true, (true, pred)[kind]) for true, pred in pairs.values()])
+            else:
+                ROWS[row](axis, own[kind], points)
             axis.spines[["top", "right"]].set_visible(False)
             if axis not in grid[:, 0]:
                 axis.set_ylabel("")
-    figure.supxlabel("\n".join(spec.caption), fontsize=8)
     return figure
+
+
+def _figure_of_places(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
+    """A row a place, all its maps in the colours of softmax attention's weights there; over a method's the KL of softmax attention's to it."""
+    figure, grid = _columns(spec, about, len(spec.places), 1.35, 1.4, sharex=True, sharey=True)
+    for column, (title, found, kind) in zip(grid.T, _sides(spec, runs), strict=True):
+        pairs = read_weights(found.folder / "weights.safetensors") if found else {}
+        for axis, place in zip(column, spec.places, strict=True):
+            axis.set(xticks=[], yticks=[])
+            if found is None:
+                axis.text(0.5, 0.5, NOT_RUN, ha="center", va="center", transform=axis.transAxes)
+                continue
+            at = next((r for r in found.all("kl", "text") if (r.at["layer"], r.at["head"]) == place), None)
+            if place not in pairs or at is None:
+                raise ValueError(f"{found.source.file}: nothing of layer {place[0]}, head {place[1]}; have {sorted(pairs)}")
+            axis.imshow(pairs[place][kind], vmin=0, vmax=pairs[place][0].max(), cmap="magma", interpolation="nearest")
+            axis.set_title("" if kind == 0 else f"KL {at.value:.2f}", fontsize=8)
+            if axis in grid[:, 0]:
+                axis.set_ylabel(f"layer {at.at['own_layer']}, head {at.at['own_head']}", fontsize=8)
+        column[0].set_title(f"{title}\n{column[0].get_title()}", fontsize=8)
+    return figure
+
+
+def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height: float, **shared: Any) -> tuple[Figure, np.ndarray]:
+    """A figure with its title and caption, and its axes [rows, columns]."""
+    columns = len(spec.runs) + bool(spec.softmax)
+    figure = Figure(figsize=(0.6 + width * columns, 0.9 + height * rows + 0.2 * len(spec.caption)), layout="constrained")
+    figure.suptitle("\n".join([f"{spec.label}: {spec.says}", f"scale {about.scale}", *([about.demonstration] if about.demonstration else [])]))
+    figure.supxlabel("\n".join(spec.caption), fontsize=8)
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+
+
+def _sides(spec: AttentionMaps, runs: Mapping[str, Measured | None]) -> list[tuple[str, Measured | None, int]]:
+    """Of each column the title, the measurement, and which of a pair of its weights: 0 softmax attention's, which any run's has, 1 the method's."""
+    first = [(spec.softmax, next(filter(None, runs.values()), None), 0)] if spec.softmax else []
+    return [*first, *((title, runs[run], 1) for title, run in spec.runs.items())]
 
 
 def _read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -199,6 +237,15 @@ def _draw_scores(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.n
     axis.hist(points[0], bins=60, color="0.6", density=True)
     axis.axvline(-1, color="C3", linewidth=0.8, linestyle=":")  # where 1 + s + s^2 / 2 turns
     axis.set(xlabel="q.k / sqrt(d)", ylabel="density")
+
+
+def _draw_relative(axis: Axes, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+    """The logarithm of a softmax weight over its query's largest is the score less the largest."""
+    over = [[w / np.maximum(w.max(1, keepdims=True), TINY) for w in pair] for pair in pairs]
+    x, y = (np.concatenate([w.ravel() for w in part]) for part in zip(*over, strict=True))
+    x = np.log(np.maximum(x, TINY))
+    axis.scatter(x, y, s=2, color="C0", alpha=0.15, linewidths=0)
+    axis.set(xlabel="q.k / sqrt(d), less the largest", ylabel="weight / the largest")
 
 
 ROWS = {"map": _draw_map, "query": _draw_query, "points": _draw_points, "scores": _draw_scores}

@@ -1,14 +1,15 @@
 """Short texts and pairs -> tokens, each text a sequence with the tokenizer's own special tokens, as encoders are trained and measured on.
 
 How a source is read (`form`): `glue`, its tables, one row a text or a pair; `requests`, OLMo's items, a passage and a question; `sentences`, the
-lines of documents; `documents`, whole ones. GLUE's own splits stay; else a tenth of the documents is held out, by their hash alone.
+lines of documents; `neighbours`, pairs of the sentences that a document begins with; `documents`, whole ones. GLUE's own splits stay; else a
+tenth of the documents is held out, by their hash alone.
 """
 
 import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,9 +53,18 @@ def texts(settings: Mapping[str, Any], folder: Path | None) -> Iterator[Text]:
     else:
         fewest, most = settings["words"] or (1, None)
         for split, document in _documents(settings["source"], folder):
-            for piece in [document] if form == "documents" else filter(None, map(str.strip, document.splitlines())):
-                if fewest <= len(piece.split()) <= (most or len(piece)):
-                    yield Text(split, piece)
+            for pieces in _pieces(document, form):
+                if all(fewest <= len(piece.split()) <= (most or len(piece)) for piece in pieces):
+                    yield Text(split, *pieces)
+
+
+def _pieces(document: str, form: str) -> Iterator[Sequence[str]]:
+    """A document's texts, one or two pieces each."""
+    if form == "neighbours":
+        first = SENTENCE_ENDS.split(document, maxsplit=2)[:2]
+        yield from [first] if len(first) == 2 else []
+    else:
+        yield from ([piece] for piece in ([document] if form == "documents" else filter(None, map(str.strip, document.splitlines()))))
 
 
 def _glue(folder: Path, task: str) -> Iterator[Text]:
@@ -78,10 +88,11 @@ def _glue(folder: Path, task: str) -> Iterator[Text]:
 
 
 def _requests(folder: Path, task: str) -> Iterator[Text]:
-    """BoolQ: passage and question. SQuAD, as GLUE made QNLI of it: the question with the sentence that holds the answer, and with another."""
-    if task not in ("boolq", "squad"):
-        raise UserError(f"no task {task!r} of requests; have boolq, squad")
-    paths, seen = sorted(p for p in folder.rglob("requests.jsonl.gz") if task in p.parts), set()
+    """BoolQ: passage and question. SQuAD, as GLUE made QNLI of it: the question with the sentence that holds the answer, and with another. DROP:
+    the first two questions about a passage."""
+    if task not in ("boolq", "squad", "drop"):
+        raise UserError(f"no task {task!r} of requests; have boolq, squad, drop")
+    paths, seen, asked = sorted(p for p in folder.rglob("requests.jsonl.gz") if task in p.parts), set(), {}
     if not paths:
         raise UserError(f"no requests of {task} in {folder}: expected */{task}/*/requests.jsonl.gz")
     for path in paths:
@@ -93,6 +104,11 @@ def _requests(folder: Path, task: str) -> Iterator[Text]:
                 seen.add(doc["query"])
                 if task == "boolq":
                     yield Text("heldout", passage, question)
+                    continue
+                if task == "drop":
+                    asked.setdefault(passage, []).append(question)
+                    if len(asked[passage]) == 2:
+                        yield Text("heldout", *asked[passage])
                     continue
                 sentences = SENTENCE_ENDS.split(passage.partition("\nBackground: ")[2])
                 holds = [any(answer in sentence for answer in doc["answers_text"]) for sentence in sentences]

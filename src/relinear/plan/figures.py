@@ -146,26 +146,39 @@ class Curves(Spec):
 
 class AttentionMaps(Spec):
     """Softmax and linear attention weights of a `run`, beside layer x head maps of their distances. Or the weights of several `runs`
-    (title -> run) in the head that the measurement kept, a column each: as `rows`, what they are.
+    (title -> run), a column each: in the head that the measurement kept, as `rows`, what they are; or in all heads of `places` (layer, head), a
+    row each, as the measurement numbers them. `softmax`: the title of a column before them, softmax attention's own weights.
 
-    `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights of last queries by their scores q.k;
-    `scores`: how often each score is. `limits`: the ends of the colours of a distance, kl or mse, for figures that are to be compared.
+    `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights by their scores q.k; `scores`: how often each
+    score is; `relative`: weights over the largest of their query, by scores less the largest, in all heads that were kept.
+    `others`: runs that are not shown by `measure`, and by which.
+    `limits`: the ends of the colours of a distance, kl or mse, for figures that are to be compared.
     """
 
     run: str | None = None
     runs: dict[str, str] = {}
-    rows: tuple[Literal["map", "query", "points", "scores"], ...] = ("map", "query")
+    rows: tuple[Literal["map", "query", "points", "scores", "relative"], ...] = ("map", "query")
+    places: tuple[tuple[int, int], ...] = ()
+    softmax: str | None = None
     measure: str = "fidelity"
+    others: dict[str, str] = {}
     caption: tuple[str, ...] = ()
     limits: dict[Literal["kl", "mse"], tuple[float, float]] = {}
 
+    def measure_of(self, run: str) -> str:
+        return self.others.get(run, self.measure)
+
     def reads(self, scale: str | None = None) -> list[Read]:
-        return [(run, self.measure) for run in ([self.run] if self.run else self.runs.values())]
+        return [(run, self.measure_of(run)) for run in ([self.run] if self.run else self.runs.values())]
 
     def check(self) -> None:
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
         once("run", self.runs.values())
+        if self.run and (self.places or self.softmax or self.others):
+            raise ValueError("places, softmax and others are of several `runs`; got a `run`")
+        for run in self.others:
+            known("run", run, self.runs.values(), "others")
         for metric, (low, high) in self.limits.items():
             if not 0 < low < high:
                 raise ValueError(f"limits of {metric} are [{low:g}, {high:g}]; they must rise, and begin above 0")
@@ -173,7 +186,8 @@ class AttentionMaps(Spec):
 
     def check_point(self, claim: Claim, point: Point) -> None:
         known("row", point.row, [self.run] if self.run else self.runs.values(), f"claim {claim.claim!r}")
-        known("column", point.column, ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity"), f"claim {claim.claim!r}")
+        shown = ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl")
+        known("column", point.column, shown, f"claim {claim.claim!r}")
 
 
 # --- grids ---

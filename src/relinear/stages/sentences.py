@@ -15,7 +15,7 @@ class Options(Strict):
     """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
 
     source: str  # an asset, or `smoke`
-    form: Literal["glue", "requests", "sentences", "documents"]  # how the source is read: get/sentences.py
+    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # how the source is read: get/sentences.py
     task: str | None = None  # of glue and requests
     words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
     chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
