@@ -1,6 +1,7 @@
 """The notebooks of notebooks/: they run from a clone as it is, and what they compute of committed results is what those say."""
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -35,11 +36,48 @@ def shown(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_what_it_showed(path):
+def test_a_notebook_is_committed_with_what_it_shows(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-    assert [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
+    assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == list(range(1, 1 + len(code_of(notebook))))
+    assert shown(notebook), "it was never run; `jupyter execute --inplace` does"
+    assert path.stat().st_size < 400_000 and not re.search(r"/(tmp|home|root|work)/", path.read_text()), "no path of a machine"
+
+
+def code_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def on(model: Path, name: str, sizes: dict[str, str]) -> nbformat.NotebookNode:
+    """The notebook with another folder of the teacher, and sizes for which seconds are enough."""
+    notebook = read(name)
+    for old, new in {'REPOSITORY / "results/smollm2/models/smollm2-135m-instruct"': f"Path({str(model)!r})", **sizes}.items():
+        [cell] = [cell for cell in code_of(notebook) if old in cell.source]
+        cell.source = cell.source.replace(old, new)
+    return notebook
+
+
+def test_a_feature_map_of_ones_own_has_a_heatmap_and_a_row(smollm2):
+    committed, notebook = read("feature_map"), on(smollm2, "feature_map", {"LENGTH = 128": "LENGTH = 64", "8 * LENGTH": "2 * LENGTH"})
+    lawful, rows, sums = executed(notebook, "bool(apart < 1e-4)", "rows", "[float(abs(weights.sum(-1) - 1).max()) for weights in shown.values()]")
+    assert shown(notebook) == shown(committed)
+    assert lawful and max(sums) < 1e-4, "a heatmap's rows are weights"
+    assert list(rows) == ["relu", "elu", "exp", "softplus"] and len({row["perplexity"] for row in rows.values()}) == 4
+    assert rows["softplus"]["state, bytes"] == rows["elu"]["state, bytes"]
+
+
+def test_the_notebook_of_records_agrees_with_them():
+    committed, notebook = read("records"), read("records")
+    count, accuracy = executed(notebook, "len(records)", 'table["lambada_openai_acc"].dropna().to_dict()')
+    assert shown(notebook) == shown(committed)
+    runs = REFERENCE / "lizard_smollm2/runs"
+    assert count == len(list(runs.glob("*/*/run.json")))
+    assert accuracy.keys() == {path.parent.parent.name for path in runs.glob("*/lambada/run.json")}
+    for run, value in accuracy.items():
+        readings = json.loads((runs / run / "lambada/metrics.json").read_text())["readings"]
+        [found] = [r["value"] for r in readings if (r["metric"], r["of"]) == ("acc", "lambada_openai")]
+        assert value == pytest.approx(100 * found, abs=0.006)
 
 
 @pytest.mark.parametrize("scale", ["smollm2", "mini"])  # three seeds; one seed, tasks that were not run
@@ -65,8 +103,9 @@ def test_the_table_notebook_agrees_with_the_table(scale):
 
 def test_the_speed_notebook_agrees_with_the_benchmarks():
     notebook = read("speed")
+    committed = shown(notebook)
     [found] = executed(notebook, 'against("forward", LIZARD).T.to_dict()["linear_attention"] | (states / growth).to_dict()')
-    assert shown(notebook) == ["text/html", "text/html", "image/png", "text/html", "text/plain"]
+    assert shown(notebook) == committed == ["text/html", "text/html", "image/png", "text/html", "text/plain"]
 
     bench = pd.read_csv(REFERENCE / "kernels" / "bench.csv").query(
         "op == 'linear_attention' and mode == 'forward' and shape.str.startswith('B16 T2048 H32/32')"
