@@ -21,6 +21,7 @@ from relinear.plan.claims import Claim
 from relinear.plan.plan import Plan
 from relinear.plan.readings import load
 from relinear.plan.specs import read
+from relinear.plan.strict import ConfigError
 
 REFERENCE = Path(__file__).parents[1] / "results/reference"
 CONTROLS = REFERENCE / "controls_smollm2/runs"
@@ -72,6 +73,38 @@ def test_the_difference_of_two_rows_on_the_same_items_is_paired_and_decides_what
         again = {key: m._replace(source=m.source._replace(metrics_sha256=run)) for key, m in measured.items()}
         [row] = verdicts(tmp_path, again, [CLAIM | {"column": "avg"}])
         assert "paired" not in row["figures"] and "items" not in row["figures"] and row["verdict"] == UNTESTED
+
+
+KEPT = {"name": "kept", "unit": "percent", "recovery": {"column": "piqa_acc", "row": "t2r", "chance": 50}}
+
+
+def kept(tmp_path, ours, theirs, **more):
+    """The cells of lizard and of t2r, of which the recovery is, in the CSV."""
+    measured = {(run, "commonsense"): scored(tmp_path, run, piqa=x) for run, x in (("lizard", ours), ("t2r", theirs))}
+    artefact = read(paper(tmp_path, columns=[COLUMNS[0], KEPT | more], rows=SPEC["rows"]))
+    draw(artefact, measured, About("mini"), tmp_path / "out")
+    return {row["run"]: row for row in csv.DictReader((tmp_path / "out/table1.csv").read_text().splitlines())}
+
+
+def test_a_recovery_is_of_what_is_above_chance_and_its_error_is_that_of_the_same_items(tmp_path):
+    theirs = outcomes(0, 0.8)
+    ours = outcomes(1, 0.5, like=theirs, changed=0.1)
+    found = kept(tmp_path, ours, theirs)
+    share = (ours.mean() - 0.5) / (theirs.mean() - 0.5)
+    assert float(found["lizard"]["kept"]) == pytest.approx(100 * share, rel=1e-4) and found["t2r"]["kept"] == "100"
+    paired = (ours - share * theirs).std(ddof=1) / math.sqrt(N) / (theirs.mean() - 0.5)
+    assert float(found["lizard"]["kept_stderr"]) == pytest.approx(100 * paired, rel=1e-3)
+    assert found["t2r"]["kept_stderr"] == "", "of itself it has all, without an error"
+
+
+def test_of_a_row_at_chance_there_is_nothing_to_recover(tmp_path):
+    assert "t2r is not 3 standard errors above chance, 50.00" in kept(tmp_path, outcomes(0, 0.7), outcomes(1, 0.5))["lizard"]["kept"]
+
+
+@pytest.mark.parametrize(("changes", "missing"), [({"row": "nobody"}, "no row 'nobody'"), ({"column": "kept"}, "no column 'kept'")])
+def test_a_recovery_of_nothing_is_refused(tmp_path, changes, missing):
+    with pytest.raises(ConfigError, match=missing):
+        kept(tmp_path, outcomes(0), outcomes(1), recovery=KEPT["recovery"] | changes)
 
 
 def test_items_that_are_others_or_not_those_of_the_reading_are_not_paired(tmp_path):

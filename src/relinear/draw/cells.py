@@ -7,13 +7,13 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import Look, Value, checked
+from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, checked, error_of
 from relinear.draw.doses import doses
 from relinear.draw.paired import Pulls, mean, scaled
-from relinear.draw.render import NOT_DEFINED, NOT_RUN
+from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
-from relinear.plan.tables import Address, Column, Line, Table, Undefined
+from relinear.plan.tables import Address, Column, Line, Recovery, Table, Undefined
 
 PASSED, FAILED = "passed", "failed"
 
@@ -69,7 +69,12 @@ class Row(NamedTuple):
 
 def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     """The rows of a table. Raises ValueError for a metric that a finished measurement does not have."""
-    return [_row(spec, line, measured, about) for line in spec.lines]
+    rows = [_row(spec, line, measured, about) for line in spec.lines]
+    for column in spec.all_columns:
+        if column.recovery:
+            for row in rows:
+                row.cells[column.name] = _recovered(column.recovery, row, rows, 100.0 if column.unit == "percent" else 1.0)
+    return rows
 
 
 def gate_of(measured: Measurements, run: str) -> str:
@@ -82,8 +87,8 @@ def gate_of(measured: Measurements, run: str) -> str:
 def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     places = [place for place in line.cells.values() if isinstance(place, Address)]
     trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
-    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured) for c in spec.all_columns if not c.mean}
-    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells[c.name] for c in spec.all_columns}
+    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured) for c in spec.all_columns if not c.derived}
+    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
     of_run = [m for place in places if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
@@ -162,6 +167,26 @@ def _mean(parts: list[Cell]) -> Cell:
         error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
         scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own)))
     return _over_seeds(scores, tuple(dict.fromkeys(file for part in parts for file in part.files)))
+
+
+def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
+    """The row's score above chance over that of the row `of.row`. Its error is paired where both were measured on the same items. Not defined where
+    that row is not off chance: a ratio to nothing is as large as one likes."""
+    whole = next(other for other in rows if other.line.name == of.row)
+    ours, theirs = row.cells[of.column], whole.cells[of.column]
+    if not isinstance(ours.value, float) or not isinstance(theirs.value, float):
+        return MISSING
+    files, room = tuple(dict.fromkeys((*ours.files, *theirs.files))), theirs.value - of.chance
+    if not isinstance(theirs.stderr, float) or room <= OFF_THE_FLOOR * theirs.stderr:
+        why = f"{of.row} is not {OFF_THE_FLOOR:g} standard errors above chance, {number(of.chance)}"
+        return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=files)
+    share, error = (ours.value - of.chance) / room, None
+    if row is not whole:
+        look = look_in(rows)
+        left, right = (look(Point(row=name, column=of.column)) for name in (row.line.name, of.row))
+        if isinstance(left, Value) and isinstance(right, Value):
+            error = unit * error_of(left, right, by=share)[0] / room
+    return Cell(unit * share, error, None, None, (Score(unit * share, error, None),), files)
 
 
 def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:

@@ -143,7 +143,7 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
     columns = _shown(spec, rows)
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
-    counted = {c.name for c in columns if c.unit == "percent" and not c.mean}
+    counted = {c.name for c in columns if c.unit == "percent" and not c.derived}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
     same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
     titles = {c.name: _heading(c, about) for c in columns}

@@ -49,8 +49,16 @@ class Cell(Place):
 DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
 
 
+class Recovery(Strict):
+    """How much of one row's score above `chance`, in its column's unit, each row has; of a score that is the better the higher it is."""
+
+    column: str
+    row: str
+    chance: float
+
+
 class Column(Cell):
-    """A column: a place in each row's run, or the unweighted mean of other columns.
+    """A column: a place in each row's run, the unweighted mean of other columns, or how much of another row's score each row has.
 
     A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
     Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it, and in the CSV, which then may leave its name out of `csv`.
@@ -61,6 +69,7 @@ class Column(Cell):
     name: str
     title: str = ""
     mean: tuple[str, ...] = ()
+    recovery: Recovery | None = None
     shown: bool = True
     optional: bool = False
     planned: bool = False
@@ -70,6 +79,11 @@ class Column(Cell):
     @property
     def heading(self) -> str:
         return self.title or self.name
+
+    @property
+    def derived(self) -> bool:
+        """Whether it is computed from other columns and read nowhere."""
+        return bool(self.mean) or self.recovery is not None
 
     @property
     def names_data(self) -> bool:
@@ -249,7 +263,7 @@ class Table(Spec):
         if fields and self.cell and self.cell.run and fields.keys() >= set(_fields(self.cell.run)):
             run = _filled(self.cell.run, fields)
         combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
-        cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.mean}
+        cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.derived}
         return Line(name, run, row.text, cells, self._published(i, row, entry), entry, row.optional, row.not_at)
 
     def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
@@ -329,12 +343,15 @@ class Table(Spec):
             known("training stage", step, stages.training(), "steps")
         for column in self.all_columns:
             for part in column.mean:
-                known("column", part, (c for c in columns if not columns[c].mean), f"the mean {column.name!r}")
+                known("column", part, (c for c in columns if not columns[c].derived), f"the mean {column.name!r}")
             if len({columns[part].unit for part in column.mean}) > 1:
                 raise ValueError(f"the mean {column.name!r} is of percent and raw columns")
             other = [line.name for line in self.lines for part in column.mean if _of_other_run(line, part)]
             if self.seeds and other:
                 raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
+            if of := column.recovery:
+                known("column", of.column, (c for c in columns if not columns[c].recovery), f"the recovery {column.name!r}")
+                known("row", of.row, (line.name for line in self.lines), f"the recovery {column.name!r}")
         for row in self.rows.list:
             for text in row.text:
                 known("text", text, self.titles, f"row {row.name or row.run!r}")
