@@ -58,6 +58,17 @@ def on(model: Path, name: str, sizes: dict[str, str]) -> nbformat.NotebookNode:
     return notebook
 
 
+def test_a_users_own_model_is_linearized_and_measured(smollm2):
+    committed, notebook = read("linearize"), on(smollm2, "linearize", {"STEPS, LENGTH, HELDOUT = 30, 256, 4": "STEPS, LENGTH, HELDOUT = 4, 64, 2"})
+    before, after, steps, counted = executed(
+        notebook, 'rows["teacher"]["perplexity"] / rows["LoLCATs, before training"]["perplexity"]', 'rows["LoLCATs, after transfer"]', "losses",
+        "[sum(p.numel() for p in parameters), sum(p.requires_grad for p in model.parameters()), len(parameters)]",
+    )  # fmt: skip
+    assert shown(notebook) == shown(committed)
+    assert before < 1 and after["perplexity"] > 1 and len(steps) == 4 and steps[-1] < steps[0]
+    assert counted[0] and counted[1] == counted[2], "only what the method added is trained"
+
+
 def test_a_feature_map_of_ones_own_has_a_heatmap_and_a_row(smollm2):
     committed, notebook = read("feature_map"), on(smollm2, "feature_map", {"LENGTH = 128": "LENGTH = 64", "8 * LENGTH": "2 * LENGTH"})
     lawful, rows, sums = executed(notebook, "bool(apart < 1e-4)", "rows", "[float(abs(weights.sum(-1) - 1).max()) for weights in shown.values()]")
