@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 import relinear
 from relinear.cli import SUITE
+from relinear.files import sha256
 from relinear.plan.specs import available
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,6 +106,15 @@ def test_what_made_the_committed_results_is_in_the_ranges():
     for versions in {tuple(sorted(versions.items())) for versions in made}:
         outside = [(name, v) for name, v in versions if (r := ranges.get(canonicalize_name(name))) and not r.specifier.contains(v)]
         assert not outside
+
+
+def test_the_lock_of_every_committed_campaign_is_committed():
+    records = [json.loads(path.read_text()) for path in (ROOT / "results/reference").rglob("run.json")]
+    named = {record["lock"]: record["git"]["commit"] for record in records if "lock" in record}
+    assert len(named) >= 2
+    for lock, commit in named.items():
+        path = ROOT / f"results/reference/locks/{lock[:12]}.lock"
+        assert path.is_file() and sha256(path) == lock, f"git show {commit}:requirements.lock > {path.relative_to(ROOT)}"
 
 
 def test_conda_installs_the_lock():
