@@ -28,7 +28,7 @@ from relinear.plan.specs import Artefact
 
 # (layer, head) -> softmax [T, T], method [T, T]
 Pairs = Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]]
-TINY = 1e-12
+TINY = float(np.finfo(np.float32).tiny)
 DISTANCES = {"kl": "KL of weights", "mse": "MSE of outputs"}
 
 
@@ -194,7 +194,10 @@ def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height:
     """A figure with its title and caption, and its axes [rows, columns]."""
     columns = len(spec.runs) + bool(spec.softmax)
     figure = Figure(figsize=(0.6 + width * columns, 0.9 + height * rows + 0.2 * len(spec.caption)), layout="constrained")
-    figure.suptitle("\n".join([f"{spec.label}: {spec.says}", f"scale {about.scale}", *([about.demonstration] if about.demonstration else [])]))
+    data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
+    stands_in = " on ".join(filter(None, (about.teacher, data)))
+    lines = (f"{spec.label}: {spec.says}", f"scale {about.scale}: {stands_in}", about.demonstration)
+    figure.suptitle("\n".join(filter(None, lines)))
     figure.supxlabel("\n".join(spec.caption), fontsize=8)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
@@ -245,7 +248,7 @@ def _draw_relative(axis: Axes, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -
     x, y = (np.concatenate([w.ravel() for w in part]) for part in zip(*over, strict=True))
     x = np.log(np.maximum(x, TINY))
     axis.scatter(x, y, s=2, color="C0", alpha=0.15, linewidths=0)
-    axis.set(xlabel="q.k / sqrt(d), less the largest", ylabel="weight / the largest")
+    axis.set(xlabel="q.k / sqrt(d),\nless the largest", ylabel="weight / the largest")
 
 
 ROWS = {"map": _draw_map, "query": _draw_query, "points": _draw_points, "scores": _draw_scores}
