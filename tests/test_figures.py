@@ -437,7 +437,7 @@ def test_a_figure_of_costs_names_the_file_that_is_missing_broken_or_empty(tmp_pa
     with pytest.raises(FileNotFoundError, match="efficiency.csv is missing: `snakemake benchmark`"):
         make(artefact, {}, about, tmp_path)
     path.write_text(text.replace(",ok,", ",fine,"))
-    with pytest.raises(ValueError, match="efficiency.csv, line 2: status='fine'"):
+    with pytest.raises(ValueError, match="efficiency.csv, line 2.status: .*; got 'fine'"):
         make(artefact, {}, about, tmp_path)
     path.write_text(text.splitlines()[0] + "\n")
     with pytest.raises(ValueError, match="no row of"):

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from relinear.draw.claims import Look, Value
 from relinear.plan.claims import Claim, Point
 from relinear.plan.figures import LARGEST, Cost, Sweep
+from relinear.plan.strict import parse
 
 GIB = 2**30
 MEASURES_IT = "`snakemake benchmark`, on a machine with a GPU, measures"
@@ -51,16 +52,12 @@ class Row(BaseModel):
 
 
 def read_costs(path: Path) -> list[Row]:
-    """The rows, by what they sweep over. Raises FileNotFoundError, and ValueError naming the file and what is wrong in it."""
+    """The rows, by what they sweep over. Raises FileNotFoundError, and ConfigError naming the file, the line, the column and its value."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {MEASURES_IT} it")
     rows = []
     for line, row in enumerate(csv.DictReader(path.read_text(encoding="utf-8").splitlines()), start=2):
-        try:
-            rows.append(Row.model_validate({k: v or None for k, v in row.items()}))
-        except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
-            raise ValueError(f"{path}, line {line}: {wrong}") from None
+        rows.append(parse(Row, {k: v or None for k, v in row.items()}, f"{path}, line {line}"))
     return sorted(rows, key=lambda row: row.at)
 
 
