@@ -19,13 +19,13 @@ from relinear import records
 from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
+from relinear.get.model import DTYPES
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.share.card import card
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
-DTYPES = ("float32", "bfloat16", "float16")
 CARD = "README.md"
 RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
 
