@@ -132,6 +132,12 @@ def test_every_benchmark_has_the_options_that_the_docs_quote(monkeypatch, capsys
     assert all(option in said for option in OPTIONS[name].split()) and not any(hidden in said for hidden in ("--phase", "--until"))
 
 
+def test_every_benchmark_is_a_rule():
+    rules = (ROOT / "workflow/rules/measure.smk").read_text()
+    missing = [name for name in BENCHMARKS if f"{{PYTHON}} relinear.benchmarks.{name} " not in rules]
+    assert missing == ["generation"] and "{RELINEAR} benchmark " in rules  # the verb of the command line is it
+
+
 def test_there_is_one_parser_and_one_provenance():
     texts = {path.relative_to(ROOT / "src/relinear").as_posix(): path.read_text() for path in (ROOT / "src").rglob("*.py")}
     assert not [path for path, text in texts.items() if "argparse" in text]

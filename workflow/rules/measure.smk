@@ -61,3 +61,80 @@ rule kernels:
         runtime=60,
     shell:
         "{PYTHON} relinear.benchmarks.kernels --out results/kernels --missing 2>&1 | ({TEE} {log:q})"
+
+
+rule training:
+    """Tokens a second and memory of the trainings, on GPUs: `--set-resources training:gpu=4` for four of them."""
+    output:
+        "results/scaling/scaling.json",
+    log:
+        "results/logs/training.log",
+    resources:
+        gpu=1,
+        mem_mb=32000,
+        runtime=60,
+    shell:
+        "{PYTHON} relinear.benchmarks.training --gpus {resources.gpu} --out {output:q} 2>&1 | ({TEE} {log:q})"
+
+
+# Alone on the machine: it takes every core, so that no other job is in its times.
+rule decoding:
+    """Long generation and long prompts on one core of a CPU: time a token, memory, state."""
+    output:
+        "results/decoding/decoding.csv",
+        "results/decoding/decoding.png",
+        "results/decoding/decoding.provenance.json",
+    log:
+        "results/logs/decoding.log",
+    threads: workflow.cores
+    resources:
+        runtime=180,
+    shell:
+        "{PYTHON} relinear.benchmarks.decoding --out results/decoding 2>&1 | ({TEE} {log:q})"
+
+
+rule parity:
+    """The laws on a real model: pieces, prefixes, padding and single tokens beside the parallel form, of every method."""
+    input:
+        lambda wildcards: records([plan.model_of("teacher")]),
+        text="LICENSE",
+    output:
+        "results/parity/parity.csv",
+        "results/parity/parity.provenance.json",
+    log:
+        "results/logs/parity.log",
+    threads: cores("measure")
+    resources:
+        mem_mb=MEMORY,
+        runtime=60,
+    params:
+        teacher=lambda wildcards, input: Path(input[0]).parent,
+    shell:
+        "{PYTHON} relinear.benchmarks.parity {params.teacher:q} --text {input.text:q} --out results/parity --threads {threads} "
+        "2>&1 | ({TEE} {log:q})"
+
+
+rule hours:
+    """What the scale `paper` costs in GPU hours, from the measured trainings."""
+    input:
+        "results/scaling/scaling.json",
+    output:
+        "results/scaling/hours.md",
+    log:
+        "results/logs/hours.log",
+    shell:
+        "{PYTHON} relinear.benchmarks.hours --measured results/scaling > {output:q} 2> {log:q}"
+
+
+# Alone on the machine, as `decoding`.
+rule overhead:
+    """What a job costs over importing its libraries, in seconds of processor time."""
+    output:
+        "results/overhead/overhead.md",
+    log:
+        "results/logs/overhead.log",
+    threads: workflow.cores
+    resources:
+        runtime=30,
+    shell:
+        "{PYTHON} relinear.benchmarks.overhead > {output:q} 2> {log:q}"
