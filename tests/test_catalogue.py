@@ -195,6 +195,10 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
         ({"a": BASE | {"after": "hedgehog", "model": "mistral-7b"}}, ["'mistral-7b'", "'hedgehog'", "'llama-3-8b'"]),
         ({"a": BASE | {"after": "hedgehog"}}, ["'t2r'", "'hedgehog'", "linearized once"]),
         ({"a": BASE | {"after": "hedgehog", "method": "softmax", "steps": [LORA]}}, ["'softmax'", "'hedgehog'", "linearized once"]),
+        (
+            {"a": BASE | {"after": "lizard/distill", "method": "lizard", "options": {"gate": "mamba2"}, "steps": [LORA]}},
+            ["'gate': 'mamba2'", "'lizard' with none", "linearized once"],
+        ),
         ({"a": BASE | {"steps": [LORA, LORA]}}, ["a stage once", "['finetune'], ['finetune']"]),
         ({"a": BASE | {"steps": [DISTILL | LORA]}}, ["one stage each", "['distill', 'finetune']"]),
         ({"a": BASE | {"steps": [{"distil": {}}]}}, ["'distil'", "distill, finetune"]),

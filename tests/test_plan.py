@@ -134,7 +134,7 @@ def line(stage: str, **settings):
     [
         ("papers/lizard/runs.yaml", lambda r: line("distill", lr=0.5)(r, "lizard"), behind("distill", "lizard")),
         ("papers/lizard/runs.yaml", lambda r: line("finetune", lr=0.5)(r, "lizard"), behind("finetune", "lizard")),
-        ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(options={"state_per": "key_head"}), behind("distill", "lizard")),
+        ("papers/lizard/runs.yaml", lambda r: r["lizard_no_window"]["options"].update(state_per="key_head"), behind("distill", "lizard_no_window")),
         ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(shown=["lolcats/table1"]), set()),
         ("papers/lizard/runs.yaml", lambda r: r.update(another=r["lizard"]), set()),
         ("papers/lolcats/table1.yaml", lambda t: t.update(says="other words"), set()),

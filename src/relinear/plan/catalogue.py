@@ -241,6 +241,12 @@ def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
                 f"run {seen[-1]!r} has the method {run.method!r}, but comes after {base!r} of {runs[base].method!r}, and a model is linearized "
                 f"once; leave out the method, or come after one of softmax attention"
             )
+        if "method" in run.model_fields_set and runs[base].method == run.method and runs[base].options != run.options:
+            ours, theirs = (one.options or "none" for one in (run, runs[base]))
+            raise ConfigError(
+                f"run {seen[-1]!r} has the options {ours} of {run.method!r}, but comes after {base!r} with {theirs}, and a model is linearized once; "
+                f"give the same, or leave out method and options"
+            )
         seen.append(base)
         run = runs[base]
 
