@@ -16,7 +16,15 @@ from relinear.plan.specs import read
 
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).parent / "frozen"
-DRAWN = ("lolcats/table1", "lolcats/table2", "supra/table1", "lizard/table1", "lizard/table7", "lizard/table8")  # of runs whose records are committed
+DRAWN = (
+    "lolcats/table1",
+    "lolcats/table2",
+    "lolcats/intext",
+    "supra/table1",
+    "lizard/table1",
+    "lizard/table7",
+    "lizard/table8",
+)  # of runs whose records are committed
 DEMONSTRATION = {"mini": "Scale `mini` is a demonstration on a laptop's budget, not a reference: read the errors first.", "smollm2": None}
 
 
@@ -82,6 +90,14 @@ def test_drawing_from_a_folder_without_these_runs_says_which_it_has(tmp_path):
     (tmp_path / "runs/t2r").mkdir(parents=True)
     with pytest.raises(UserError, match="has none of the runs of lizard_table8; have t2r"):
         draw_committed(tmp_path, artefact)
+
+
+def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
+    with (ROOT / "results/reference/smollm2/lolcats/intext.csv").open() as file:
+        lora, maps, _, both, conclusion, kl, mse = csv.DictReader(file)
+    assert [row["ours"] for row in (lora, maps, both)] == ["6,815,744, 0.0849 %", "33,554,432, 0.418 %", "40,370,176, 0.503 %"]
+    assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], "the last two are misprints"
+    assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == ("not told", "yes")
 
 
 def test_lizards_recipe_is_the_papers_but_for_what_is_known_to_differ():

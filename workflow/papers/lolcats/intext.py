@@ -1,0 +1,98 @@
+"""LoLCATs in text: trained parameters at the paper's shape, and the rank correlation of approximation and perplexity over the rows of Table 1."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from scipy.stats import spearmanr
+
+from relinear.draw.render import NOT_RUN, markdown, write_csv, write_text
+
+LEVEL = 0.05  # of p, below which a rank correlation is told from none
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+# Table 1 as the paper prints it: PPL@2, MSE, KL of the six rows, in the order of the spec's runs.
+PUBLISHED = {
+    "ppl": (555.99, 1420.72, 6.78, 3.38, 3.52, 3.11),
+    "mse": (17.13, 17.25, 11.88, 1.89, 1.76, 0.98),
+    "kl": (3.20, 3.31, 1.76, 0.28, 0.21, 0.12),
+}
+COLUMNS = ("says", "paper", "ours", "holds")
+
+
+class Counts(NamedTuple):
+    """Parameters of a model with LoLCATs' maps and LoRA: all of the teacher's, LoRA's, the maps', and the maps' were keys' shared by a group."""
+
+    teacher: int
+    lora: int
+    maps: int
+    shared: int
+
+
+def draw(spec, measured, about, out: Path) -> list[Path]:
+    """Write intext.csv and intext.md."""
+    rows = [*_parameters(counts(spec.options["shape"], spec.options["lora_rank"])), *_indicators(spec, measured)]
+    files = [out / f"intext.{suffix}" for suffix in spec.makes]
+    write_csv(files[0], COLUMNS, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
+    shown = markdown(["The paper says", "Its number", f"Ours, `{about.scale}`", "Holds"], rows, align="left")
+    notes = [f"- {note.where}: {note.text}." for note in spec.misprints]
+    given = f"LoRA of rank {spec.options['lora_rank']} on {', '.join(TARGETS)}"
+    legend = (
+        f"Parameters: counted at the shape of {spec.options['shape']}, with {given}, and a map of 128 x 128 for each query head's queries and keys.\n"
+        f"Rank correlations are Spearman's, over the six rows of Table 1: told from none below p = {LEVEL}."
+    )
+    demonstration = [about.demonstration, ""] if about.demonstration else []
+    write_text(files[1], "\n".join([f"**{spec.label}.**", "", *demonstration, shown, "", legend, "", *notes]) + "\n")
+    return files
+
+
+def counts(shape: str, rank: int) -> Counts:
+    """Counted on the meta device, so that nothing is allocated."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from relinear.benchmarks.training import random_model, shape_of
+
+    def model(**options):
+        settings = {"method": "lolcats", "options": {"variant": "paper", "feature": "exp", **options}}
+        return random_model(shape_of(shape), settings, "meta", torch.bfloat16)
+
+    def added(model) -> int:
+        return sum(p.numel() for p in model.method_parameters().values())
+
+    own, shared = model(), model(state_per="key_head")
+    maps, every = added(own), sum(p.numel() for p in own.parameters())
+    adapted = get_peft_model(own, LoraConfig(r=rank, target_modules=TARGETS))
+    return Counts(every - maps, sum(p.numel() for p in adapted.parameters() if p.requires_grad), maps, added(shared))
+
+
+def _parameters(found: Counts) -> list[list[str]]:
+    lora, maps, shared, both = (100 * n / found.teacher for n in (found.lora, found.maps, found.shared, found.lora + found.maps))
+    return [
+        ["LoRA updates less than 0.09 % of the parameters", "< 0.09 %", f"{found.lora:,}, {lora:.4f} %", _yes(lora < 0.09)],
+        ["Maps of each query head are 0.4 % of the parameters", "0.4 %", f"{found.maps:,}, {maps:.3f} %", _yes(round(maps, 1) == 0.4)],
+        ["Maps, were those of keys one of each key head", "", f"{found.shared:,}, {shared:.3f} %", ""],
+        ["All that is trained is less than 0.5 % of the parameters", "< 0.5 %", f"{found.lora + found.maps:,}, {both:.3f} %", _yes(both < 0.5)],
+        ["All that is trained is 0.1 % of the parameters", "0.1 %", f"{found.lora + found.maps:,}, {both:.3f} %", _yes(round(both, 1) == 0.1)],
+    ]
+
+
+def _indicators(spec, measured) -> list[list[str]]:
+    """Rank correlations of the distance from softmax attention with the perplexity after finetuning, the paper's from its own table."""
+    runs = list(dict.fromkeys(run for run, _ in spec.reads()))
+    found = {run: (measured[run, "perplexity"], measured[run, "fidelity"]) for run in runs}
+    rows = []
+    for metric, name in (("kl", "KL"), ("mse", "MSE")):
+        theirs, ours, holds = spearmanr(PUBLISHED[metric], PUBLISHED["ppl"]), NOT_RUN, ""
+        if all(ppl and fidelity for ppl, fidelity in found.values()):
+            distances, perplexities = zip(*((f.find(metric, "attention").value, p.find("perplexity").value) for p, f in found.values()), strict=True)
+            rho = spearmanr(distances, perplexities)
+            ours, holds = _rho(rho), ("yes" if rho.statistic > 0 else "no") if rho.pvalue < LEVEL else "not told"
+        rows.append([f"Approximation is a key quality indicator: rank correlation of {name} and PPL@2", _rho(theirs), ours, holds])
+    return rows
+
+
+def _rho(found) -> str:
+    return f"{found.statistic:.2f} (p = {found.pvalue:.3f})"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
