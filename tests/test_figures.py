@@ -166,6 +166,17 @@ def test_a_grid_has_a_panel_a_run_and_reads_each_place(tmp_path):
     assert verdict["verdict"] == "reproduced" and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
 
 
+def test_a_claim_about_a_grid_without_a_place_is_of_the_metric_without_axes(tmp_path):
+    claim = GRID["claims"][0] | {"left": "Lizard", "right": "LoLCATs"}
+    artefact = read(paper(tmp_path, stem="figure4", **GRID | {"claims": [claim]}))
+    measured = needles("lolcats", lambda n, d: 0.0) | needles("lizard", lambda n, d: 1.0)
+    measured = {
+        key: m._replace(readings=(*m.readings, reading("acc", 0.9 * (key[0] == "lizard"), 0.01, 50, "passkey"))) for key, m in measured.items()
+    }
+    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    assert verdict["verdict"] == "reproduced" and "Lizard 90.00 ± 1.00, LoLCATs 0.00 ± 1.00" in verdict["figures"]
+
+
 def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     measured = needles("lizard", lambda n, d: 1.0) | {("lolcats", "needle"): None}

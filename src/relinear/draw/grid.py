@@ -58,7 +58,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         place, measurement = spec.place(panel), found[panel.name]
         reading = measurement and measurement.find(place.metric or "", place.of, point.at)
         axes = (spec.cell.x, spec.cell.y)
-        name = f"{point.row} at {', '.join(str(value) if axis in axes else f'{axis} {value}' for axis, value in point.at.items())}"
+        place_of = ", ".join(str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items())
+        name = f"{point.row} at {place_of}" if place_of else point.row
         return value_of(measurement, reading, name, point.column or place.metric or "", place.unit == "percent")
 
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}

@@ -256,8 +256,11 @@ class Grid(Spec):
         known("panel", point.row, (panel.name for panel in self.panels), where)
         if point.column is not None:
             known("column", point.column, [self.place(self.panel(point.row)).metric], where)
-        if self.cell.x not in point.at or len(point.at) > 2:
-            raise ValueError(f"{where}: {point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}; got {point.at}")
+        if point.at and (self.cell.x not in point.at or len(point.at) > 2):
+            needs = (
+                f"{point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}, or none, which is the metric without axes"
+            )
+            raise ValueError(f"{where}: {needs}; got {point.at}")
 
 
 # --- drawn by a file beside the spec ---
