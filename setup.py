@@ -40,6 +40,7 @@ class Paths:
         pass
 
     def __call__(self, wheel, files, mapping) -> None:
+        """Write the .pth file that puts the source folders on the path."""
         wheel.writestr("__editable__.relinear.pth", "".join(f"{folder}\n" for folder in self.folders))
 
 

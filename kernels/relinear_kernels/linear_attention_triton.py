@@ -844,6 +844,7 @@ class Walk(NamedTuple):
         cls, q: Tensor, v: Tensor, w_q: Tensor | None, feature: str, cu_seqlens: Tensor | None, offset=None, shift=None, gated=False,
         channel=False,
     ) -> "Walk":  # fmt: skip
+        """The walk over these tensors: sizes, blocks, and what each program reads."""
         (batch, length, heads, dim), value_dim = q.shape, v.shape[3]
         width = dim if w_q is None else w_q.shape[-1]
         given = channel or feature == "none" or w_q is not None and feature not in EXPONENTIAL

@@ -224,6 +224,7 @@ class Near(NamedTuple):
 
     @classmethod
     def over(cls, q: Tensor, k: Tensor, window: int, scale: float, cu_seqlens: Tensor | None, gamma: Tensor | None = None, meta=False) -> "Near":
+        """The walk over these tensors: sizes, blocks, and what each program reads."""
         block, *walks = config(q.shape[3], q.dtype, meta)
         shape = {"H": q.shape[2], "N": k.shape[2], "D": q.shape[3], "BT": block, "num_warps": 4}
         walks = tuple({"BC": w.rows, "num_stages": w.stages, "maxnreg": w.registers} for w in walks)

@@ -86,6 +86,7 @@ class Method(Attention):
 
     @property
     def reads_order(self):
+        """Whether the map is cosFormer's, which weighs keys by their position."""
         return self.options.map == "cosformer"
 
     def mapped(self, inputs: Inputs, seen: Tensor | None = None) -> tuple[Tensor, Tensor, str]:
@@ -120,6 +121,7 @@ class Method(Attention):
         return positions if seen is None else positions + seen[:, None]
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the state after it; cosFormer's state counts the tokens, too."""
         if self.options.map == "taylor":
             return self._taylor(inputs, state)
         counts = self.options.map == "cosformer"
@@ -137,16 +139,19 @@ class Method(Attention):
         return y, (linear, new if seen is None else seen + new)
 
     def init_state(self, batch, device=None):
+        """The state before the first token; cosFormer's has the count of tokens, zero."""
         linear = linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
         return (linear, torch.zeros(batch, dtype=torch.long, device=device)) if self.options.map == "cosformer" else linear
 
     def phi(self, inputs: Inputs):
+        """Features of q and k, and whether they are logarithms: `attention_weights` is their product, each row divided by its sum."""
         if self.options.map == "taylor":
             return *(x.transpose(1, 2) for x in map(self._expanded, self._scaled(inputs)[:2])), False
         q, k, feature = self.mapped(inputs)
         return linear_features(q, k, feature=feature)
 
     def attention_weights(self, inputs: Inputs):
+        """The T x T weights of the method, row = query."""
         if self.options.map != "taylor":
             q, k, feature = self.mapped(inputs)
             return linear_attention_weights(q, k, feature=feature, key_mask=inputs.key_mask, causal=self.heads.causal)

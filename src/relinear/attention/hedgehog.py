@@ -42,16 +42,20 @@ class Method(Attention):
         return {"w_q": self.w_q, "b_q": self.b_q, "w_k": w_k, "b_k": b_k, "feature": self.options.feature}
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the linear state after it."""
         q, k = inputs.rotated()
         return linear_attention(
             q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
         )  # fmt: skip
 
     def init_state(self, batch, device=None):
+        """The linear state before the first token."""
         return linear_state(batch, self.heads.heads, 2 * self.heads.dim, self.heads.dim, device)
 
     def phi(self, inputs: Inputs):
+        """Features of q and k, and whether they are logarithms: `attention_weights` is their product, each row divided by its sum."""
         return linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
+        """The T x T weights of the method, row = query."""
         return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)

@@ -90,6 +90,7 @@ class Method(Parts, Attention):
 
     @classmethod
     def parts(cls, options):
+        """The parts that these options leave a layer, in the order of `PARTS`."""
         has = {"linear": True, "window": options.window, "gate": options.gate != "none", "meta": options.meta}
         return tuple(part for part in cls.PARTS if has[part])
 
@@ -170,6 +171,7 @@ class Method(Parts, Attention):
         return inputs.rotated() if self.options.window_rope else (inputs.q, inputs.k)
 
     def forward(self, inputs: Inputs, state: LizardState | LinearState | WindowState | None = None):
+        """Head outputs of a piece, and the states of the parts after it."""
         if "linear" in self.switched_off:
             near, state = self._near(inputs, state)
             return scaled_sum(torch.zeros_like(near), near, self.alpha), state

@@ -54,6 +54,7 @@ class Options(_base.StateOptions):
 
     @property
     def map(self) -> str:
+        """The feature map by its name: the option's, or that of the variant."""
         return self.feature or FEATURES[self.variant][0]
 
 
@@ -66,6 +67,7 @@ class Method(Parts, Attention):
 
     @classmethod
     def parts(cls, options):
+        """The parts of a layer: both with a window, the linear one without."""
         return cls.PARTS if options.window else ("linear",)
 
     def _causal_only(self):
@@ -94,6 +96,7 @@ class Method(Parts, Attention):
         return {"window": self.options.window, "window_factor": wide(self.window_factor).sigmoid(), "scale": self.heads.scale}
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the state after it: linear, or of the hybrid."""
         q, k = inputs.rotated()
         common = {"key_mask": inputs.key_mask, "return_state": True}
         if not self.options.window:
@@ -144,6 +147,7 @@ class Method(Parts, Attention):
         return keys, values, mask, linear_state(batch, self.states, self.features, h.dim, device), left
 
     def init_state(self, batch, device=None):
+        """The state before the first token: linear, or of the hybrid."""
         h, o = self.heads, self.options
         if not o.window:
             return linear_state(batch, self.states, self.features, h.dim, device)
@@ -156,9 +160,11 @@ class Method(Parts, Attention):
         return window_state(batch, o.window - 1, h.groups, h.dim, device=device), self._delayed_state(batch, device)
 
     def phi(self, inputs: Inputs):
+        """None with a window, else features of q and k: `attention_weights` is their product, each row divided by its sum."""
         return None if self.options.window else linear_features(*inputs.rotated(), **self._maps())
 
     def attention_weights(self, inputs: Inputs):
+        """The T x T weights of the method, row = query."""
         q, k = inputs.rotated()
         if not self.options.window:
             return linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)

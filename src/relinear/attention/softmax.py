@@ -28,6 +28,7 @@ class Method(Attention):
     causal_only = False
 
     def forward(self, inputs: Inputs, state: SoftmaxState | WindowState | None = None):
+        """Head outputs of a piece, and the keys and values after it; an encoder's layer has no state."""
         if not self.heads.causal:
             return softmax_output(inputs, self.heads), None
         batch, length = inputs.q.shape[:2]
@@ -55,10 +56,12 @@ class Method(Attention):
         return y.transpose(1, 2), state
 
     def init_state(self, batch: int, device=None) -> SoftmaxState | WindowState:
+        """No keys and values yet; those of a window have their full size from the beginning."""
         if self.heads.window is not None:
             return window_state(batch, self.heads.window - 1, self.heads.groups, self.heads.dim, device=device)
         empty = torch.zeros(batch, 0, self.heads.groups, self.heads.dim, device=device)
         return SoftmaxState(empty, empty, torch.zeros(batch, 0, dtype=torch.bool, device=device))
 
     def attention_weights(self, inputs: Inputs):
+        """The teacher's own weights, row = query."""
         return softmax_weights(inputs, self.heads)

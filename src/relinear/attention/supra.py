@@ -93,6 +93,7 @@ class Method(Attention):
         return log_decay(self.options.decay, self.heads.heads, like.device)
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the linear state after it."""
         q, k = self._qk(inputs)
         v = inputs.v
         if k.shape[2] != v.shape[2]:  # the shared map gave every query head a key of its own
@@ -107,6 +108,7 @@ class Method(Attention):
         return self.norm(wide(y).reshape(b * t, h * d)).view(b, t, h, d).to(v.dtype), state
 
     def init_state(self, batch, device=None):
+        """The linear state before the first token."""
         return linear_state(batch, self.heads.heads, self.heads.dim, self.heads.dim, device)
 
     def attention_weights(self, inputs: Inputs):

@@ -46,13 +46,16 @@ class Method(Attention):
         return {"w_q": self.w_q, "b_q": b_q, "w_k": w_k, "b_k": b_k, "feature": "relu"}
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the linear state after it."""
         q, k = inputs.rotated()
         return linear_attention(
             q, k, inputs.v, **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=state, return_state=True
         )  # fmt: skip
 
     def init_state(self, batch, device=None):
+        """The linear state before the first token."""
         return linear_state(batch, self.heads.heads, self.features, self.heads.dim, device)
 
     def attention_weights(self, inputs: Inputs):
+        """The T x T weights of the method, row = query."""
         return linear_attention_weights(*inputs.rotated(), **self._maps(), key_mask=inputs.key_mask, causal=self.heads.causal)

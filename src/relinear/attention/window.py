@@ -68,10 +68,13 @@ class Method(Attention):
         return {"window": self.window, "meta": self.options.sinks, "scale": self.heads.scale, "key_mask": inputs.key_mask}
 
     def forward(self, inputs: Inputs, state=None):
+        """Head outputs of a piece, and the last keys and values after it."""
         return sliding_window_attention(*inputs.rotated(), inputs.v, **self._seen(inputs), initial_state=state, return_state=True)
 
     def init_state(self, batch, device=None):
+        """The last keys and values before the first token: none of them valid."""
         return window_state(batch, self.window - 1, self.heads.groups, self.heads.dim, meta=self.options.sinks, device=device)
 
     def attention_weights(self, inputs: Inputs):
+        """The T x T weights within the window and over its sinks, row = query."""
         return sliding_window_weights(*inputs.rotated(), **self._seen(inputs))

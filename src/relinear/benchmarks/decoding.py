@@ -85,6 +85,7 @@ class Meter(BaseStreamer):
         self.seen = -1
 
     def put(self, value) -> None:
+        """Take the time at each token; at the end of each tenth, print its row."""
         self.seen += 1
         self.came[:, self.seen] = time.perf_counter(), time.thread_time()
         done = self.seen * PARTS // self.tokens
@@ -95,12 +96,15 @@ class Meter(BaseStreamer):
             self.row(*(1e3 * np.median(np.diff(self.came[:, first : self.seen + 1]), axis=1)))
 
     def row(self, ms: float | None, cpu_ms: float | None) -> None:
+        """Print a row with the process's memory and the cache's bytes."""
         report(
             phase="decode", run=self.run, tokens=self.seen, ms_per_token=ms, cpu_ms_per_token=cpu_ms, process_mib=resident_mib(),
             state_bytes=state_bytes(self.cache),
         )  # fmt: skip
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Nothing: `generate` calls it after the last token."""
+        ...
 
 
 def report(**row) -> None:

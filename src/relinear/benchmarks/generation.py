@@ -109,21 +109,27 @@ class FixedLayer(CacheLayerMixin):
         self.start, self.is_initialized = 0, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write a piece of keys and values from `start` on; return all up to its end, `[B, Hkv, T, D]` each."""
         rows, end = key_states.shape[0], self.start + key_states.shape[2]
         self.keys[:rows, :, self.start : end], self.values[:rows, :, self.start : end] = key_states, value_states
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
-    def lazy_initialization(self, *args, **kwargs) -> None: ...
+    def lazy_initialization(self, *args, **kwargs) -> None:
+        """Nothing: the memory is there from the beginning."""
+        ...
 
     def get_seq_length(self) -> int:
+        """The tokens before the piece."""
         return self.start
 
     def get_max_length(self) -> int:
+        """The tokens that it has memory for."""
         return self.keys.shape[2]
 
     get_max_cache_shape = get_max_length  # transformers < 5.20
 
     def get_mask_sizes(self, query_length, *args) -> tuple[int, int]:
+        """How many keys a mask covers, and the first of them."""
         return self.start + query_length, 0
 
 
@@ -167,6 +173,7 @@ class Teacher:
         return capture(step, ids.device)
 
     def state_bytes(self) -> int:
+        """Bytes of the cache after the run."""
         return sum(nbytes((layer.keys, layer.values)) for layer in self.cache.layers)
 
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
@@ -189,6 +196,7 @@ class DynamicTeacher(Teacher):
     """The teacher with transformers' own cache, which grows by copying, called from Python for each token."""
 
     def decoder(self, position):
+        """A step that decodes one token from the filled cache."""
         filled, self.cache = self.cache.layers, DynamicCache(config=self.model.config)
         for i in range(len(filled)):  # layer by layer, so that memory never holds both caches
             layer, filled[i] = filled[i], None
@@ -202,6 +210,7 @@ class DynamicTeacher(Teacher):
         return step
 
     def generate(self, ids, tokens):
+        """Tokens that greedy decoding gives, `[B, tokens]`."""
         return plain(self.model, ids, tokens)
 
 
@@ -212,6 +221,7 @@ class Linearized:
         self.model = model
 
     def prefill(self, ids, batch, length):
+        """A function that reads a prompt and fills the cache."""
         self.repeats = batch // ids.shape[0]
 
         def run() -> None:
@@ -223,6 +233,7 @@ class Linearized:
         return run
 
     def decoder(self, position):
+        """A step that decodes one token from the filled cache."""
         if self.repeats > 1:
             self.cache.batch_repeat_interleave(self.repeats)
         self.cache.lengths.fill_(position - 1)
@@ -231,9 +242,11 @@ class Linearized:
         return step
 
     def state_bytes(self):
+        """Bytes of the cache after the run."""
         return self.cache.state_bytes()
 
     def generate(self, ids, tokens):
+        """Tokens that greedy decoding gives, `[B, tokens]`."""
         self.prefill(ids, *ids.shape)()
         step, made = Decoder(self.model, self.cache, self.ids), [self.ids]
         while len(made) < tokens:

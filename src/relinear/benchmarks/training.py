@@ -129,13 +129,16 @@ class Timed(Job):
 
     @property
     def global_batch(self) -> int:
+        """Sequences of a step, over all processes."""
         return self.settings["budget"]["batch_size"] * self.settings["budget"]["accumulate"]
 
     def resume(self, step: int) -> None:
+        """Forget the memory that making the weights took."""
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()  # what making the weights took does not count
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
+        """Take the time of a step, once the device has finished it."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         self.stamps.append(time.perf_counter())

@@ -44,6 +44,7 @@ class Cell(NamedTuple):
 
     @property
     def was_run(self) -> bool:
+        """Whether the value was measured: a text in its place says why not."""
         return not isinstance(self.value, str)
 
 
@@ -64,6 +65,7 @@ class Row(NamedTuple):
 
     @property
     def was_run(self) -> bool:
+        """Whether any cell of the row was measured."""
         return any(cell.files for cell in self.cells.values())
 
 

@@ -41,6 +41,7 @@ class Row(BaseModel):
 
     @property
     def ok(self) -> bool:
+        """Whether the generation ran to its end."""
         return self.status == "ok"
 
     def cost(self, column: Cost | str | None) -> float | None:

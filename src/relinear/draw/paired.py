@@ -39,9 +39,11 @@ class Pulls(NamedTuple):
 
     @property
     def stderr(self) -> float:
+        """The standard error of the sum."""
         return math.sqrt(math.fsum(pull * pull for pull in self.pulls))
 
     def times(self, factor: float) -> "Pulls":
+        """The same pulls, each multiplied by a factor."""
         return self._replace(pulls=tuple(factor * pull for pull in self.pulls))
 
 
@@ -97,10 +99,12 @@ class Kept(NamedTuple):
 
     @property
     def documents(self) -> bool:
+        """Whether a row is a whole document, with losses by position."""
         return bool(self.rows) and "positions" in self.rows[0]
 
     @property
     def windows(self) -> bool:
+        """Whether a row is a window of a stream."""
         return bool(self.rows) and "window" in self.rows[0]
 
 

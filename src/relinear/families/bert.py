@@ -18,9 +18,11 @@ class BertAttention(EncoderAttention):
     PARTS = ("query", "key", "value")
 
     def project(self, x):
+        """q, k and v of the layer's input, each `[B, T, H, D]`."""
         return tuple(p(x).unflatten(-1, (-1, self.method.heads.dim)) for p in (self.query, self.key, self.value))
 
     def output(self, y):
+        """The heads' outputs as they are: the projection is in another module."""
         return y
 
 
@@ -50,6 +52,7 @@ class Family(_family.Family):
     layouts = {BertModel: Layout("encoder.layer", "attention.self", BertAttention)}
 
     def random(self, options, seed, dtype):
+        """A BERT of random weights with the byte tokenizer."""
         tokenizer = byte_tokenizer()
         config = BertConfig(**Options.parse(self.name, dict(options)).model_dump(), vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
         with torch.random.fork_rng(devices=[]):

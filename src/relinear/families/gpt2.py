@@ -12,9 +12,11 @@ class FusedLinearizedAttention(LinearizedAttention):
     PARTS = ("c_attn", "c_proj", "resid_dropout")
 
     def project(self, x):
+        """q, k and v of the layer's input, each `[B, T, H, D]`."""
         return tuple(p.unflatten(-1, (-1, self.method.heads.dim)) for p in self.c_attn(x).chunk(3, -1))
 
     def output(self, y):
+        """The heads' outputs, projected, with dropout."""
         return self.resid_dropout(self.c_proj(y.contiguous()))  # a view is taken of it
 
 

@@ -35,9 +35,11 @@ class MPNetAttention(EncoderAttention):
     PARTS = ("q", "k", "v", "o")
 
     def project(self, x):
+        """q, k and v of the layer's input, each `[B, T, H, D]`."""
         return tuple(p(x).unflatten(-1, (-1, self.method.heads.dim)) for p in (self.q, self.k, self.v))
 
     def output(self, y):
+        """The heads' outputs, projected."""
         return self.o(y)
 
 
@@ -48,9 +50,11 @@ class Family(_family.Family):
     layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
 
     def positions(self, model):
+        """Its longest sequence: the first rows of the table are no token's."""
         return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first of the table are no token's
 
     def open(self, folders, dtype):
+        """Model and tokenizer, the relative position bias set to zero: linear attention has none."""
         model, tokenizer = super().open(folders, dtype)
         with torch.no_grad():
             model.encoder.relative_attention_bias.weight.zero_()

@@ -40,6 +40,7 @@ class Family(_family.Family):
     Options = Options
 
     def random(self, options, seed, dtype):
+        """A small Llama of random weights with the byte tokenizer, or with one token for each number."""
         given = Options.parse(self.name, dict(options))
         tokenizer = byte_tokenizer() if given.vocabulary is None else number_tokenizer(given.vocabulary)
         config = LlamaConfig(

@@ -40,6 +40,7 @@ class Text(NamedTuple):
 
     @property
     def digest(self) -> bytes:
+        """The SHA-256 of its texts."""
         return hashlib.sha256("\0".join(filter(None, self[1:])).encode()).digest()
 
 

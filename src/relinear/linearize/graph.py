@@ -46,6 +46,7 @@ class Recorded:
         self.result: Tensor | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
+        """The function's result: from plain calls at first, then from the captured graph. The same memory holds each replayed result."""
         self.calls += 1
         if self.calls <= WARM_UP or not tensors[0].is_cuda:
             return self.function(*tensors)

@@ -35,6 +35,7 @@ class Linearized(StrictLoading):
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 use_cache=None, **kwargs):  # fmt: skip
+        """The output of the teacher's class, computed on the recurrent cache; a new cache where `use_cache` asks for one and none is given."""
         x = input_ids if input_ids is not None else inputs_embeds
         batch, length = x.shape[:2]
         use_cache = (not self.training and self.config.use_cache) if use_cache is None else use_cache
@@ -95,9 +96,11 @@ class Linearized(StrictLoading):
             model_kwargs["past_key_values"] = self.make_cache()
 
     def blocks(self) -> nn.ModuleList:
+        """The model's layers, first to last."""
         return self.layout.blocks(self)
 
     def attention_layers(self) -> list[LinearizedAttention]:
+        """The linearized attention modules, first to last."""
         return self.layout.attention_layers(self)
 
     def rotary(self, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
@@ -117,6 +120,7 @@ class LinearizedEncoder(Linearized):
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 use_cache=None, logits_to_keep=None, **kwargs):  # fmt: skip
+        """The output of the teacher's class, from one pass. Raises UserError where a cache is asked for."""
         if past_key_values is not None or use_cache:
             raise UserError(NO_DECODING.format(name=type(self).__name__))
         x = input_ids if input_ids is not None else inputs_embeds

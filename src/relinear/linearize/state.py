@@ -32,28 +32,37 @@ class RecurrentLayer(CacheLayerMixin):
         self.seen = 0
 
     def advance(self, state, tokens: int) -> None:
+        """Take over the state after `tokens` more tokens."""
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
-    def lazy_initialization(self, *args, **kwargs) -> None: ...
+    def lazy_initialization(self, *args, **kwargs) -> None:
+        """Nothing: the layer makes its state itself."""
+        ...
 
     def update(self, *args, **kwargs):
+        """Raise TypeError: only a linearized layer can advance a recurrent state."""
         raise TypeError("a recurrent state is advanced by its own layer, not by keys and values: the model's layers are not linearized")
 
     def get_seq_length(self) -> int:
+        """Tokens seen so far."""
         return self.seen
 
     def get_max_length(self) -> int:
+        """-1: there is no limit."""
         return -1
 
     get_max_cache_shape = get_max_length  # transformers < 5.20
 
     def get_mask_sizes(self, query_length, *args) -> tuple[int, int]:
+        """Positions that a mask covers, from 0."""
         return self.seen + (query_length if isinstance(query_length, int) else query_length.shape[0]), 0
 
     def reset(self) -> None:
+        """Forget every token."""
         self.state, self.seen, self.is_initialized = None, 0, False
 
     def crop(self, tokens_to_remove: int) -> None:
+        """Raise ValueError for any tokens to take back: a recurrent state cannot give them."""
         if tokens_to_remove:
             raise ValueError(
                 f"a recurrent state cannot take tokens back; got crop({tokens_to_remove}). Assisted decoding needs a softmax "
@@ -61,14 +70,17 @@ class RecurrentLayer(CacheLayerMixin):
             )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the sequences of a batch, as beam search asks for."""
         if self.state is not None:
             self.state = tree_map(lambda x: x.index_select(0, beam_idx.to(x.device)), self.state)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence of the batch."""
         if self.state is not None:
             self.state = tree_map(lambda x: x.repeat_interleave(repeats, 0), self.state)
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences at these places of the batch."""
         self.reorder_cache(indices)
 
 
@@ -94,18 +106,22 @@ class RecurrentCache(Cache):
             raise ValueError(f"this cache holds a batch of {len(self.lengths)}; got inputs of batch {batch}")
 
     def reset(self) -> None:
+        """Forget every token and which rows of a batch they stood in."""
         super().reset()
         self.lengths = self.owner = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the sequences of a batch, as beam search asks for."""
         super().reorder_cache(beam_idx)
         if self.lengths is not None:
             self.lengths = self.lengths.index_select(0, beam_idx.to(self.lengths.device))
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences at these places of the batch."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence of the batch."""
         super().batch_repeat_interleave(repeats)
         if self.lengths is not None:
             self.lengths = self.lengths.repeat_interleave(repeats)

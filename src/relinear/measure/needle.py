@@ -66,15 +66,18 @@ class Asked(NamedTuple):
 
     @property
     def exact(self) -> bool:
+        """Whether the greedy tokens begin with the asked answer."""
         answer = self.needle.answers[self.needle.asked]
         return self.answered.greedy[: len(answer)] == answer
 
     @property
     def chosen(self) -> bool:
+        """Whether the asked answer is the likeliest of the choices."""
         return self.answered.choice == self.needle.asked
 
     @property
     def kind(self) -> str:
+        """What was answered: "right", or the kind of the wrong answer."""
         return "right" if self.exact else kind_of(self.text, self.needle)
 
     def row(self, item: int) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Claim(Strict):
 
     @property
     def points(self) -> list[Point]:
+        """The cells that the claim compares, with its defaults filled in."""
         sides = (self.left, self.right, self.ceiling, self.floor if isinstance(self.floor, Point) else None)
         return [self.full(point) for point in sides if point is not None]
 
@@ -119,9 +120,11 @@ class Spec(Strict):
     misprints: tuple[Misprint, ...] = ()
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         raise NotImplementedError
 
     def files(self) -> list[str]:
+        """Files it draws beside the measurements."""
         return []
 
     def sources(self) -> list[str]:
@@ -139,6 +142,7 @@ class Spec(Strict):
                 self.check_point(claim, point)
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         raise NotImplementedError
 
 

@@ -29,10 +29,12 @@ class Series(Strict):
 
     @property
     def name(self) -> str:
+        """The run, or the title where it has several."""
         return self.run or self.title
 
     @property
     def all_runs(self) -> tuple[str, ...]:
+        """The runs whose values it draws."""
         return (self.run,) if self.run else (*self.points.values(), *self.runs)
 
 
@@ -62,6 +64,7 @@ class Panel(Strict):
 
     @property
     def name(self) -> str:
+        """The cost or metric on its y axis."""
         return self.y or self.metric or ""
 
 
@@ -80,26 +83,33 @@ class Curves(Spec):
     published: str = ""
 
     def of_costs(self, panel: Panel) -> bool:
+        """Whether a panel draws rows of the file of costs."""
         return self.file is not None and panel.measure is None
 
     def shown(self, panel: Panel) -> tuple[Series, ...]:
+        """The series that a panel draws."""
         return tuple(s for s in self.series if not panel.series or s.name in panel.series)
 
     @property
     def of_readings(self) -> tuple[Panel, ...]:
+        """The panels that draw measurements."""
         return tuple(panel for panel in self.panels if not self.of_costs(panel))
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
         return list(dict.fromkeys(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))))
 
     def files(self) -> list[str]:
+        """Files it draws beside the measurements."""
         return [self.file] if self.file else []
 
     def publishes(self) -> bool:
+        """Whether it shows published values."""
         return bool(self.published) or any(panel.published for panel in self.panels)
 
     def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
         once("series", (series.name for series in self.series))
         for series in self.series:
             if bool(series.run) + bool(series.points) + bool(series.runs) != 1:
@@ -132,6 +142,7 @@ class Curves(Spec):
                 raise ValueError(f"series {series.title!r}: a run's own tokens say where it lies along {TRAINED!r}; give `runs` and not points")
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         where = f"claim {claim.claim!r}"
         known("series", point.row, (series.name for series in self.series), where)
         of_costs = self.file is not None and point.column not in {panel.name for panel in self.of_readings}
@@ -166,12 +177,15 @@ class AttentionMaps(Spec):
     limits: dict[Literal["kl", "mse"], tuple[float, float]] = {}
 
     def measure_of(self, run: str) -> str:
+        """The measure whose maps are drawn of a run."""
         return self.others.get(run, self.measure)
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         return [(run, self.measure_of(run)) for run in ([self.run] if self.run else self.runs.values())]
 
     def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
         once("run", self.runs.values())
@@ -185,6 +199,7 @@ class AttentionMaps(Spec):
         super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         known("row", point.row, [self.run] if self.run else self.runs.values(), f"claim {claim.claim!r}")
         shown = ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl")
         known("column", point.column, shown, f"claim {claim.claim!r}")
@@ -211,6 +226,7 @@ class GridPanel(Where):
 
     @property
     def name(self) -> str:
+        """The title, or the run where there is none."""
         return self.title or self.run
 
 
@@ -240,18 +256,22 @@ class Grid(Spec):
         return found
 
     def panel(self, name: str) -> GridPanel:
+        """The panel of that name."""
         return next(panel for panel in self.panels if panel.name == name)
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
 
     def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
         once("panel", (panel.name for panel in self.panels))
         for panel in self.panels:
             self.place(panel)
         super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         where = f"claim {claim.claim!r}"
         known("panel", point.row, (panel.name for panel in self.panels), where)
         if point.column is not None:
@@ -285,12 +305,15 @@ class Own(Spec):
     options: dict[str, Scalar | bool | None | tuple[Scalar, ...] | dict[str, Scalar]] = {}
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         return list(dict.fromkeys((need.run, need.measure) for need in self.needs))
 
     def files(self) -> list[str]:
+        """Files it draws beside the measurements."""
         return list(self.inputs)
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         if self.needs:
             known("run", point.row, {need.run for need in self.needs}, f"claim {claim.claim!r}")
         if point.column is None:

@@ -60,18 +60,22 @@ class Plan:
 
     @functools.cached_property
     def config(self) -> Scale:
+        """The settings of the scale, checked."""
         return read_scale(self.scale, budget=self.budget, workflow=self.workflow)
 
     @functools.cached_property
     def models(self) -> dict[str, Model]:
+        """Name -> entry of `models.yaml`."""
         return catalogue.read_models(self.workflow)
 
     @functools.cached_property
     def data(self) -> dict[str, Data]:
+        """Name -> entry of `data.yaml`."""
         return catalogue.read_data(self.workflow)
 
     @functools.cached_property
     def measures(self) -> dict[str, Measure]:
+        """Name -> entry of `measures.yaml`."""
         return catalogue.read_measures(metrics(), self.data, self.workflow)
 
     @functools.cached_property
@@ -81,6 +85,7 @@ class Plan:
 
     @functools.cached_property
     def catalogue(self) -> dict[str, assets.Asset]:
+        """Name -> entry of `assets.yaml`."""
         return assets.catalogue(self.workflow / "assets.yaml")
 
     @functools.cached_property
@@ -225,6 +230,7 @@ class Plan:
         return Node(stage, name, part)
 
     def model_of(self, run: str) -> Node:
+        """The node of the model that a run begins with."""
         return Node("model", self.run(run).model)
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
@@ -267,9 +273,11 @@ class Plan:
         return text
 
     def written(self, text: Text) -> Node:
+        """The node of the text that a model writes."""
         return Node("written", str(text))
 
     def activations(self, text: Node) -> Node:
+        """The node of a text's kept activations."""
         return Node("activations", text.name)
 
     def measured(self, run: str, measure: str) -> Node:
@@ -306,6 +314,7 @@ class Plan:
         return {p.relative_to(self.workflow).as_posix(): sha256(p) for p in sorted(folder.glob("*.json.xz"))}
 
     def folder(self, node: Node) -> Path:
+        """Where a node's results lie."""
         return self.root / stages.stage(node.stage).folder(node)
 
     def settings(self, node: Node) -> dict[str, Any]:
@@ -317,15 +326,19 @@ class Plan:
         return stage.settings(self, node) | {"assets": {n: digest(self.catalogue[n].identity) for n in names}}
 
     def parents(self, node: Node) -> dict[str, Node]:
+        """The nodes that a node reads, by role."""
         return stages.stage(node.stage).parents(self, node)
 
     def modules(self, node: Node) -> list[str]:
+        """Entry points of the code that makes a node's result."""
         return stages.stage(node.stage).modules(self, node)
 
     def code(self, node: Node) -> str:
+        """The hash of the code that makes a node's result."""
         return code_hash(self.modules(node))
 
     def key(self, node: Node) -> str:
+        """The hash of all that a node's result depends on: settings, code, its parents' keys."""
         keys = self.__dict__.setdefault("_keys", {})
         if node not in keys:
             parents = {role: self.key(parent) for role, parent in self.parents(node).items()}

@@ -51,6 +51,7 @@ class Jobs(Strict):
         return minutes
 
     def longest(self, stage: str) -> int:
+        """Minutes that a stage may take."""
         return self.minutes.get(stage, self.minutes["default"])
 
 

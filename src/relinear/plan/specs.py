@@ -43,10 +43,12 @@ class Artefact:
 
     @property
     def paper(self) -> str:
+        """The paper's folder."""
         return self.file.parent.name
 
     @property
     def stem(self) -> str:
+        """The spec's file name without its ending."""
         return self.file.stem
 
     @property
@@ -56,14 +58,17 @@ class Artefact:
 
     @property
     def label(self) -> str:
+        """The paper's own label."""
         return self.spec.label
 
     @property
     def says(self) -> str:
+        """A sentence that says what the artefact shows."""
         return self.spec.says
 
     @property
     def shape(self) -> str:
+        """The name of the module that draws it."""
         return self.spec.draw
 
     @property

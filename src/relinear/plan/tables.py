@@ -78,6 +78,7 @@ class Column(Cell):
 
     @property
     def heading(self) -> str:
+        """The title, or the name where there is none."""
         return self.title or self.name
 
     @property
@@ -87,6 +88,7 @@ class Column(Cell):
 
     @property
     def names_data(self) -> bool:
+        """Whether the title has a place for the name of the data."""
         return DATA in self.title
 
 
@@ -227,6 +229,7 @@ class Table(Spec):
 
     @cached_property
     def all_columns(self) -> tuple[Column, ...]:
+        """The columns as listed, or one for each point of the axes."""
         if not self.columns.axes:
             return self.columns.list
         cell = self.cell or Cell()
@@ -315,6 +318,7 @@ class Table(Spec):
         return tuple(column.name for column in self.all_columns if column.name in shown)
 
     def reads(self, scale: str | None = None) -> list[Read]:
+        """The measurements that it draws: pairs of a run and a measure."""
         found: dict[Read, None] = {}
         left_out = {column.name for column in self.all_columns if scale in column.not_at}
         for line in self.lines:
@@ -326,12 +330,15 @@ class Table(Spec):
         return list(found)
 
     def publishes(self) -> bool:
+        """Whether it shows published values."""
         return bool(self.published_columns)
 
     def sources(self) -> list[str]:
+        """Where its published values come from."""
         return [entry.source for row in self.rows.list for entry in row.published.entries]
 
     def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
         columns = {column.name: column for column in self.all_columns}
         once("column", (column.name for column in self.all_columns))
         if self.cell is None and self.columns.axes:
@@ -365,6 +372,7 @@ class Table(Spec):
         super().check()
 
     def check_point(self, claim: Claim, point: Point) -> None:
+        """Raise ValueError where a claim names a row, column or place that is not there."""
         for row in (point.row, *claim.dose):
             known("row", row, (line.name for line in self.lines), f"claim {claim.claim!r}")
         known("column", point.column, (column.name for column in self.all_columns), f"claim {claim.claim!r}")
@@ -433,6 +441,7 @@ class Scatter(Table):
     log: tuple[Literal["x", "y"], ...] = ()
 
     def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
         for axis in (self.x, self.y):
             known("column", axis, (column.name for column in self.all_columns))
         super().check()

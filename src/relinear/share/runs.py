@@ -35,6 +35,7 @@ class Chain(NamedTuple):
 
     @property
     def steps(self) -> list[Path]:
+        """The folders of the training steps, first to last."""
         return [step for link in self.links for step in link.steps]
 
 

@@ -12,11 +12,14 @@ class Stage(_stage.Stage):
     device = True
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         return {"seq_len": _training.of_scale(plan, "distill")["seq_len"]}
 
     def parents(self, plan, node):
+        """The model and the text that it reads."""
         return {"model": Node("model", plan.text_of(node).model), "text": Node("text", node.name)}
 
     def modules(self, plan, node):
+        """The work, the softmax layer and the file that says where the model keeps its attention."""
         model = plan.models[plan.text_of(node).model]
         return [self.work, "relinear.attention.softmax", f"relinear.families.{model.layout or model.family}"]

@@ -12,10 +12,13 @@ class Stage(_stage.Stage):
     obtains = True
 
     def folder(self, node):
+        """The folder of its results, below the scale's."""
         return f"assets/{node.name}"
 
     def settings(self, plan, node):
+        """The name of the asset."""
         return {"asset": node.name}
 
     def assets(self, plan, node):
+        """The asset itself, which the work obtains."""
         return [node.name]

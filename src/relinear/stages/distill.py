@@ -28,9 +28,11 @@ class Stage(_training.Step):
     Options, Budget = Options, Budget
 
     def budget(self, plan, node):
+        """Amounts of the training, without what chooses kept activations."""
         return {name: value for name, value in super().budget(plan, node).items() if name != "activations"}
 
     def parents(self, plan, node):
+        """Model, text, earlier steps, and the kept activations where the lengths agree."""
         parents = super().parents(plan, node)
         scale = super().budget(plan, node)
         default = scale["seq_len"] == plan.config.train["distill"]["seq_len"]

@@ -29,10 +29,13 @@ class Stage(_stage.Stage):
     work = "relinear.get.documents"
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         return dict(plan.data[plan.text_of(node).data].options)
 
     def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text."""
         return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
+        """The assets of its sources; what is made here is none."""
         return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]

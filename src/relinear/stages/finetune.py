@@ -29,5 +29,6 @@ class Stage(_training.Step):
     Options, Budget = Options, _training.Budget
 
     def check(self, plan, node, processes):
+        """Raise ConfigError for an encoder, and for settings that cannot work."""
         plan.require_causal(node, "finetune trains a model to predict the next token")
         super().check(plan, node, processes)

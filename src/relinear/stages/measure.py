@@ -51,9 +51,11 @@ class Stage(_stage.Stage):
     device = spread = True
 
     def folder(self, node):
+        """The folder of its results, below the scale's."""
         return f"runs/{node.name}/{node.part}"
 
     def settings(self, plan, node):
+        """Method, options, links, metric, items and data; part of the key."""
         measure, run, options = plan.measures[node.part], plan.run(node.name), self._options(plan, node)
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
@@ -80,6 +82,7 @@ class Stage(_stage.Stage):
         return options
 
     def parents(self, plan, node):
+        """The run's model and steps, and the node of the metric's data."""
         parents = {"model": plan.model_of(node.name), **plan.trained_before(node)}
         measure, data = plan.measures[node.part], self._data_name(plan, node)
         if data is not None and plan.data[data].make != "items":
@@ -89,13 +92,16 @@ class Stage(_stage.Stage):
         return parents
 
     def assets(self, plan, node):
+        """The asset of the items, if there is one."""
         items = self._items(plan, node)
         return [items["asset"]] if items and items["asset"] else []
 
     def modules(self, plan, node):
+        """The work, the metric and the run's methods."""
         return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
+        """Raise ConfigError for a metric that cannot be asked of this run or these data."""
         metric = plan.measures[node.part].metric
         needs = _needs(metric)
         if "next_token" in needs:

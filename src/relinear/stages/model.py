@@ -10,13 +10,17 @@ class Stage(_stage.Stage):
     work = "relinear.get.model"
 
     def folder(self, node):
+        """The folder of its results, below the scale's."""
         return f"models/{node.name}"
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         return {"model": plan.models[node.name].model_dump(mode="json"), "seed": plan.seed}
 
     def assets(self, plan, node):
+        """The assets that the work reads."""
         return list(plan.models[node.name].assets)
 
     def modules(self, plan, node):
+        """Entry points of the code that makes the result."""
         return [self.work, f"relinear.families.{plan.models[node.name].family}"]

@@ -40,20 +40,24 @@ class Stage(_stage.Stage):
     work = "relinear.get.passkeys"
 
     def settings(self, plan, node):
+        """Options of the data, with the number of examples that the budget makes."""
         text = plan.text_of(node)
         options = plan.data[text.data].options
         examples = max(round(options["examples"] * text.dose * plan.budget), 1)
         return {**{k: v for k, v in options.items() if k != "text"}, "examples": examples, "seed": plan.seed}
 
     def parents(self, plan, node):
+        """The model, and the text whose pieces are the hay."""
         text = plan.text_of(node)
         source = plan.data[text.data].options["text"]
         return {"model": Node("model", text.model)} | ({"text": plan.text(source, text.model)} if source else {})
 
     def sequence(self, options):
+        """Tokens of each sequence of this kind of data."""
         return Options(**options).length
 
     def check(self, plan, node, processes):
+        """Raise ConfigError for hay that is no stream of text."""
         source = self.parents(plan, node).get("text")
         if source and source.stage != "text":
             able = ", ".join(name for name, found in plan.data.items() if found.make == "text")

@@ -35,6 +35,7 @@ class Stage(_stage.Stage):
     work = "relinear.get.pieces"
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         text = plan.text_of(node)
         options = plan.data[text.data].options
         piece = options["piece"]
@@ -43,10 +44,13 @@ class Stage(_stage.Stage):
         return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
 
     def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text."""
         return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
+        """The assets of its sources; what is made here is none."""
         return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]
 
     def sequence(self, options):
+        """Tokens of each sequence of this kind of data."""
         return Options(**options).length

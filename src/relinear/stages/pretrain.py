@@ -49,6 +49,7 @@ class Stage(_training.Step):
         return budget
 
     def check(self, plan, node, processes):
+        """Raise ConfigError for an encoder, and for settings that cannot work."""
         plan.require_causal(node, "pretrain trains a model to predict the next token")
         super().check(plan, node, processes)
         recipe = self.recipe(plan, node)

@@ -32,8 +32,10 @@ class Stage(_stage.Stage):
     work = "relinear.get.recall"
 
     def settings(self, plan, node):
+        """Options of the data, with the number of training sequences that the budget makes."""
         options = plan.data[node.name].options
         return {**options, "train": max(round(options["train"] * plan.budget), 1), "seed": plan.seed}
 
     def sequence(self, options):
+        """Tokens of each sequence of this kind of data."""
         return Options(**options).length

@@ -36,12 +36,15 @@ class Stage(_stage.Stage):
     work = "relinear.get.sentences"
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         text = plan.text_of(node)
         return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
 
     def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text."""
         return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
+        """The asset of its source; what is made here is none."""
         source = plan.data[plan.text_of(node).data].options["source"]
         return [] if source in MADE_HERE else [source]

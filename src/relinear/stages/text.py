@@ -44,9 +44,11 @@ class Stage(_stage.Stage):
     work = "relinear.get.text"
 
     def folder(self, node):
+        """The folder of its results, below the scale's."""
         return f"text/{node.name}"
 
     def settings(self, plan, node):
+        """All that the work is told, as plain data; part of the key."""
         text = plan.text_of(node)
         options = plan.data[text.data].options
         return {
@@ -55,10 +57,12 @@ class Stage(_stage.Stage):
         }  # fmt: skip
 
     def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text, and a text that a model wrote where it is a source."""
         text = plan.text_of(node)
         written = plan.data[text.data].options["written"] is not None
         return {"model": Node("model", text.model)} | ({"written": plan.written(text)} if written else {})
 
     def assets(self, plan, node):
+        """The assets of its sources, held-out one included; what is made here is none."""
         options = plan.data[plan.text_of(node).data].options
         return [s for s in dict.fromkeys((*options["sources"], options["heldout_source"])) if s not in MADE_HERE]

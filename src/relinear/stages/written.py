@@ -13,6 +13,7 @@ class Stage(_stage.Stage):
     device = True
 
     def settings(self, plan, node):
+        """How a model writes the text. Raises ConfigError for data without a source `written`."""
         text = plan.text_of(node)
         if plan.data[text.data].options["written"] is None:
             raise ConfigError(f"data {text.data!r} has no source `written`")
@@ -21,4 +22,5 @@ class Stage(_stage.Stage):
         return {"written": options, "seed": plan.seed, "kept": plan.kept(text.model, options)}
 
     def parents(self, plan, node):
+        """The model that writes."""
         return {"model": Node("model", plan.text_of(node).model)}
