@@ -1,5 +1,10 @@
 """The cross-entropy of linear attention against softmax in Triton: FlashAttention's recurrence, with no T x T matrix in memory.
 
+                 keys j: BC columns a step
+    queries i    [p a][p a][p a]               p_ij softmax's weight, a_ij = phi_q_i . phi_k_j, both formed in registers
+    (BT rows     [p a][p a][p a]  ->           four walks: the row sums; the loss; the gradient of phi_q by rows;
+    a program)   [p a][p a][p a]               that of phi_k by columns
+
 With a_ij = phi_q_i . phi_k_j, den_i = max(sum_j a_ij, eps) and u_i the sum of p_ij over the weights that are not clamped,
 
     d loss_i / d a_ij = u_i / den_i (0 where den is clamped) - p_ij / a_ij (0 where the weight is clamped).

@@ -1,5 +1,9 @@
 """LoLCATs' hybrid in Triton: softmax inside the window, linear attention on everything older, one shared denominator.
 
+    query t:  k_0 ............ k_(t-window) | k_(t-window+1) ............. k_t
+              linear: phi(q_t) S            | softmax: gamma exp(s - maximum)
+              o_t = (linear numerator + softmax numerator) / (linear denominator + softmax denominator)
+
 No kernels of its own. The window's kernels give its softmax, the exact maximum (the linear weights beside it are not shifted) and the
 key that attains it; the linear ones walk the keys `window` positions late and put both parts over one denominator. In the backward pass
 the window's weights are gamma e^(s - maximum) / den, and the maximum takes its share from the key that attains it (the first, where

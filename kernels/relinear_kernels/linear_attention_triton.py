@@ -1,8 +1,22 @@
 """Linear attention in Triton: one kernel for o and dv, one for the gradients of the features, both with the state in registers.
 
-A program walks a segment of a head's sequence in blocks, from a state S (float32, transposed) that it keeps in registers, so no state
-of a chunk is ever in memory. With few heads the sequences are cut into several segments: `_sums` adds up each segment alone, `_scan`
-carries the states over. "Rows" are what a block computes, "columns" what it has seen:
+A program walks a segment of a head's sequence in blocks of BT tokens and keeps the state S (float32, transposed) in registers:
+
+                   a head's sequence of T tokens
+    |<---- segment 0 ---->|<---- segment 1 ---->|<-- segment 2 ..   a program: one segment of one head, some columns of v
+    | BT | BT | BT | BT   | BT | BT | BT | BT   |
+    S=0 -> ...            S_1 -> ...            S_2 -> ...          S_n: what the segments before leave
+
+                      columns (what the block has seen)
+              before the block     | the block itself
+    rows      o += phi(q) S        | o += A v, A_ti = phi(q_t) . phi(k_i) where i <= t
+    (BT of    one product for      | #
+    the       all older tokens     | # #
+    block)                         | # # #      then S += phi(k)^T v and on to the next block
+
+No state of a block is ever in memory. With enough heads a sequence is one segment. With few heads it has several: `_sums` adds up each
+segment alone, `_scan` turns the sums into the states S_n from which segments start. "Rows" are the tokens that a block computes, "columns"
+those that it has seen:
 
     o    rows q, columns k: o_t  = sum_{i<=t} A_ti v_i / den_t        dphi_q  rows q, columns k: sum_{i<=t} (g_t . v_i + e_t) phi(k_i)
     dv   rows k, columns q: dv_i = sum_{t>=i} A_ti g_t                dphi_k  rows k, columns q: sum_{t>=i} (g_t . v_i + e_t) phi(q_t)
@@ -97,7 +111,10 @@ def _phi(x, n, row, i, half, use, P: tl.constexpr, FEATURE: tl.constexpr, GIVEN:
 
 @triton.jit
 def _put(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
-    """Store what `_get` reads. A descriptor CLIPS at the end of a tensor; packed sequences and keys that lie apart end elsewhere."""
+    """Store rows of head i. CLIPS: through a descriptor, which drops rows beyond the tensor.
+
+    Packed sequences end inside the tensor and keys may lie apart from their queries: both are stored with a mask.
+    """
     if CLIPS:
         x.store([n, j, i * W], value.to(x.dtype).reshape(1, BT, W))
     else:
@@ -789,7 +806,11 @@ def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: i
 
 
 def ranges(y: Tensor, heads: int, feature: str, mask: Tensor | None, shift: Tensor | None, cu_seqlens: Tensor | None):
-    """Of exponential keys: weight `[B, T, H]`, log decay `[B, T, H]` and the last maximum `[N, H]`; `shift` is that before the first."""
+    """Running maxima of exponential keys, which keep their features finite.
+
+    Returns each key's weight `exp(y - running max)` `[B, T, H]`, the log decay where the maximum grows `[B, T, H]` and the last maximum
+    `[N, H]`. `shift` is the maximum carried in.
+    """
     top = (y.abs() if feature == "exp_pm" else y).amax(3).float().repeat_interleave(heads // y.shape[2], 2)
     if mask is not None:
         top = top.masked_fill(~mask[:, :, None], -torch.inf)

@@ -1,5 +1,8 @@
 """A head's matrix in Triton: y = x W + b for every head, and its gradients.
 
+    x [rows, N, D]   one program: ROWS rows of one head     y [rows, H, F]
+    head n | D ###| @ W [H, D, F] + b [H, F]             -> head h | F ##|      the H / N query heads of a key head read the same x
+
 Kept apart from the attention kernels: y is as small as its features are few, and without W and x in their shared memory those keep
 two programs a multiprocessor with their loads in flight. y of bfloat16 inputs is kept as float16, four times as fine.
 """

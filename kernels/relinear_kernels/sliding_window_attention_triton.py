@@ -1,5 +1,13 @@
 """Sliding-window attention with meta keys in Triton: FlashAttention's recurrence over the blocks a window touches.
 
+              meta | keys: BC columns a step
+    queries   . .  | # # # # . . . .      #  seen: the last `window` positions (here 4), the query's own included
+    (BT rows  m .  | . # # # # . . .      m  a meta key (here the first 2), seen where the window does not reach it
+    of one    m m  | . . # # # # . .      .  not seen; blocks of these alone are never read
+    program)  m m  | . . . # # # # .
+
+A program of `_forward` or `_queries` owns BT rows and walks the columns; one of `_keys` owns BT columns and walks the rows that see them.
+
 Queries t of a piece sit at position t + offset of the keys (offset = keys before the piece). Meta keys come apart, `[B, M, Hkv, D]`
 with their position relative to the piece's first query, and are seen where the window does not reach them.
 """

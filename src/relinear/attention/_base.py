@@ -73,16 +73,16 @@ class Options(BaseModel):
 
 
 class StateOptions(Options):
-    """Options of methods whose keys' maps, gates and states are one of each query head, as the papers have them, or of each key head.
+    """Options of methods that have a map of keys, a gate and a state for each query head, as in the papers, or for each key head.
 
-    A map of a query head makes other features of the same key for each query of a group, and so another state for each. Where all of a
-    group share their key head's map (and gate), they share its state: a third of the bytes at SmolLM2's heads, a quarter at Llama-3-8B's.
+    With a map for each query head, one key has other features for each query of its group, so each query head needs a state. With a map for
+    each key head, a group shares one state: a third of the bytes at SmolLM2's heads, a quarter at Llama-3-8B's.
     """
 
     state_per: Literal["query_head", "key_head"] = "query_head"
 
     def states(self, heads: Heads) -> int:
-        """How many linear states a layer has, and maps of keys."""
+        """The number of linear states of a layer, which is also that of its maps of keys."""
         return heads.heads if self.state_per == "query_head" else heads.groups
 
 
@@ -137,12 +137,15 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def attention_weights(self, inputs: Inputs) -> Float[Tensor, "B H T T"]:
-        """The T x T matrix the method implies, row = query: for heatmaps, KL and the cross-entropy transfer. Quadratic."""
+        """The T x T weights that the method implies, row = query, in quadratic memory. Heatmaps, KL and the cross-entropy transfer read them."""
         raise NotImplementedError
 
     def phi(self, inputs: Inputs) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], bool] | None:
-        """Features of q and k whose products, over their row's sum, are `attention_weights`, or (True) their logarithms: the cross-entropy
-        transfer is then not quadratic in memory. None: the weights are no such thing."""
+        """Return `(phi_q, phi_k, is_log)` such that `attention_weights` is `phi_q @ phi_k.T`, each row divided by its sum.
+
+        With `is_log` they are the logarithms of the features. The cross-entropy loss then needs no T x T matrix. Return None where the
+        weights have no such factors.
+        """
         return None
 
     def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:

@@ -4,8 +4,8 @@ Each measurement trains a run of the catalogue for a few steps with the stage's 
 FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they are random, made on the device; so are the tokens.
 
     weak    a fixed number of sequences a GPU          strong   a fixed number of sequences a step, shared by the GPUs
-    curve   the same steps on any number of GPUs: loss and gradient norm beside those of one GPU, and beside what rounding alone does
-            there, when one GPU takes the step in smaller pieces
+    curve   the same steps on N GPUs and on one: losses and gradient norms are compared. The baseline for "the same" is one GPU with
+            smaller micro-batches, which differs by rounding only
 
 `--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own base; under torchrun the module
 measures with the processes that there are. Rows are written as they come, the most telling first; `--seconds` ends it early and says what

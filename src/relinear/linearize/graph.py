@@ -12,7 +12,7 @@ WARM_UP = 2  # steps run as they are before one is recorded: they compile the ke
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """What launches again all that `step` launches, on the same memory. Recording runs nothing on the device; the CPU has the step itself."""
+    """A function that launches all kernels of `step` again, on the same memory. Recording runs none of them. On a CPU it is `step` itself."""
     if device.type != "cuda":
         return step
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -23,7 +23,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
 
 
 def overwrite(old, new) -> None:
-    """Write a state over the one before it, where it is not the same memory already. Raises ValueError for a state that grew."""
+    """Copy a state into the memory of the one before it, unless it lies there already. Raises ValueError for a state that grew."""
     if not isinstance(old, Tensor):
         for a, b in zip(old, new, strict=True):
             overwrite(a, b)
@@ -36,8 +36,8 @@ def overwrite(old, new) -> None:
 class Recorded:
     """A function of tensors that only launches kernels. On a GPU the calls after the first `WARM_UP` replay one graph of it.
 
-    What it writes beside its result (gradients) must lie in memory that stays, from the last plain call on. The result's memory is
-    written over by the next call. Tensors of another shape than the recorded ones have the function itself.
+    Side effects such as gradients must keep their addresses: allocate them before the last plain call and never replace them. The next call
+    overwrites the result. Tensors of another shape than the recorded ones are given to the function itself.
     """
 
     def __init__(self, function: Callable[..., Tensor]):

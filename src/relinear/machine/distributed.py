@@ -57,7 +57,7 @@ def joined(device: str) -> Iterator[None]:
 
 
 def started(here: bool = True) -> bool:
-    """Whether the first process starts the work, as soon as it knows."""
+    """Whether there is work to do. The first process decides it and may wait for the stage's lock; all others wait here until it has told them."""
     if size() == 1:
         return here
     told = [here]

@@ -149,10 +149,10 @@ def draw(sizes: dict[str, int], limit: int | None, seed: int | str) -> dict[str,
 
 
 def batched(starts: dict[tuple[int, ...], int], batch_size: int) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """Batches of inputs, each with how many tokens its inputs share with others from the beginning on: 0, or `SHOTS` and more of `ALIKE`
-    inputs and more, and no token from an input's `starts` on.
+    """Batches of inputs as pairs (prefix length, inputs): inputs are grouped by a common prefix, then each group is cut into batches.
 
-    Within a beginning the longest come first: little padding, and memory peaks early.
+    A prefix counts if at least `ALIKE` inputs share at least `SHOTS` tokens, all of them before the first scored token (`starts`). The
+    length is 0 without a prefix. The longest inputs of a group come first: little padding, and memory peaks early.
     """
     inputs, at, families = sorted(starts), 0, defaultdict(list)
     while at < len(inputs):
@@ -173,7 +173,7 @@ def batched(starts: dict[tuple[int, ...], int], batch_size: int) -> list[tuple[i
 
 
 def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """How many tokens two inputs begin alike with."""
+    """The number of tokens in the common prefix of two inputs."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
