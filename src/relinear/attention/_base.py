@@ -48,12 +48,12 @@ class Inputs(NamedTuple):
         return self.turned(self.q, self.k)
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Other queries and keys (features of them) with the same embedding; themselves where the teacher has none."""
+        """Other queries and keys, such as features, with the same embedding; unchanged where the teacher has none."""
         return (q, k) if self.cos is None else rotary(q, k, self.cos, self.sin)
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32: the precision of feature maps, gates and normalisers, whatever the model's."""
+    """x in float32, or as it is in float64: feature maps, gates and normalisers have this precision in every model."""
     return x if x.dtype == torch.float64 else x.float()
 
 

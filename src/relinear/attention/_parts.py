@@ -19,7 +19,7 @@ class Parts:
 
     @classmethod
     def parts(cls, options) -> tuple[str, ...]:
-        """Those that a layer with these options has."""
+        """The parts that a layer with these options has."""
         raise NotImplementedError
 
     @classmethod
@@ -32,7 +32,7 @@ class Parts:
             raise UserError(f"{name} ({options}) without {' and '.join(names)} attends to nothing; it has {', '.join(have)}")
 
     def switch_off(self, names: Iterable[str]) -> None:
-        """Compute without these parts from now on; without none of them: whole again. Raises UserError as `check_parts` does."""
+        """Compute without these parts from now on; with all of them if none is named. Raises UserError as `check_parts` does."""
         if names := tuple(names):
             self.check_parts(self.options, names)
         self.switched_off = frozenset(names)

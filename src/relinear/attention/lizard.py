@@ -192,7 +192,7 @@ class Method(Parts, Attention):
         )  # fmt: skip
 
     def init_state(self, batch, device=None):
-        """Of both parts; where one is switched off, the other's own."""
+        """The state of both parts before the first token; with one part off, the other's alone."""
         h, o = self.heads, self.options
         gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device)
         if self._far_only:

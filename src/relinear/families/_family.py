@@ -54,7 +54,7 @@ class Family:
         return model, tokenizer
 
     def positions(self, model: PreTrainedModel) -> int:
-        """Its longest sequence."""
+        """The tokens of the longest sequence that a model can read."""
         return model.config.max_position_embeddings
 
     def random(self, options: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

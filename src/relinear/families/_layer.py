@@ -1,4 +1,4 @@
-"""The layer that takes an attention layer's place: the teacher's projections around a method. And where such layers lie in a model."""
+"""The layer that takes an attention layer's place, with the teacher's projections around a method, and the places of such layers in a model."""
 
 from itertools import repeat
 from typing import Any, NamedTuple

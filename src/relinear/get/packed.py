@@ -47,11 +47,11 @@ class Packed:
         return (torch.stack([self.sequence(i)[0] for i in chosen]),)
 
     def share(self, part: Sequence[int], whole: Sequence[int]) -> float:
-        """What share of a batch's tokens one part of it has."""
+        """The share of a batch's tokens that one part of it has."""
         return len(part) / len(whole)
 
     def tokens_of(self, sequences: int) -> int:
-        """How many tokens so many sequences have."""
+        """The tokens of so many sequences."""
         return sequences * self.seq_len
 
 

@@ -39,15 +39,15 @@ class Padded:
         return tokens, mask, types
 
     def share(self, part: Sequence[int], whole: Sequence[int]) -> float:
-        """What share of the real tokens of a batch one part of it has."""
+        """The share of a batch's real tokens that one part of it has."""
         return float(self.lengths[list(part)].sum() / self.lengths[list(whole)].sum())
 
     def tokens_of(self, sequences: int) -> int:
-        """How many real tokens so many sequences have, on average over all."""
+        """The real tokens of so many sequences, by the average of all sequences."""
         return round(sequences * float(self.lengths.mean()))
 
     def until(self, tokens: int) -> int:
-        """How many of the first texts it takes to have so many real tokens; all where they have fewer."""
+        """The number of first texts that together have so many real tokens; all texts where they have fewer."""
         return min(int(np.searchsorted(np.cumsum(self.lengths), tokens)) + 1, len(self))
 
     def joined(self, length: int) -> tuple[Tensor, Tensor]:
@@ -59,6 +59,6 @@ class Padded:
 
 
 def opened(folder: Path, split: str, seq_len: int) -> Packed | Padded:
-    """A split of whatever a stage of texts made. Raises UserError as its class does."""
+    """A split of the text in a folder, packed or padded as its stage made it. Raises UserError as those classes do."""
     kind = Padded if (Path(folder) / f"{split}_ends.npy").is_file() else Packed
     return kind(folder, split, seq_len)

@@ -28,7 +28,7 @@ LONGEST = 128  # tokens of a sentence: what is longer is a table or code without
 
 
 def for_tests(key: str) -> bool:
-    """Whether a key is kept for tests."""
+    """Whether a key is for tests, by its hash."""
     return hashlib.sha256(key.encode()).digest()[0] % TESTED == 0
 
 
@@ -82,7 +82,7 @@ def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
 
 
 def examples(cutter: Cutter, split: str, n: int, filler: Sequence[tuple[int, ...]], settings: Any) -> list[Needle]:
-    """So many examples of a split."""
+    """The examples of a split."""
     shape = {name: settings[name] for name in ("keys", "key_tokens", "mention")}
     return [
         example(cutter, settings["length"], f"{split} {settings['seed']} {i}", filler=filler, **shape)

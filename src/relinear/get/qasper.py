@@ -5,7 +5,7 @@ from typing import Any
 
 
 def paper(doc: Mapping[str, Any]) -> str:
-    """Title, abstract, and every section with its heading, paragraphs apart by an empty line: of a `doc` as OLMES's requests have it."""
+    """A paper's text from a `doc` of OLMES's requests: title, abstract, every section with its heading, an empty line between paragraphs."""
     whole, parts = doc["full_text"], [doc["title"], doc["abstract"]]
     for heading, paragraphs in zip(whole["section_name"], whole["paragraphs"], strict=True):
         parts += [(heading or "").rpartition(" ::: ")[2].strip(), *paragraphs]

@@ -53,13 +53,13 @@ def pairs_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 
 
 def occurrences(rows: np.ndarray) -> np.ndarray:
-    """How often the key that is asked for stands in each sequence's pairs."""
+    """The number of times that the asked key stands in each sequence's pairs."""
     keys, _, asked, _ = pairs_of(rows)
     return (keys == asked[:, None]).sum(1)
 
 
 def floor(rows: np.ndarray) -> np.ndarray:
-    """What the best guess without recall scores on each sequence: the value that most of its keys have, a part of 1 where several are best."""
+    """The score of the best guess without recall on each sequence: the value that most of its keys have; a part of 1 where several are best."""
     keys, values, _, answer = pairs_of(rows)
     scores = []
     for k, v, right in zip(keys, values, answer, strict=True):
@@ -76,7 +76,7 @@ def rows_of(folder: Path, split: str) -> np.ndarray:
 
 
 def vocabulary(folder: Path) -> int:
-    """How many tokens finished data have."""
+    """The number of distinct tokens of finished data."""
     return _facts(folder)["vocabulary"]
 
 

@@ -152,7 +152,7 @@ def work(job: Job) -> dict:
 
 
 def _digest(document: Document) -> bytes:
-    """The document's identity: what it says, whatever the white space."""
+    """The document's identity: a hash of its words, whatever the white space."""
     prompt, text = (" ".join(part.split()) for part in (document.prompt, document.text))
     return hashlib.sha256(f"{prompt}\0{text}".encode()).digest()
 

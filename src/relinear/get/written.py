@@ -25,7 +25,7 @@ FEWEST = 0.02  # share of a batch that must come to an end, or the teacher is no
 
 
 def template(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the chat template puts before a user's words, and between them and the answer. Raises UserError where there is none."""
+    """The chat template's text before a user's words, and its text between them and the answer. Raises UserError where there is none."""
     if not tokenizer.chat_template:
         raise UserError(
             "the teacher's tokenizer has no chat template, so it cannot write instructions; leave 'written' out of the data set's sources"

@@ -95,7 +95,7 @@ def save_method(model: PreTrainedModel, path: Path) -> None:
 
 
 def trained_parameters(steps: Sequence[Path]) -> int:
-    """How many distinct parameters the steps trained, by the files they saved."""
+    """The number of distinct parameters that the steps trained, by the files they saved."""
     counts: dict[str, int] = {}
     for folder in steps:
         for path in sorted(folder.rglob("*.safetensors")):

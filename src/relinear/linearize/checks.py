@@ -67,7 +67,7 @@ def check_piece(mask: Tensor, batch: int, length: int, cache: RecurrentCache | N
 
 
 def check_positions(model: PreTrainedModel, columns: int, positions: Tensor) -> None:
-    """Beyond the teacher's positions: ValueError where they are a table, one warning a model where they are rotary."""
+    """Refuse tokens beyond the teacher's positions: ValueError where positions are a table, one warning for each model where they are rotary."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None or columns <= limit:
         return

@@ -28,7 +28,7 @@ AttentionInterface.register(UNMASKED, _unmasked)  # of an implementation without
 
 
 def maskless(model: PreTrainedModel) -> bool:
-    """Have a model attend without looking at a mask, in place, for inputs without padding; whether it can.
+    """Have a model attend without a mask, in place, for inputs without padding. Returns whether it can.
 
     Linearized models do so without being told. A teacher cannot where it limits its layers to sliding windows.
     """

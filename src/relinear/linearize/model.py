@@ -81,7 +81,7 @@ class Linearized(StrictLoading):
         return sum(nbytes(layer.method.init_state(batch, device="meta"), wide) for layer in self.attention_layers())
 
     def _kind(self) -> dict[str, Any]:
-        """What a cache must have in common with the model that reads it."""
+        """The facts that a cache and the model that reads it must share."""
         heads = self.attention_layers()[0].method.heads
         shape = {"layers": self.config.num_hidden_layers, "heads": heads.heads, "key heads": heads.groups, "head dimension": heads.dim}
         return {**self.config.relinear, **shape}
@@ -108,7 +108,7 @@ class Linearized(StrictLoading):
         return self.layout.rotary(self, x)
 
     def method_parameters(self) -> dict[str, nn.Parameter]:
-        """What the methods added to the teacher, by full name."""
+        """The parameters that the methods added to the teacher, by full name."""
         return {n: p for n, p in self.named_parameters() if ".method." in n}
 
 
@@ -213,7 +213,7 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal:
 
 
 def recipe_of(model: PreTrainedModel, method: str, *, keep_softmax_layers: float | Sequence[int] | None = None, **given) -> dict[str, Any]:
-    """What linearizing `model` with a method and options comes to, as its config then says it; also of a model that is linearized already."""
+    """The recipe that the config of `model` has once it is linearized with a method and options; also of a model that is linearized already."""
     layout = model.layout if isinstance(model, Linearized) else LAYOUTS[type(model)]
     kept = _kept(keep_softmax_layers, layout.windows(model))
     return {"method": method, "options": options(method, given).model_dump(mode="json"), "keep_softmax_layers": kept}

@@ -1,4 +1,4 @@
-"""The teacher's own attention inputs, layer by layer: what every transfer trains on and every fidelity is measured on."""
+"""The teacher's own attention inputs, layer by layer. Every transfer trains on them, and every fidelity is measured on them."""
 
 from collections.abc import Iterator
 

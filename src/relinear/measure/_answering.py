@@ -26,11 +26,11 @@ class Answered(NamedTuple):
 
     @property
     def choice(self) -> int:
-        """The candidate with the largest log-probability a token; the first of equals."""
+        """The index of the candidate with the largest mean log-probability; the first of equals."""
         return max(range(len(self.scores)), key=lambda i: self.mean(i))
 
     def mean(self, candidate: int) -> float:
-        """A candidate's log-probability a token."""
+        """The mean log-probability of a candidate's tokens."""
         return sum(self.scores[candidate]) / len(self.scores[candidate])
 
 
@@ -59,7 +59,7 @@ def ask(model: PreTrainedModel, prompts: Int[Tensor, "B T"], candidates: Sequenc
 
 
 def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[list, list]]:
-    """Of each row of a cache the log-probabilities of its candidates' tokens and whether each is the likeliest; the cache stays as it is.
+    """The log-probabilities of the candidates' tokens of each row of a cache, and whether each token is the likeliest; the cache is not changed.
 
     Rows are scored together as far as `TOGETHER` and `TIMES` go. `first` are the log-probabilities of the first token ``[B, V]``.
     """
@@ -92,13 +92,13 @@ def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Se
 
 
 def share_of(hits: Iterable[bool]) -> tuple[float, float, int]:
-    """A share, its standard error, half of Wilson's interval at one standard deviation, which is not zero where all items agree; and n."""
+    """A share, its standard error and n. The error is half of Wilson's interval at one standard deviation: not zero where all items agree."""
     hits = list(hits)
     interval = binomtest(sum(hits), len(hits)).proportion_ci(ONE_SIGMA, method="wilson")
     return sum(hits) / len(hits), (interval.high - interval.low) / 2, len(hits)
 
 
 def mean_of(values: Iterable[float]) -> tuple[float, float | None, int]:
-    """A mean over items, its standard error, which one item has not, and n."""
+    """A mean over items, its standard error (None for one item) and n."""
     values = np.array(list(values), dtype=np.float64)
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None, len(values)

@@ -82,7 +82,7 @@ def check(model: PreTrainedModel, options: Options, name: str) -> None:
 
 
 def answers(model: PreTrainedModel, prompts: Mapping[int, Sequence[Prompt]], steps: int, options: Options, name: str) -> dict[int, list[Answered]]:
-    """What a model answers to the prompts of each context, in their order; contexts that it cannot read are left out."""
+    """The answers to the prompts of each context, in their order. Contexts that the model cannot read are left out."""
     most = limit_of(model).tokens
     beyond = {context for context in prompts if most is not None and context > most}
     found = _read(model, {context: own for context, own in prompts.items() if context not in beyond}, steps, options, name)
@@ -100,7 +100,7 @@ def unread(model: PreTrainedModel, metrics: Sequence[str], of: str, contexts: Se
 
 
 def _read(model, prompts: Mapping[int, Sequence[Prompt]], steps: int, options: Options, name: str) -> dict[int, list[Answered]]:
-    """The answers to some contexts' prompts. A prompt that several of them have, a short text being whole in each, is read once."""
+    """The answers to the prompts of some contexts. A prompt that several contexts share is read once: a short text is whole in each of them."""
     each = [prompt for own in prompts.values() for prompt in own]
     distinct = list({_key(prompt): prompt for prompt in each}.values())
     longest_first = sorted(distinct, key=lambda prompt: -len(prompt.tokens))

@@ -56,7 +56,7 @@ def named(band: tuple[int, int]) -> str:
 
 
 class Piece(NamedTuple):
-    """What a model says of a piece: logits ``[B, T, V]`` and the tokens ``[B, T]`` that follow each, the first of them at `position`."""
+    """The model's output for a piece: logits ``[B, T, V]`` and the tokens ``[B, T]`` that follow each, the first of them at `position`."""
 
     position: int
     logits: Float[Tensor, "B T V"]
@@ -88,7 +88,7 @@ Score = Callable[[int, Int64[Tensor, "B S+T"]], Iterable[tuple[int, Mapping[str,
 
 @torch.inference_mode()
 def read(data: Path, options: Options, limit: Limit, score: Score, name: str) -> tuple[Whole, list[Read]]:
-    """Sums of what `score` finds, of the stretches that `options` choose, as far as the `limit` allows.
+    """Sums of the values of `score` over the stretches that `options` choose, as far as the `limit` allows.
 
     `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its tokens. Of several processes each takes its
     share. Raises UserError before any work where a document is shorter than the positions, FloatingPointError for a value that is not finite.
@@ -173,13 +173,13 @@ def over_bands(job: Job, documents: Whole, rows: list[Read], options: Options, l
 
 
 def items(documents: Whole, rows: Iterable[Read]) -> Iterator[dict[str, Any]]:
-    """The outcome of each stretch, so that runs can be compared document by document."""
+    """A row for each stretch, so that runs can be compared document by document."""
     for row in rows:
         document, source, start = row.excerpt
         yield {"document": document, "source": source, "sha256": documents.digests[document], "start": start, "positions": row.sums}
 
 
 def losses(logits: Float[Tensor, "B T V"], targets: Int64[Tensor, "B T"]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T V"]]:
-    """Nats of each token, and the logarithms of all probabilities, in float32."""
+    """The loss of each token in nats, and the log-probabilities of all tokens, in float32."""
     logs = logits.float().log_softmax(-1)
     return -logs.gather(-1, targets[..., None]).squeeze(-1), logs

@@ -259,8 +259,8 @@ CONVERT = {"arc": from_arc, "boolq": from_boolq, "lambada": from_lambada}
 
 
 class LocalLM(HFLM):
-    """The harness's transformers adapter, with the output head applied only where a choice is scored, and a beginning that many inputs
-    share read once: each goes on from the state, or the keys and values, after it.
+    """The harness's transformers adapter with two savings: the output head is applied only where a choice is scored, and a shared prefix is
+    read once. Each input then goes on from the state, or the keys and values, after the prefix.
 
     HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
     more arithmetic and far more memory than the rest of a small model. Of all tasks' tokens half are MMLU's examples. Same inputs, same
@@ -294,7 +294,7 @@ class LocalLM(HFLM):
         return cut
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """As in HFLM, less its bar for the tokenizer."""
+        """As in HFLM, without its progress bar for the tokenizer."""
         texts = (text for context, choice in (request.args for request in requests) for text in (context.rstrip(), context + choice))
         self._tokens = self._encode(texts)
         try:
@@ -346,7 +346,7 @@ class LocalLM(HFLM):
         return [found[number] for number in range(len(requests))]
 
     def _after(self, shared: tuple[int, ...], rows: int) -> Cache | None:
-        """What a model remembers of tokens, for so many inputs that go on from them; None of none. Batches of one beginning follow each other."""
+        """The cache after a prefix, repeated for the inputs that go on from it; None without a prefix. Batches of one prefix follow each other."""
         if not shared:
             return None
         if self._read[0] != shared:
@@ -357,7 +357,7 @@ class LocalLM(HFLM):
         return past
 
     def _kept(self, name: str) -> list[tuple[int, float, bool]]:
-        """What earlier attempts at a call answered, with any number of processes: each line of their files is a batch."""
+        """The answers of earlier attempts at a call, with any number of processes. Each line of their files is a batch."""
         answers = []
         for path in [] if self.work is None else sorted(self.work.glob(f"{name}.*")):
             for line in path.read_text().splitlines():

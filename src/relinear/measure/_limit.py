@@ -1,4 +1,4 @@
-"""How many tokens a model can read."""
+"""The number of tokens that a model can read."""
 
 import math
 from typing import NamedTuple
@@ -10,19 +10,21 @@ from relinear.linearize.state import nbytes
 
 
 class Limit(NamedTuple):
-    """How many tokens a model can read, and why no more; `tokens` None: any number."""
+    """The number of tokens that a model can read, and why no more. `tokens` None: any number."""
 
     tokens: int | None
     why: str = ""
 
     def positions(self, separator: int) -> float:
-        """How many tokens can be predicted after a separator of so many."""
+        """The number of tokens that can be predicted after a separator of so many tokens."""
         return math.inf if self.tokens is None else self.tokens - separator + 1
 
 
 def limit_of(model: PreTrainedModel) -> Limit:
-    """Softmax attention ends with the positions that the model was made for, and so do learnt positions. Where every layer's state has a fixed
-    size and positions are rotary, a model reads on."""
+    """The limit of a model: its positions, where they are learnt or any layer is softmax attention over the whole text.
+
+    There is none where every layer's state has a fixed size and positions are rotary.
+    """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and hasattr(model.base_model, "wpe"):

@@ -19,7 +19,7 @@ POSSIBLE = f"{AS_IT_IS}, linear:<factor>, yarn:<factor>"
 
 
 def reach(model: PreTrainedModel, scaling: str | None) -> Limit:
-    """How many tokens a model reads with a scaling; None: what it reads without.
+    """The number of tokens that a model reads with a scaling. None: as many as without.
 
     Raises UserError for a scaling of a model that needs none, and of one whose positions are no rotary embedding.
     """
@@ -43,7 +43,7 @@ def scalable(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def scaled(model: PreTrainedModel, scaling: str) -> Iterator[None]:
-    """Have a model compute with a scaled rotary embedding; as it was, afterwards."""
+    """A context in which a model computes with a scaled rotary embedding. Afterwards it is as it was."""
     base = _base(model)
     before = _rotary(base)
     try:

@@ -144,7 +144,7 @@ READ: dict[str, Callable[[Mapping[str, Any]], Question | None]] = {"squad": _squ
 
 
 def placed(name: str, whole: Sequence[Question], tokenizer: PreTrainedTokenizerBase, window: int) -> list[Item]:
-    """The questions of which it can be said where their answer stands, as prompts, with that place."""
+    """Prompts of the questions whose answer has a known place in the passage, each with that place."""
     found, shown = [], "".join(f"{_asked(example)} {answer}" for example, answer in EXAMPLES)
     for number, (passage, question, right) in enumerate(whole):
         ends = [match.end() - 1 for answer in right for match in _places(answer, passage)]
@@ -163,7 +163,7 @@ def _asked(question: str) -> str:
 
 
 def _places(answer: str, text: str) -> list[re.Match[str]]:
-    """Where an answer stands in a text as whole words, whatever its case."""
+    """The places where an answer stands in a text as whole words, in any case."""
     return list(re.finditer(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE)) if answer.strip() else []
 
 

@@ -81,20 +81,20 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
 
 
 def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
-    """What each layer of a linearized model attends to, reading tokens ``[B, T]`` as it does."""
+    """The scores and weights of each layer of a linearized model that reads tokens ``[B, T]``."""
     for method, inputs in own_inputs(model, tokens):
         weights = method.attention_weights(inputs).float().clamp(min=0)
         yield Seen(scores_of(inputs, method.heads), weights / weights.sum(-1, keepdim=True).clamp(min=TINY))
 
 
 def scores_of(inputs: Inputs, heads) -> Float[Tensor, "B H T T"]:
-    """q.k / sqrt(d), of every query with every key, also those that it does not see."""
+    """q.k / sqrt(d) of every query with every key, unseen ones included."""
     q, k = (x.float().transpose(1, 2) for x in inputs.rotated())
     return heads.scale * q @ k.repeat_interleave(heads.group, 1).transpose(-1, -2)
 
 
 def entropy(weights: Float[Tensor, "... T"]) -> Float[Tensor, "..."]:
-    """- sum a ln a of each row; a weight of 0 adds nothing."""
+    """The entropy - sum a ln a of each row, in nats; a weight of 0 adds nothing."""
     return -torch.xlogy(weights, weights).sum(-1)
 
 
@@ -119,5 +119,5 @@ def _keep(first: list[Seen], entropies: np.ndarray, last: list[tuple[np.ndarray,
 
 
 def _mean(values: np.ndarray) -> tuple[float, float | None]:
-    """A mean over sequences with its standard error, which one sequence has not."""
+    """A mean over sequences with its standard error; one sequence has none."""
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None

@@ -78,7 +78,7 @@ def _batches(text, options: Options) -> Iterator[tuple[Tensor, Tensor | None, di
 
 
 class Compared:
-    """Sums over the real rows of texts: of KL and squared error of each head, and of KL of each text."""
+    """Sums over the real rows of texts: KL and squared error of each head, KL of each text."""
 
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel, batches: Iterable, shown: tuple[tuple[int, int], ...], name: str):

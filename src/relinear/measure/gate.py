@@ -29,7 +29,7 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
-    """`passed`, and the two distances, of the model. Raises GateError where it is not passed: nothing else is measured then.
+    """Readings `passed` and the two distances. Raises GateError where the gate is not passed: then nothing else is measured.
 
     Without `data` the model is an encoder, and its tokens are drawn.
     """

@@ -85,7 +85,7 @@ METRICS = (*(("memory", q) for q in QUANTILES), ("alpha", "window"), *(("share",
 
 
 def _missing(method: Parts, length: int) -> dict[tuple[str, str], str]:
-    """What cannot be read of a layer, and why."""
+    """The metrics that a layer does not have, each with the reason."""
     there, window = _there(method), method.options.window
     why = {
         part: f"the {part} is switched off" if part in method.switched_off else f"there is no {part}" for part in method.PARTS if part not in there
@@ -104,7 +104,7 @@ def _there(method: Parts) -> set[str]:
 
 @contextmanager
 def alone(method: Parts, part: str) -> Iterator[None]:
-    """A layer of which one of "linear" and "window" attends, and the other does not."""
+    """A context in which `part`, "linear" or "window", attends without the other."""
     before = method.switched_off
     other = {"linear": "window", "window": "linear"}[part]
     try:
@@ -115,7 +115,7 @@ def alone(method: Parts, part: str) -> Iterator[None]:
 
 
 def seen(method: Parts, inputs: Inputs) -> Seen:
-    """What a gated layer does with its inputs, of one sequence."""
+    """The gates and parts of a gated layer on the inputs of one sequence."""
     weights = parts_of(method, inputs)
     v = inputs.v[0].transpose(0, 1).float().repeat_interleave(method.heads.group, 0)  # [H, T, D]
     norms = {part: (own @ v).norm(dim=-1) for part, own in weights.items()}  # [H, T]
@@ -145,7 +145,7 @@ def parts_of(method: Parts, inputs: Inputs) -> dict[str, Float[Tensor, "H T T"]]
 
 
 def _meta_weight(window: Float[Tensor, "H T T"], meta: Float[Tensor, "H T T"], options) -> Float[Tensor, " H"]:
-    """What meta tokens get of the softmax, over what they would get of equal weights; alpha is in both and cancels."""
+    """The share of the softmax that meta tokens get, over their share under equal weights. Alpha is in both and cancels."""
     queries = torch.arange(options.window, meta.shape[-1], device=meta.device)
     beyond = (queries - options.window + 1).clamp(max=options.meta)
     own, near = meta[:, options.window :].sum(-1), window[:, options.window :].sum(-1)

@@ -103,7 +103,7 @@ def _readings(of: str, at: dict[str, int | float], rows: Sequence[Mapping[str, A
 
 
 def _nats(answered: Answered) -> float:
-    """Of the whole first right answer."""
+    """The nats of the whole first right answer."""
     return -sum(answered.scores[0])
 
 

@@ -112,12 +112,12 @@ def drawn(cutter: Cutter, pairs: int, gap: int, seed: str) -> PairList:
 
 
 def _begin(cutter: Cutter, key: str) -> tuple[int, ...]:
-    """A line up to where its value begins."""
+    """The beginning of a line, up to its value."""
     return (*cutter.ids("\n-"), *cutter.ids(f" {key}"), *cutter.ids(":"))
 
 
 def answers(model: PreTrainedModel, lists: Sequence[PairList], options: Options, job: Job) -> list[Answered]:
-    """What a model answers to prompts, in their order, those of one length together; of several processes each asks a share."""
+    """The answers to prompts, in their order. Prompts of one length are read together; each of several processes asks a share."""
     by_length: dict[int, list[int]] = {}
     for i, x in enumerate(lists):
         by_length.setdefault(len(x.prompt), []).append(i)

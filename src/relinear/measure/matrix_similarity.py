@@ -78,6 +78,6 @@ def spectra(a: Float[Tensor, "H T T"], b: Float[Tensor, "H T T"]) -> Float[Tenso
 
 
 def _mean(values: Float[Tensor, " N"]) -> tuple[float, float | None]:
-    """A mean over sequences with its standard error, which one sequence has not."""
+    """A mean over sequences with its standard error; one sequence has none."""
     n = len(values)
     return values.mean().item(), (values.std() / n**0.5).item() if n > 1 else None

@@ -136,7 +136,7 @@ def drawn(cutter: Cutter, data: Path | None, options: Options, job: Job) -> dict
 
 
 def answers(model: PreTrainedModel, tokenizer, length: int, prompts: list[tuple[float, Needle]], options: Options, job: Job) -> list[Asked]:
-    """What a model answers to the prompts of one length, in their order; of several processes each asks a share."""
+    """The answers to the prompts of one length, in their order. Each of several processes asks a share."""
     steps = max(len(answer) for _, needle in prompts for answer in needle.answers)
     size = max(options.batch_tokens // length, 1)
     found: list[tuple[int, Answered]] = []
@@ -150,7 +150,7 @@ def answers(model: PreTrainedModel, tokenizer, length: int, prompts: list[tuple[
 
 
 def kind_of(text: str, needle: Needle) -> str:
-    """What a wrong answer is, by the digits that it begins with.
+    """The kind of a wrong answer, by the digits that it begins with.
 
     `unended` the right key without its full stop; `first key`, `last key`, `other key` of the prompt's wrong ones (the first and the last stand at
     its ends); `mixture` no key, but `IN_COMMON` digits in a row are of one; `none` anything else.

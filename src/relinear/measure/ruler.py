@@ -140,7 +140,7 @@ def questions(tokenizer: PreTrainedTokenizerBase, task: str, draw: Draw, length:
     room = length - (options.new_tokens or NEW_TOKENS[task])
 
     def drawn(item: int, amount: int) -> Question | None:
-        """None where it is too long, or there is not so much."""
+        """The question of this size; None where it is too long or there are too few words."""
         question = draw(random.Random(f"{job.settings['seed']} {task} {length} {item}"), amount)
         return question if question is not None and len(_ids(tokenizer, question.text)) <= room else None
 
@@ -242,7 +242,7 @@ def frequent(rng: random.Random, many: int, vocabulary: int) -> Question:
 def answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question], length: int, steps: int, batch_tokens: int, name: str
 ) -> list[str]:  # fmt: skip
-    """What a model writes greedily behind each prompt, `steps` tokens or fewer; of several processes each asks a share."""
+    """The text that a model writes greedily behind each prompt, at most `steps` tokens. Each of several processes asks a share."""
     size = max(batch_tokens // length, 1)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     found: list[tuple[int, str]] = []

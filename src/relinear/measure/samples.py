@@ -53,7 +53,7 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 
 
 def worded(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
-    """The tokens that an answer follows."""
+    """The prompt's tokens, up to where the answer begins."""
     if tokenizer.chat_template is None:
         return tokenizer(PROMPT.format(instruction=question))["input_ids"]
     text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)

@@ -60,7 +60,7 @@ def state_bytes(method: Attention, length: int) -> int:
 
 
 def cached_numbers(method: Attention, length: int) -> int:
-    """How many numbers of keys and values one layer holds of one sequence after `length` tokens."""
+    """The numbers of keys and values that one layer holds for one sequence after `length` tokens."""
     if isinstance(method, load("softmax")) and method.heads.window is None:
         return 2 * length * method.heads.groups * method.heads.dim
     return sum(x.numel() for x, linear in _numbers(_state(method)) if not linear)

@@ -101,7 +101,7 @@ def restore(
 
 
 def _tensors(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What this process writes: its pieces of what is cut into shards; the first process also what is whole."""
+    """The tensors that this process writes: its pieces of sharded ones, and on the first process also the whole ones."""
     if rank() == 0:
         yield "rng.cpu", torch.get_rng_state()
         if torch.cuda.is_available():
@@ -156,7 +156,7 @@ def _number(path: Path) -> int:
 
 
 def _broken(path: Path) -> str | None:
-    """How a checkpoint is not as it was written; None where it is."""
+    """The way in which a checkpoint differs from what was written; None where it does not."""
     try:
         hashes = json.loads((path / MANIFEST).read_bytes())
         if not {STATE, TENSORS.format(0)} <= set(hashes):

@@ -47,7 +47,7 @@ def work(job: Job) -> dict:
 
 
 def weights_dtype(recipe: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
-    """Full finetuning keeps float32 weights and computes in `dtype` by autocast; frozen weights need no such care."""
+    """The dtype of the weights: float32 in full finetuning, which computes in `dtype` by autocast; `dtype` where they are frozen."""
     return torch.float32 if recipe["kind"] == "full" else dtype
 
 
@@ -82,7 +82,7 @@ def require_targets(name: str, base: PreTrainedModel, targets: Sequence[str]) ->
 
 
 def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tuple[nn.Module, dict]:
-    """Train a model, in place, on the device that it is moved to. Returns it, with its adapters if it has some, and the stage's metrics."""
+    """Train a model in place, on the device that it is moved to. Returns the model, with any adapters, and the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     full = recipe["kind"] == "full"
     model, groups = trained_groups(job, base)

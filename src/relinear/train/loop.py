@@ -149,7 +149,7 @@ def _require_learning(losses: list[float], chance: float | None, name: str, step
 
 @contextmanager
 def _stream(own: bool) -> Iterator[None]:
-    """A stream of its own for all steps, plain and replayed: the default one cannot be recorded."""
+    """A CUDA stream for all steps, plain and replayed: the default stream cannot be recorded."""
     if not own:
         yield
         return

@@ -28,7 +28,7 @@ def batches_of(
 
 
 def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of the losses of all labelled tokens but each sequence's first; computed in `dtype` by autocast, where one is given."""
+    """The summed loss of all labelled tokens but each sequence's first, computed in `dtype` by autocast where one is given."""
     with torch.autocast(tokens.device.type, dtype, enabled=dtype not in (None, torch.float32)):
         logits = model(tokens, use_cache=False).logits
     # Labels are moved and not logits cut: a copy of the largest tensor there is.
@@ -37,7 +37,7 @@ def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.d
 
 
 def collected(model: nn.Module, leads: bool) -> dict[str, Tensor]:
-    """All parameters in main memory, for the process that writes them: whole on a GPU one at a time."""
+    """All parameters in main memory, for the process that writes them. Only one at a time is whole on a GPU."""
     weights = {}
     for name, p in model.named_parameters():
         value = whole(p.detach())  # a call of all processes

@@ -67,7 +67,7 @@ def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
 
 
 def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Train a model, in place, on the device that it is moved to; computed in `dtype`, by autocast. Returns the stage's metrics."""
+    """Train a model in place, on the device that it is moved to, in `dtype` by autocast. Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     sequences = len(text) - budget["validation"]
@@ -119,7 +119,7 @@ class Validation:
         self.steps = 0
 
     def resume(self, step: int) -> None:
-        """Go on from a checkpoint at this step, with the validation losses before it."""
+        """Take over the validation losses before this step, at which a checkpoint goes on."""
         self.job.resume(step)
         lines = self.job.history.read_text().splitlines() if self.job.leads and self.job.history.is_file() else []
         self.losses = agreed([line["validation_loss"] for line in map(json.loads, lines) if "validation_loss" in line])
