@@ -293,7 +293,8 @@ def of(*named: str):
 
 
 WORK = {
-    "get/text.py": of("text", "sentences", "documents"), "get/documents.py": of("documents"), "get/written.py": of("written"),
+    "get/text.py": of("text", "sentences", "documents", "pieces"), "get/documents.py": of("documents"), "get/pieces.py": of("pieces"),
+    "get/written.py": of("written"),
     "get/model.py": of("model"), "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
     "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family == "tiny",
