@@ -48,7 +48,7 @@ def step(stage, run="lizard", paper="lizard", **settings):
 
 # what was done, the choices of the command line, and what the message names: got, then possible
 CASES = {
-    "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, smoke, smollm2"]),
+    "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, qwen, smoke, smollm2"]),
     "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, seeds, teacher, device"]),
     "budget 0": (None, {"budget": 0}, ["0", "at least 1e-06 and at most 1000000"]),
     "budget below 0": (None, {"budget": -1}, ["-1", "at least 1e-06 and at most 1000000"]),
@@ -63,7 +63,7 @@ CASES = {
     "seeds without end": (None, {"seeds": 100000}, ["100000", "at most 100"]),
     "true for a number": (None, {"budget": True}, ["True", "float"]),
     "a key that is a number": (None, {5: 1}, ["unknown --config 5", "scale, budget"]),
-    "a scale by a path": (None, {"scale": "../scales/smoke"}, ["'../scales/smoke'", "mini, paper, smoke, smollm2"]),
+    "a scale by a path": (None, {"scale": "../scales/smoke"}, ["'../scales/smoke'", "mini, paper, qwen, smoke, smollm2"]),
     "seed not a number": (None, {"seed": "x"}, ["'x'", "int"]),
     "unknown device": (None, {"device": "tpu"}, ["'tpu'", "cpu or cuda"]),
     "unknown teacher": (None, {"scale": "mini", "teacher": "gpt"}, ["'gpt'", "llama-3-8b, mistral-7b, smollm2-135m-instruct"]),
@@ -141,10 +141,10 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
         (["finetune", "teacher", "--scale", "smoke"], ["'teacher' has no step 'finetune'", "teacher_lora"]),
         (["finetune", "lizard", "--scale", "smoke", "--gpus", "2"], ["= 1 sequences", "2 processes", "possible: 1"]),
         (["activations", "stories@tiny", "--scale", "smoke", "--gpus", "2"], ["activations", "got 2", "distill, finetune, measure"]),
-        (["model", "tiny", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
+        (["model", "tiny", "--scale", "smok"], ["'smok'", "mini, paper, qwen, smoke, smollm2"]),
         (["model", "tiny", "--scale", "smoke", "--budget", "0"], ["0", "at least 1e-06 and at most 1000000"]),
         (["model", "tiny", "--scale", "smoke", "--device", "tpu"], ["'tpu'", "cpu or cuda"]),
-        (["model", "huge", "--scale", "smoke"], ["'huge'", "smollm2-135m-instruct, tiny"]),
+        (["model", "huge", "--scale", "smoke"], ["'huge'", "smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct, tiny"]),
         (["asset", "alpaca", "--scale", "smoke"], ["'alpaca'", "alpaca-cleaned"]),
         (["asset", "brown", "--scale", "paper", "--teacher", "gpt", "--device", "cpu"], ["'gpt'", "llama-3-8b, mistral-7b"]),
         (["text", "stories", "--scale", "smoke"], ["'stories'", "<data>@<model>"]),

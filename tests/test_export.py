@@ -247,7 +247,7 @@ def test_what_cannot_be_asked_for(plan, tmp_path):
     [
         (["export", "nowhere", "out"], ["nowhere is no run", "results/<scale>/runs/<run>"]),
         (["export", "nowhere", "out", "--dtype", "int8"], ["'int8'", "float32, bfloat16, float16"]),
-        (["tasks", "out", "--scale", "smok"], ["'smok'", "mini, paper, smoke, smollm2"]),
+        (["tasks", "out", "--scale", "smok"], ["'smok'", "mini, paper, qwen, smoke, smollm2"]),
     ],
     ids=["no run", "dtype", "scale"],
 )
