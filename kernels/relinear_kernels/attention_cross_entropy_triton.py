@@ -47,7 +47,7 @@ def _head(i, T, H: tl.constexpr, BT: tl.constexpr):
 
 @triton.jit
 def _seen(rows, cols, mask, start, T):
-    """How far before a query each key is, and which keys it sees."""
+    """The distance from each key to a query, and whether the query sees it."""
     far = rows[:, None] - cols[None, :]
     return far, (far >= 0) & kept(mask, start, cols, T)[None, :]
 
@@ -70,7 +70,7 @@ def _scores(x, y, near, scale):
 
 @triton.jit
 def _products(x, y, seen):
-    """Those of the features, zero where not seen."""
+    """The products of the features, zero where not seen."""
     return tl.where(seen, tl.dot(x, tl.trans(y), input_precision="tf32"), 0.0)
 
 
@@ -214,7 +214,7 @@ def _keys(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`: the loss `[B, H, T]`."""
+    """The loss `[B, H, T]` of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`."""
 
     @staticmethod
     def forward(ctx, q, k, phi_q, phi_k, mask, shift, window, scale, eps):

@@ -23,7 +23,7 @@ EPS = 1e-6  # a normaliser is never smaller: with ReLU features a row can be all
 
 
 class LinearState(NamedTuple):
-    """What a prefix leaves behind, in float32: size fixed from the first token on."""
+    """The state after a prefix, in float32; its size is fixed from the first token on."""
 
     kv: Float[Tensor, "B M F D"]  # sum_i exp(G_T - G_i) phi(k_i) v_i^T e^-shift
     z: Float[Tensor, "B M F"]  # sum_i exp(G_T - G_i) phi(k_i) e^-shift
@@ -40,7 +40,7 @@ def linear_state(batch: int, heads: int, features: int, dim: int, device=None, d
 
 
 def state_heads(w_k: Tensor | None, heads: int) -> int:
-    """How many states there are: one for each of the keys' matrices."""
+    """The number of states: one for each of the keys' matrices."""
     return heads if w_k is None else w_k.shape[0]
 
 
@@ -52,7 +52,7 @@ def per_query_head(x, heads: int, dim: int = 1):
 
 
 def per_state_head(state: LinearState, heads: int) -> LinearState:
-    """Of states of every query head, equal within a group, one of each of `heads`, in memory of their own: a view would keep all of them."""
+    """One state for each of `heads`, from states of every query head that are equal within a group. In memory of its own: a view would keep all."""
     return LinearState(*(x[:, :: x.shape[1] // heads].contiguous() for x in state))
 
 

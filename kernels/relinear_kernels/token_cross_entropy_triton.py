@@ -54,7 +54,7 @@ def _token_gradient(logits, labels, lse_at, g_at, dx, step, V: tl.constexpr, IGN
 
 
 class _TokenCrossEntropy(torch.autograd.Function):
-    """Of logits `[N, V]` whose rows are contiguous."""
+    """The loss of each row of logits `[N, V]` whose rows are contiguous."""
 
     @staticmethod
     def forward(ctx, logits, labels):

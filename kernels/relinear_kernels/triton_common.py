@@ -103,7 +103,7 @@ def prepared(
 
 @triton.jit
 def sequence(n, T, cu):
-    """Where sequence n starts, and its length."""
+    """The first row of sequence n, and its length."""
     if cu is not None:
         start = tl.load(cu + n)
         T = tl.load(cu + n + 1) - start

@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:
-    """How a file of a stage's folder is not the one that its record names; None where it is."""
+    """The way in which a file of a stage's folder differs from its record; None where it does not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
     got = sha256(path) if path.is_file() else "no file"
     return None if got == expected else f"{path} is not what its run.json says: sha256 {got} got, {expected} expected"

@@ -111,7 +111,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
 
 
 def _agree(started: bool | None = None) -> bool | None:
-    """Of several processes: the first says whether there is work to do, the others wait for its word. One process decides alone."""
+    """Whether there is work to do. The first of several processes decides it and the others wait for its word; one process decides alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return started
     from relinear.machine import distributed  # torch, which stages of one process may not need
@@ -192,7 +192,7 @@ def _require_readable(work: Path) -> None:
 
 
 def _difference(folder: Path, record: dict) -> str | None:
-    """How a stage's folder is not as it was written; None where it is."""
+    """The way in which a stage's folder differs from what was written; None where it does not."""
     return next((wrong for name in record["artefacts"] if (wrong := records.difference(folder, record, name))), None)
 
 
@@ -228,7 +228,7 @@ def _require_disk(plan: Plan, node: Node) -> None:
 
 
 def _datasets(plan: Plan, node: Node, job: Job) -> list[dict]:
-    """What the stage reads: assets by the hash of their archive, and texts by the hash of their documents."""
+    """The data that the stage reads: assets by the hash of their archive, texts by the hash of their documents."""
     names = job.settings["assets"]
     found = [{"name": n, "sha256": plan.catalogue[n].sha256 or names[n], "role": "input"} for n in names]
     role = "heldout" if node.stage == "measure" else "train"

@@ -76,7 +76,7 @@ class Options(_base.StateOptions):
 
 
 class LizardState(NamedTuple):
-    """What a Lizard layer keeps of the past: gated sums, and the keys and values of its window."""
+    """The state of a Lizard layer: gated sums, and the keys and values of its window."""
 
     gate: LinearState
     window: WindowState

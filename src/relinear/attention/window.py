@@ -38,7 +38,7 @@ class Options(_base.Options):
 
 
 def positions_of(method: str, heads: Heads) -> int:
-    """How many positions' keys and values, 2 bytes a number, take no more than the state of a layer of `lolcats` or `lizard`."""
+    """The most positions whose keys and values, 2 bytes a number, take no more than the state of a layer of `lolcats` or `lizard`."""
     near, columns = HELD[method]
     features = 2 * (heads.dim if columns is None else min(columns, heads.dim))
     linear = 4 * heads.heads * features * (heads.dim + 2)  # of each feature a row of values, its sum, and what it is held relative to

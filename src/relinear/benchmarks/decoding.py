@@ -67,7 +67,7 @@ def build(run: str) -> tuple[LlamaForCausalLM, RecurrentCache | DynamicCache]:
 
 
 def state_bytes(cache: RecurrentCache | DynamicCache) -> int:
-    """What the past takes now."""
+    """The bytes of the cache now."""
     return cache.state_bytes() if isinstance(cache, RecurrentCache) else sum(nbytes((x.keys, x.values)) for x in cache.layers)
 
 
@@ -168,7 +168,7 @@ def measured(phase: str, run: str, tokens: int) -> Iterator[dict]:
 
 
 def reached(rows: list[dict]) -> dict[str, dict[str, float]]:
-    """Of each run, the figures that TARGETS bounds."""
+    """The figures of each run that TARGETS bounds."""
     found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
         first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")

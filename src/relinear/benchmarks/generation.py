@@ -92,7 +92,7 @@ class Setting(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Where a step is timed. Cost is linear in it or constant: the middle of a short stretch is its mean."""
+        """The position at which a step is timed. Cost is linear in it or constant: the middle of a short stretch is its mean."""
         return self.prompt + (self.generated if self.sweep == "length" else self.generated // 2)
 
 
@@ -321,7 +321,7 @@ def median_seconds(step: Callable[[], object], device: torch.device, repeats: in
 
 @torch.inference_mode()
 def measure(subject: Subject, setting: Setting, device: torch.device, known: dict[tuple[int, int], float]) -> dict:
-    """What one setting costs; `known` keeps the seconds of a prompt's part by its shape (tokens, rows)."""
+    """The costs of one setting; `known` keeps the seconds of a prompt's part by its shape (tokens, rows)."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.empty_cache()

@@ -203,7 +203,7 @@ def shape_of(name: str) -> PreTrainedConfig:
 
 
 class Asked(NamedTuple):
-    """What the processes of a session are told."""
+    """The settings that the processes of a session are given."""
 
     out: Path
     shape: list[str] | None

@@ -192,12 +192,12 @@ def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
 
 
 def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
-    """What gives the pulls on a mean of scores, once."""
+    """A function that gives the pulls on a mean of scores and computes them once."""
     return functools.cache(lambda: mean([score.pulls() for score in scores]))
 
 
 def look_in(rows: list[Row]) -> Look:
-    """What claims read: cells of these rows by name and column."""
+    """The function by which claims read cells of these rows, by name and column."""
     by_name = {row.line.name: row for row in rows}
 
     def look(point: Point) -> Value | str:

@@ -81,13 +81,13 @@ def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:
 
 
 def remark(claim: Claim, rows: Sequence[Row], baseline: str) -> str:
-    """What must be said of a comparison of rows that were measured at different commits."""
+    """A note on a comparison of rows that were measured at different commits."""
     other = sorted({point.row for point in claim.points} & elsewhere(rows, baseline).keys())
     return f"measured at another commit than the {baseline}: {', '.join(other)}" if other else ""
 
 
 def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
-    """What a claim reads. Costs are medians of many steps, whose spread is far below the bounds: they are compared as they are."""
+    """The function by which a claim reads costs. They are compared without errors: medians of many steps spread far less than the bounds."""
 
     def look(point: Point) -> Value | str:
         [(sweep, at)] = point.at.items()

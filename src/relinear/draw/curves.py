@@ -78,7 +78,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 
 def _title(spec: Curves, about: About, paid: Costs | None) -> str:
-    """What is shown, and of what: the shape and the GPU of costs, the scale of readings."""
+    """The caption: the shape and the GPU of costs, the scale of readings."""
     if paid is not None and not spec.of_readings:
         return f"{spec.label}, at the shape of {spec.model}: random weights, {paid.how['dtype']}, one {paid.how['gpu']}"
     where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
@@ -180,7 +180,7 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
 
 
 def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
-    """What claims read of the panels of readings."""
+    """The function by which claims read the panels of readings."""
 
     def look(point: Point) -> Value | str:
         series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.of_readings, point.column)))
@@ -212,7 +212,7 @@ def readings_along(series: Series, panel: Panel, measured: Measurements) -> list
 
 
 def place(x: Scalar) -> Scalar:
-    """Where a value of an axis lies on it: a band, such as "64-128", in its middle."""
+    """The position of a value on its axis; that of a band, such as "64-128", is its middle."""
     band = BAND.fullmatch(x) if isinstance(x, str) else None
     return (int(band[1]) + int(band[2])) / 2 if band else x
 
@@ -268,7 +268,7 @@ def _positive(axis: Axes, ruler: str) -> list[float]:
 
 
 def _base(axis: Axes) -> int | None:
-    """Of a logarithmic axis for the numbers on x, where they cover much: 2 if the large ones are powers of it, else 10."""
+    """The base of a logarithmic axis for the numbers on x, where they cover much: 2 if the large ones are powers of it, else 10."""
     xs = _positive(axis, "x")
     if not xs or max(xs) < 8 * min(xs):
         return None

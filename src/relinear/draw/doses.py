@@ -9,7 +9,7 @@ from relinear.plan.readings import Measured
 
 
 class Dose(NamedTuple):
-    """What one step trained on: so many unique tokens, so many times."""
+    """The text of one training step: its unique tokens, and how many times each was read."""
 
     unique: int
     epochs: int

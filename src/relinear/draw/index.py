@@ -72,7 +72,7 @@ def _needs(artefact: Artefact, device: str) -> str:
 
 
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
-    """What all stages behind an artefact took in the first folder in which all its measurements are committed, and on which device."""
+    """The minutes of all stages behind an artefact, and their device, in the first folder in which all its measurements are committed."""
     for scale in _folders(reference) if artefact.reads() else ():
         folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads(scale)]
         if all(folders):

@@ -99,7 +99,7 @@ def chosen(path: Path, *columns: str) -> str:
 
 
 def mini(reference: Path) -> str:
-    """What `make table2` prints, as committed: some of its columns."""
+    """The committed table of `make table2`, some of its columns."""
     return chosen(reference / "mini/table2.md", "Perplexity", "PIQA", "ARC-e", "HellaSwag norm", "Avg, no MMLU")
 
 
@@ -267,7 +267,7 @@ def made_with(reference: Path) -> str:
 
 
 def verdicts(reference: Path) -> str:
-    """How many claims of each committed table or figure are reproduced, contradicted and not tested."""
+    """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested."""
     rows = []
     for path in sorted(reference.rglob("*claims.csv")):
         found = Counter(row["verdict"] for row in rows_of(path))
@@ -309,7 +309,7 @@ def inputs(reference: Path) -> str:
 
 
 def growth(reference: Path) -> str:
-    """What generating 32,768 tokens does to the time of a token, to a process and to a prefill."""
+    """The effect of generating 32,768 tokens on the time of a token, on a process and on a prefill."""
     rows = rows_of(reference / "decoding/decoding.csv")
     found = []
     for run in dict.fromkeys(row["run"] for row in rows):
@@ -346,7 +346,7 @@ def training(reference: Path) -> str:
 
 
 def parity(reference: Path) -> str:
-    """How far pieces, a prefix and padding move a model's logits, and whether generating equals full passes."""
+    """The distances by which pieces, a prefix and padding move a model's logits, and whether generating equals full passes."""
     cells = []
     for row in rows_of(reference / "parity/parity.csv"):
         apart = [float(row[column]) for column in ("pieces", "prefix", "padded")]

@@ -31,7 +31,7 @@ TERMS: Mapping[str, tuple[Mapping[str, int], bool]] = {
 
 
 class Pulls(NamedTuple):
-    """How far each item pulls a number, in the number's unit, and its own outcome: a score, or nats a token of a document."""
+    """The pull of each item on a number, in the number's unit, and the item's outcome: a score, or nats a token of a document."""
 
     items: tuple[Hashable, ...]
     pulls: tuple[float, ...]
@@ -81,7 +81,7 @@ def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
 
 
 def scaled(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls | None]:
-    """What gives the pulls on a reading in another unit, such as percent: items are read when they are asked for, once."""
+    """A function that gives the pulls on a reading in another unit, such as percent. It reads the items once, when it is called."""
     return functools.cache(lambda: (pulls := pulls_of(found, reading)) and pulls.times(unit))
 
 
@@ -110,7 +110,7 @@ class Kept(NamedTuple):
 
 @functools.cache
 def _kept(folder: Path, _: str) -> Kept | None:
-    """What a folder holds, read once for each content of its metrics; None without items."""
+    """The items of a folder, read once for each content of its metrics; None without items."""
     try:
         columns = read_columns(folder)
     except UserError:

@@ -39,7 +39,7 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:
-    """What a table or figure says of the scale that it is drawn at: the models that its runs begin with, and the data that stand in."""
+    """The facts that a table or figure states about its scale: the models that its runs begin with, and the data that stand in."""
     models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(

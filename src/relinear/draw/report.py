@@ -65,7 +65,7 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]
 
 
 def _place(artefact: Artefact, place: Path, stem: str, root: Path, link: Link) -> Iterator[str]:
-    """What is committed in one folder: the picture or the table, the claims, the files."""
+    """The committed results of one folder: the picture or the table, the claims, the files."""
     folder = place.relative_to(root / "results/reference").parts[0]
     yield f"### In `{folder}`"
     files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)} | {"claims.csv": place.parent / f"{stem}claims.csv"}

@@ -53,7 +53,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
-    """What evaluate says of the run; fidelity says the method alone."""
+    """The facts of `evaluate` about the run; `fidelity` has the method alone."""
     if "trainable_params" not in metrics:
         return {"method": metrics["method"]}
     tokens = {step: n for step in ("distill", "finetune") if (n := metrics[f"{step}_tokens"])}

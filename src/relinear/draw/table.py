@@ -166,7 +166,7 @@ def _plain(column: Column) -> str:
 
 
 def _marks(row: Row) -> str:
-    """What a reader must know about a row before its numbers."""
+    """The warnings that stand before a row's numbers."""
     if not row.was_run:
         return ""
     return f", {row.seeds} seeds" * (row.seeds > 1) + " (collapsed)" * bool(row.facts.get("collapsed")) + " (gate failed)" * (row.gate == FAILED)

@@ -25,7 +25,7 @@ ATTEMPTS = 100  # times as many sequences as wanted are drawn at most to find ne
 
 
 def draw(rng: np.random.Generator, n: int, keys: int, values: int, pairs: int) -> np.ndarray:
-    """So many sequences ``[n, 2 pairs + 2]``, int32: the pairs, a key that is among them, each that is as likely, and its value."""
+    """Random sequences ``[n, 2 pairs + 2]``, int32: the pairs, one of their keys, each equally likely, and its value."""
     value_of = keys + rng.integers(values, size=(n, keys))
     drawn = rng.integers(keys, size=(n, pairs))
     present = np.zeros((n, keys), bool)
@@ -36,7 +36,7 @@ def draw(rng: np.random.Generator, n: int, keys: int, values: int, pairs: int) -
 
 
 def draw_others(rng: np.random.Generator, n: int, known: set[bytes], sizes: Mapping[str, int]) -> np.ndarray:
-    """So many sequences that are not among `known`. Raises UserError where there are not enough others."""
+    """Random sequences that are not among `known`. Raises UserError where there are not enough others."""
     found: list[np.ndarray] = []
     for _ in range(ATTEMPTS):
         rows = draw(rng, n - len(found), **sizes)

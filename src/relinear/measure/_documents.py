@@ -77,7 +77,7 @@ def pieces(model: PreTrainedModel, tokens: Int64[Tensor, "B S+T"], separator: in
 
 
 class Read(NamedTuple):
-    """What was summed over one stretch: band -> name -> sum; `tokens` of each band are among the names."""
+    """The sums over one stretch: band -> name -> sum; `tokens` of each band are among the names."""
 
     excerpt: tuple[int, str, int]  # document, source, start
     sums: dict[str, dict[str, float]]

@@ -127,7 +127,7 @@ def _squad(doc: Mapping[str, Any]) -> Question:
 
 
 def _drop(doc: Mapping[str, Any]) -> Question | None:
-    """Where the answer is one piece of text; numbers are counted or computed, whatever stands in the passage."""
+    """The question of a document whose answer is one piece of text, else None; numbers are counted or computed, whatever stands in the passage."""
     spans = [answer[0] for answer in doc["answers"] if len(answer) == 1]
     right = tuple(dict.fromkeys(span for span in spans if re.search(r"[^\W\d_]", span)))
     return Question(doc["passage"], doc["question"], right) if right else None

@@ -41,7 +41,7 @@ class Options(Strict):
 
 
 class Seen(NamedTuple):
-    """What a layer does with one sequence, a row a query head; what it does not have is left out."""
+    """The gates and parts of a layer on one sequence, one row for each query head; missing parts are left out."""
 
     memory: Float[np.ndarray, "H N"] | None  # 1 / (1 - gamma) of each token, and of each channel where each has a gate
     values: dict[tuple[str, str], Float[np.ndarray, " H"]]  # by metric and what it is of

@@ -77,7 +77,7 @@ class Asked(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What was answered: "right", or the kind of the wrong answer."""
+        """The kind of the answer: "right", or the kind of the wrong answer."""
         return "right" if self.exact else kind_of(self.text, self.needle)
 
     def row(self, item: int) -> dict[str, Any]:

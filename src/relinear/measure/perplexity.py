@@ -23,7 +23,7 @@ NEEDS = ("next_token",)
 
 
 class Window(NamedTuple):
-    """What was found in one window, which has a number: its summed loss in nats, and how many tokens were predicted."""
+    """One window by its number: its summed loss in nats, and the number of predicted tokens."""
 
     window: int
     loss: float

@@ -51,7 +51,7 @@ def parse_options(metric, given: dict[str, Any], where: str):
 
 
 def data_folder(job: Job) -> Path | None:
-    """Where the metric's data lie: a text's folder, an asset's, or `workflow/` for hand-written items; None for a metric without data."""
+    """The folder of the metric's data: a text's, an asset's, or `workflow/` for hand-written items; None for a metric without data."""
     if job.settings["data"] is None:
         return None
     if "data" in job.parents:

@@ -109,7 +109,7 @@ class Claim(Strict):
 
 
 class Spec(Strict):
-    """What every spec says. `label` is the paper's own; `says` is one line."""
+    """The fields of every spec. `label` is the paper's own; `says` is one line."""
 
     suffixes: ClassVar[tuple[str, ...]] = FIGURE
 

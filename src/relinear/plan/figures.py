@@ -231,7 +231,7 @@ class GridPanel(Where):
 
 
 class GridCell(Where):
-    """What all panels show, and its axes: `x` to the right, `y` downwards."""
+    """The reading that all panels show, and its axes: `x` to the right, `y` downwards."""
 
     x: str
     y: str
@@ -249,7 +249,7 @@ class Grid(Spec):
     dotted: str | None = None
 
     def place(self, panel: GridPanel) -> Where:
-        """What a panel shows. Raises ValueError where neither it nor the cell says."""
+        """The reading that a panel shows. Raises ValueError where neither it nor the cell says."""
         found = Where(**{key: getattr(panel, key) or getattr(self.cell, key) for key in Where.model_fields})
         if missing := [key for key in ("measure", "metric") if not getattr(found, key)]:
             raise ValueError(f"panel {panel.name!r} names no {' and no '.join(missing)}")

@@ -98,7 +98,7 @@ class Definitions:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Any]:
-    """What an import statement gives a name; nothing where that is another library's."""
+    """The value that an import statement gives a name; none where it is another library's."""
     [alias] = [alias for alias in node.names if name == (alias.asname or alias.name.partition(".")[0])]
     if isinstance(node, ast.Import):
         return {name: importlib.import_module(alias.name)} if _light(alias.name) else {}
@@ -121,7 +121,7 @@ def _classes(path: Path) -> list[ast.ClassDef]:
 
 @functools.cache
 def part_names(file: Path) -> tuple[str, ...]:
-    """What a method's file lists as the `PARTS` of its class `Method`, which can be switched off; nothing where it lists none."""
+    """The `PARTS` of class `Method` in a method's file, which can be switched off; empty where it lists none."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Method"]
     found = [n.value for n in kind.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "PARTS"]

@@ -205,7 +205,7 @@ class Plan:
 
     @property
     def store(self) -> str:
-        """Where MLflow mirrors all scales: one SQLite file beside them, or the server that MLFLOW_TRACKING_URI names."""
+        """The place where MLflow mirrors all scales: one SQLite file beside them, or the server that MLFLOW_TRACKING_URI names."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
@@ -449,7 +449,7 @@ class Plan:
             raise ConfigError(f"{node}: {why}, and {model!r} is an encoder; possible: runs of {able}")
 
     def gpus(self, stage: str) -> int:
-        """How many GPUs a stage uses; 0 on a CPU."""
+        """The number of GPUs that a stage uses; 0 on a CPU."""
         hardware = self.config.hardware
         if (self.device or hardware.device) != "cuda" or not stages.stage(stage).device:
             return 0

@@ -20,14 +20,14 @@ class StandIns(Strict):
 
 
 class TextBudget(Strict):
-    """How many tokens of text a scale trains on and holds out."""
+    """The tokens of text that a scale trains on and holds out."""
 
     train_tokens: Positive  # unique tokens of a step with dose 1
     heldout_tokens: Positive
 
 
 class Hardware(Strict):
-    """What a scale computes on."""
+    """The hardware that a scale computes on."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["auto", "float32", "bfloat16"]

@@ -10,7 +10,7 @@ from relinear.plan.scale import scales
 
 
 def misnamed(target: str, rules: Iterable[str], plan: Plan) -> str | None:
-    """What is wrong with a target, and what is near it; None where a rule may make it, or it is there."""
+    """A sentence that says what is wrong with a target and which names are near it; None where a rule may make it or it exists."""
     if Path(target).exists():
         return None
     if "/" not in target:

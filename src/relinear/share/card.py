@@ -53,7 +53,7 @@ def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def _scores(run: Path) -> Iterator[list[str]]:
-    """What was measured of the run, a row a reading."""
+    """The measurements of the run, one row for each reading."""
     for measure, metric in SCORES.items():
         if (found := measured_in(run, measure)) is None:
             continue

@@ -19,7 +19,7 @@ from relinear.share.tensors import load_folder
 
 
 class Speed(NamedTuple):
-    """What a generation cost. Rates are nan where nothing was timed: a decode rate needs two tokens."""
+    """The costs of a generation. Rates are nan where nothing was timed: a decode rate needs two tokens."""
 
     prompt_tokens: int
     new_tokens: int

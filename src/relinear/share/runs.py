@@ -28,7 +28,7 @@ FINETUNED = {"lora": ADAPTER, "full": ("model.safetensors",), "method": ("method
 
 
 class Chain(NamedTuple):
-    """What a run's model is made of: the folder of the pretrained model, and the links behind it."""
+    """The parts of a run's model: the folder of the pretrained model, and the links behind it."""
 
     model: Path
     links: list[Link]
@@ -90,7 +90,7 @@ def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link
 
 
 def _changed(scale: Path) -> dict[Path, tuple[str, str]] | None:
-    """Of committed results each file that is another than the original: the sha256 of both, the original's first. None of any other results."""
+    """The files of committed results that differ from the original, each with both sha256, the original's first; none for other results."""
     if not (scale / MANIFEST).is_file():
         return None
     manifest = records.read_json(scale / MANIFEST)
@@ -142,7 +142,7 @@ def _leaves(record: dict[str, Any]) -> Iterator[str]:
 
 
 def again(record: dict[str, Any]) -> str:
-    """What to do about a folder that is not as its record says."""
+    """A sentence that says what to do about a folder that differs from its record."""
     words = f"measure {record['run']} {record['measure']}" if record.get("measure") else f"{record['stage']} {record['run']}"
     return f"run `relinear {words} --scale {record['scale']}` again"
 

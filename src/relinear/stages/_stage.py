@@ -23,7 +23,7 @@ class Node(NamedTuple):
 
 
 class Stage:
-    """What a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
+    """The methods and facts that a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
 
     help: str = ""  # of its verb
     work: str = ""  # the module with `work(job) -> metrics`, imported by name when the stage runs
@@ -54,11 +54,11 @@ class Stage:
         return [self.work]
 
     def sequence(self, options: dict[str, Any]) -> int | None:
-        """Of a kind of data: the tokens of each of its sequences; None of a stream that is cut into sequences of any length."""
+        """The tokens of each sequence of a kind of data; None for a stream that is cut into sequences of any length."""
         return None
 
     def seed(self, plan, node: Node) -> int:
-        """Where its random numbers start from."""
+        """The seed of its random numbers."""
         return plan.seed
 
     def check(self, plan, node: Node, processes: int) -> None:

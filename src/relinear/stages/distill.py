@@ -15,7 +15,7 @@ class Options(_training.Recipe):
 
 
 class Budget(_training.Budget):
-    """What a scale gives to `distill`."""
+    """The amounts that a scale gives to `distill`."""
 
     activations: bool = True  # share the model's pass between all runs through the disk
 

@@ -27,7 +27,7 @@ class OfRecall(Strict):
 
 
 class Budget(_training.Budget):
-    """What a scale gives to `pretrain`."""
+    """The amounts that a scale gives to `pretrain`."""
 
     validation: Annotated[int, Field(ge=0)] = 0  # sequences at the end of the training tokens that are not trained on
     recall: OfRecall = OfRecall()
@@ -41,7 +41,7 @@ class Stage(_training.Step):
     Options, Budget = Options, Budget
 
     def budget(self, plan, node):
-        """Of recall, its own amounts where the run gives none."""
+        """The amounts of the training; recall has amounts of its own where the run gives none."""
         budget, recipe = super().budget(plan, node), self.recipe(plan, node)
         of_recall = budget.pop("recall")
         if plan.data[plan.data_for(recipe.data, plan.run(node.name).model)].make == "recall":

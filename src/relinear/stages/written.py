@@ -13,7 +13,7 @@ class Stage(_stage.Stage):
     device = True
 
     def settings(self, plan, node):
-        """How a model writes the text. Raises ConfigError for data without a source `written`."""
+        """The settings by which a model writes the text. Raises ConfigError for data without a source `written`."""
         text = plan.text_of(node)
         if plan.data[text.data].options["written"] is None:
             raise ConfigError(f"data {text.data!r} has no source `written`")

@@ -121,7 +121,7 @@ def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
 
 
 def _change(source: Path, rows: set[str]) -> Change | None:
-    """What becomes of a file on its way into an export; None if it is copied."""
+    """The change that a file undergoes in an export; None if it is copied."""
     if source.name == "history.jsonl":
         return f"{source.name}.gz", f"{LINES + 1} lines at most, six digits, parts of a loss in every {PARTS_EVERY}th", _thin
     if source.name == "items.jsonl":

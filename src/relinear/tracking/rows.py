@@ -116,7 +116,7 @@ def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence(name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> str:
-    """What a row is, in one sentence, and the tables and figures that show it."""
+    """A sentence that describes a row, and the tables and figures that show it."""
     steps = []
     for step in ("distill", "finetune"):
         if f"{step}.lr" in params:
@@ -248,7 +248,7 @@ def named(measure: str, readings: Iterable[Reading]) -> dict[str, float]:
 
 
 def of_columns(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Of a stage's numbers those that rows are compared by: tables' columns, trained parameters and tokens of each step."""
+    """The numbers of a stage that rows are compared by: tables' columns, trained parameters and tokens of each step."""
     names = {column.name for same in columns().read.values() for column in same}
     wanted = {*names, *(f"{name}_{part}" for name in names for part in ("stderr", "n"))}
     return {name: value for name, value in numbers.items() if name in wanted or name == "trainable_params" or name.endswith("_tokens")}

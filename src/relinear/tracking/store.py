@@ -152,7 +152,7 @@ def without_sync() -> Iterator[None]:
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What a failing store raises: mlflow's and SQLAlchemy's wrappers, SQLite, files, locks, sockets."""
+    """The errors that a failing store raises: mlflow's and SQLAlchemy's wrappers, SQLite, files, locks, sockets."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -167,7 +167,7 @@ def failure(uri: str, error: Exception) -> str:
 
 @contextmanager
 def reached(uri: str) -> Iterator[None]:
-    """What fails in the store becomes a StoreError of one line; mistakes of relinear's own stay what they are."""
+    """A context in which errors of the store become a StoreError of one line; relinear's own mistakes are not changed."""
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("this verb needs mlflow, which is not installed; `pip install 'relinear[suite]'` brings it")
     try:
