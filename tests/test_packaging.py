@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
@@ -207,6 +208,18 @@ def test_snakemake_lint_finds_nothing_but_the_argued_exceptions():
     assert found, done.stdout + done.stderr
     assert {title: where for title, where in found.items() if title not in LINT_EXCEPTIONS} == {}
     assert LINT_EXCEPTIONS - set(found) == set(), "exceptions that are no longer needed"
+
+
+def test_snakemakes_report_has_what_a_run_drew_with_captions(fresh):
+    """A figure of a benchmark's rows, which no training stands before."""
+    (fresh / "results/reference/kernels").mkdir(parents=True, exist_ok=True)
+    (fresh / "results/reference/kernels/bench.csv").write_bytes((ROOT / "results/reference/kernels/bench.csv").read_bytes())
+    fresh.snakemake("lizard_figure6")
+    fresh.snakemake("lizard_figure6", options=("--report", "report.zip"))
+    with zipfile.ZipFile(fresh / "report.zip") as report:
+        assert {"report.html", "figure6.png", "figure6.claims.csv"} == {Path(name).name for name in report.namelist()}
+        page = report.read("report/report.html").decode()
+    assert all(words in page for words in ("Lizard Figure 6", "relinear draw lizard figure6", "The provenance file"))
 
 
 def test_snakemake_lists_every_rule_with_what_it_makes():

@@ -16,7 +16,7 @@ for artefact in plan.artefacts.values():
             records(plan.reads(artefact).values()),
             plan.files(artefact),
         output:
-            outputs(artefact),
+            shown(artefact),
         log:
             f"<results>/logs/{artefact.name}.log",
         params:

@@ -74,6 +74,20 @@ def outputs(artefact):
     return artefact.outputs(plan.out(artefact).as_posix())
 
 
+def shown(artefact):
+    """Its outputs, of which `snakemake --report` has tables, figures and claims."""
+    about = {
+        "caption": "../report.rst",
+        "category": artefact.paper,
+        "subcategory": artefact.label,
+    }
+    marked = lambda path: report(path, labels={"file": Path(path).name}, **about)
+    return [
+        marked(path) if path.endswith((".csv", ".png", ".md")) else path
+        for path in outputs(artefact)
+    ]
+
+
 def assets(stage):
     """The records of the assets that a stage reads: they must have been obtained, whenever that was."""
     return lambda wildcards: [
