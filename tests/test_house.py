@@ -1,6 +1,7 @@
 """Laws of the house: rooms stand on floors, nothing is imported in a circle, nothing loads a library that it does not need."""
 
 import ast
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from relinear import stages
+from relinear import cli, stages
 from relinear.benchmarks import overhead
 from relinear.plan import code
 from relinear.plan.plan import Plan, metrics
+from relinear.stages._stage import Node
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks",)  # rooms that are moved as they are, and not yet cut into pieces
@@ -140,6 +142,28 @@ def test_planning_loads_no_library_that_computes_or_draws():
     """Every `snakemake` call and every verb begins with it."""
     planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages"))]
     assert not HEAVY & loads(*planning)
+
+
+IMPORTING = (
+    "import importlib, sys, time\nbegin = time.process_time()\nfor m in sys.argv[1:]: importlib.import_module(m)\nprint(time.process_time() - begin)"
+)
+
+
+def test_planning_is_imported_in_under_a_second():
+    """Of the processor's time, the best of three: other processes do not count."""
+    planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages"))]
+    command = [sys.executable, "-c", IMPORTING, *planning]
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+    assert min(float(subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout) for _ in range(3)) < 1
+
+
+def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypatch):
+    """What a stage imports holds hardly any garbage, and looking for it again and again takes seconds."""
+    seen = []
+    monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: (seen.append(gc.isenabled()), work(None)))
+    monkeypatch.setattr("relinear.get.asset.work", lambda job: seen.append(gc.isenabled()))
+    cli.run(Plan(scale="mini"), Node("asset", "brown"), threads=None, gpus=None)
+    assert seen == [False, True]
 
 
 def test_the_command_line_loads_none_before_a_verb_does():

@@ -104,7 +104,7 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
 
 def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     """Run one node in this process, or in as many as it is spread over."""
-    gc.disable()  # until the work begins: what is imported stays, and to look through it again and again took a quarter of all imports' time
+    gc.disable()  # until the work begins: what is imported stays, and looking through it again and again takes seconds
     stage = stages.stage(node.stage)
     wanted = (plan.device or plan.config.hardware.device) if stage.device else "cpu"
     launched = os.environ.get("WORLD_SIZE")  # by torchrun
