@@ -19,7 +19,7 @@ from relinear.benchmarks import hours
 from relinear.draw import pages, report
 from relinear.draw.costs import read_costs
 from relinear.errors import UserError
-from relinear.plan.specs import available
+from relinear.plan.specs import Finding, available, papers
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -114,6 +114,46 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
     for path in (path for path in links if path.endswith("claims.csv")):
         for row in csv.DictReader((ROOT / path).read_text().splitlines()):
             assert re.search(rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*\| {row['verdict']} ", text, re.MULTILINE), row["claim"]
+
+
+def test_a_paper_has_three_findings_with_numbers_of_committed_tables():
+    found = report.report(ROOT)
+    for name in ("lolcats", "supra", "lizard"):
+        page, links = found[name]
+        own = page.split("## To take home\n\n")[1].split("\n\n")[0].splitlines()
+        assert len(own) == 3 and all(re.search(r"\d", line) and "{" not in line for line in own)
+        assert {f"results/reference/{finding.of}" for finding in papers(ROOT / "workflow/papers")[name].findings} <= links
+    ends = {run: row["ppl_at_2"] for run, row in committed("smollm2/lolcats/table1.csv").items()}
+    assert f"perplexity of {float(ends['lolcats_exp']):.1f} with it and of {float(ends['lolcats_exp_notransfer']):.1f} without" in found["lolcats"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ascending": [[["b", "ppl"], ["a", "ppl"]]]}, "table1.csv says: b ppl 3, a ppl 2.5 do not rise: at {rows[a][ppl]:.1f}"),
+        ({"ascending": [[["a", "ppl"], ["c", "ppl"]]]}, "reads here/table1.csv: KeyError('c')"),
+        ({"says": "{rows[a][no]}"}, "reads here/table1.csv: KeyError('no')"),
+        ({"says": "{rows[a][kl]:.1f}"}, "reads here/table1.csv: ValueError"),
+        ({"of": "here/table2.csv"}, "reads here/table2.csv: FileNotFoundError"),
+    ],
+)
+def test_a_finding_that_its_table_does_not_bear_out_is_refused(tmp_path, change, said):
+    (tmp_path / "results/reference/here").mkdir(parents=True)
+    (tmp_path / "results/reference/here/table1.csv").write_text("run,ppl,kl\na,2.5,not run\nb,3,0.1\n")
+    right = {"says": "at {rows[a][ppl]:.1f}", "of": "here/table1.csv", "ascending": [[["a", "ppl"], ["b", "ppl"]]]}
+    words = report.said(Finding(**right), tmp_path, lambda words, path: words)
+    assert words == "at 2.5 (table1, `here`)"
+    with pytest.raises(UserError) as refused:
+        report.said(Finding(**right | change), tmp_path, lambda words, path: words)
+    assert said in str(refused.value)
+
+
+def test_a_table_that_was_not_run_has_its_claims_on_the_page():
+    found = report.report(ROOT)
+    for artefact in available(ROOT / "workflow/papers").values():
+        if not list(report.places_of(artefact, REFERENCE)):
+            own = found[artefact.paper][0].split(f"\n## {artefact.label}\n")[1].split("\n## ")[0]
+            assert "Not run yet." in own and own.count("| not run ") == len(artefact.spec.claims)
 
 
 def test_each_cell_of_the_report_links_to_its_record():

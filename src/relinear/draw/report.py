@@ -13,7 +13,8 @@ from relinear.draw.index import _committed
 from relinear.draw.pages import drawn
 from relinear.draw.provenance import Origin
 from relinear.draw.render import markdown
-from relinear.plan.specs import Artefact, Paper, available, papers
+from relinear.errors import UserError
+from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
@@ -45,16 +46,48 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
 
     order = {label: i for i, label in enumerate(paper.labels)}
     parts = [f"# {paper.title}", f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""]
+    if paper.findings:
+        parts += ["## To take home", "\n".join(f"- {said(finding, root, link)}" for finding in paper.findings)]
     for artefact in sorted(artefacts, key=lambda artefact: order.get(artefact.label, len(order))):
         parts += [
             f"## {artefact.label}",
             f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
         ]
         places = list(places_of(artefact, root / "results/reference"))
-        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or ["Not made yet."]
+        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or _not_made(artefact)
     if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:
         parts += ["## Not in the suite", f"{', '.join(missing)}."]
     return "\n\n".join(filter(None, parts)) + "\n", links
+
+
+def said(finding: Finding, root: Path, link: Link) -> str:
+    """A finding with its numbers, and a link to its table. Raises UserError for a cell that is not there and for values in another order."""
+    path = root / "results/reference" / finding.of
+    try:
+        table = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        rows = {row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()} for row in table}
+        text = finding.says.format(rows=rows)
+        values = [[(*cell, float(rows[cell[0]][cell[1]])) for cell in cells] for cells in finding.ascending]
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"a finding reads {finding.of}: {error!r}") from error
+    for found in values:
+        if any(low[2] >= high[2] for low, high in zip(found, found[1:], strict=False)):
+            rising = ", ".join(f"{run} {column} {value:g}" for run, column, value in found)
+            raise UserError(f"a finding is not what {finding.of} says: {rising} do not rise: {finding.says}")
+    return f"{text} ({link(Path(finding.of).stem, path)}, `{Path(finding.of).parts[0]}`)"
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _not_made(artefact: Artefact) -> list[str]:
+    """What stands on the page for an artefact that is committed nowhere: its claims, none of them tested."""
+    claims = [[claim.claim, claim.source, "not run", str(claim.published or "")] for claim in artefact.spec.claims]
+    return ["Not run yet.", *([markdown(("claim", "source", "verdict", "published"), claims, align="left")] if claims else [])]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:

@@ -25,13 +25,25 @@ SHAPES: dict[str, type[Spec]] = {
 NO_SPECS = ("paper", "runs")  # stems of a paper's folder that are no table or figure
 
 
+class Finding(Strict):
+    """What a reader should take home, with numbers that are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell of it.
+
+    `of`: the table, below `results/reference`. `ascending`: runs and columns whose values rise in this order, which is what makes it true.
+    """
+
+    says: str
+    of: str = Field(pattern=r"\.csv$")
+    ascending: tuple[tuple[tuple[str, str], ...], ...] = Field(min_length=1)
+
+
 class Paper(Strict):
-    """A paper.yaml: what the paper is called, where it is, and the labels of all its tables and figures."""
+    """A paper.yaml: what the paper is called, where it is, the labels of all its tables and figures, and what it came to here."""
 
     title: str
     arxiv: str | None = Field(default=None, pattern=r"^\d{4}\.\d{4,5}$")
     note: str | None = None
     labels: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
