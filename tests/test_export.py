@@ -238,7 +238,7 @@ def test_a_step_of_another_run_that_is_another_one_now_is_noticed(run, tmp_path)
 
 
 def test_what_cannot_be_asked_for(plan, tmp_path):
-    with pytest.raises(UserError, match="no dtype 'int8'; have float32, bfloat16, float16"):
+    with pytest.raises(UserError, match="no dtype 'int8'; have bfloat16, float16, float32"):
         export(folder(plan, "hedgehog"), tmp_path / "out", dtype="int8")
 
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_asked_for(plan, tmp_path):
     ("args", "named"),
     [
         (["export", "nowhere", "out"], ["nowhere is no run", "results/<scale>/runs/<run>"]),
-        (["export", "nowhere", "out", "--dtype", "int8"], ["'int8'", "float32, bfloat16, float16"]),
+        (["export", "nowhere", "out", "--dtype", "int8"], ["'int8'", "bfloat16, float16, float32"]),
         (["tasks", "out", "--scale", "smok"], ["'smok'", "mini, paper, qwen, smoke, smollm2"]),
     ],
     ids=["no run", "dtype", "scale"],

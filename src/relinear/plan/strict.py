@@ -21,6 +21,14 @@ def _kinds(annotation: Any) -> Iterator[Any]:
         yield from _kinds(part)
 
 
+def _truths(name: str, value: Any) -> Iterator[str]:
+    """What is true or false in a value, or in its lists and theirs, as `name.index is true`."""
+    if isinstance(value, bool):
+        yield f"{name} is {str(value).lower()}"
+    for index, part in enumerate(value) if isinstance(value, list | tuple) else ():
+        yield from _truths(f"{name}.{index}", part)
+
+
 class Strict(BaseModel):
     """Settings that people write by hand. Frozen; an unknown key is an error, and so is `true` where a number belongs."""
 
@@ -30,8 +38,8 @@ class Strict(BaseModel):
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:
         for name, value in given.items() if isinstance(given, dict) else ():
-            parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else [("", value)]
-            truth = next((f"{f'{name}.{key}'.rstrip('.')} is {str(part).lower()}" for key, part in parts if isinstance(part, bool)), None)
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            truth = next((said for key, part in parts for said in _truths(f"{name}.{key}".rstrip("."), part)), None)
             if truth is not None and (field := cls.model_fields.get(name)):
                 kinds = set(map(str, _kinds(field.annotation)))
                 if kinds & {str(int), str(float)} and not kinds & {str(bool), str(Any)}:
