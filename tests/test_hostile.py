@@ -48,7 +48,7 @@ def store(tmp_path) -> str:
 ILL = ("x/../../../../../ESCAPED", "../ESCAPED", "/ESCAPED", "it's", "x' or '1' = '1", "", ".", "a b", "x\n", "$(touch PWNED)")
 
 
-@pytest.mark.parametrize("field", ["scale", "run", "stage", "key"])
+@pytest.mark.parametrize("field", ["scale", "root", "run", "stage", "key"])
 def test_names_of_a_folder_that_is_imported_are_names(tmp_path, store, field):
     theirs = tmp_path / "theirs"
     for name in ILL:

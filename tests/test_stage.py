@@ -21,8 +21,8 @@ from relinear.stage import StageError, run_stage
 from relinear.tracking import live as tracking
 
 RECORD = {
-    "schema", "scale", "run", "stage", "measure", "key", "config", "config_hash", "code_hash", "kernels", "parents", "artefacts", "datasets", "git",
-    "versions", "lock", "hardware", "seed", "tokens", "started", "wall_seconds", "peak_rss_bytes", "attempt", "mlflow_run_id", "tags",
+    "schema", "scale", "root", "run", "stage", "measure", "key", "config", "config_hash", "code_hash", "kernels", "parents", "artefacts", "datasets",
+    "git", "versions", "lock", "hardware", "seed", "tokens", "started", "wall_seconds", "peak_rss_bytes", "attempt", "mlflow_run_id", "tags",
 }  # fmt: skip
 
 

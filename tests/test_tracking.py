@@ -97,7 +97,7 @@ def opened(uri, **changes):
 
 
 def write_folder(root: Path, record: dict, metrics: dict) -> Path:
-    folder = root / record["scale"] / "runs" / record["run"] / record["stage"]
+    folder = root / store.root_of(record) / "runs" / record["run"] / record["stage"]
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -121,6 +121,35 @@ def start(code: str, *arguments: str) -> subprocess.Popen:
 
 
 # Structure
+
+
+def test_another_budget_has_an_experiment_of_its_own_live_and_rebuilt(uri, tmp_path):
+    """`--config budget=4` leaves the runs of mini alone: none is killed, none loses the tag `current`."""
+    with opened(uri) as running, opened(uri, root="mini-x4", key="k4"):
+        assert child(uri).info.status == "RUNNING" and child(uri).info.run_id == running.run_id
+    assert child(uri).data.tags["current"] == "true"
+    assert [r.info.run_name for r in runs(uri, "tags.stage = 'distill'", "mini-x4")] == ["lizard/distill"]
+    roots = {"mini": "k1", "mini-x4": "k4"}
+    for root, key in roots.items():
+        write_folder(tmp_path / "results", record(root=root, key=key), {})
+        drawn = tmp_path / "results" / root / "comparison"
+        drawn.mkdir(parents=True)
+        (drawn / "table2.csv").write_text(root)
+        (drawn / "table2.provenance.json").write_text(json.dumps({"scale": "mini"}))
+    again = f"sqlite:///{tmp_path / 'again.db'}"
+    assert mirror.rebuild(again, tmp_path / "results") == 2 and mirror.rebuild(again, tmp_path / "results") == 0
+    for root, key in roots.items():
+        [found] = runs(again, "tags.stage = 'distill'", root)
+        assert (found.data.tags["key"], found.data.tags["current"]) == (key, "true")
+        [drawn] = runs(again, "tags.`relinear.kind` = 'tables'", root)
+        assert [f.path for f in client(again).list_artifacts(drawn.info.run_id)] == [root]
+
+
+def test_the_command_names_the_experiment_after_the_folder(uri, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    cli.app(["track", "init", "--scale", "smoke", "--budget", "4", "--rows", "lizard", "--results", str(tmp_path)], standalone_mode=False)
+    assert sorted(r.info.run_name for r in runs(uri, scale="smoke-x4")) == ["inputs", "lizard"]
+    assert client(uri).get_experiment_by_name("relinear-smoke") is None
 
 
 def test_stages_are_nested_under_one_run_per_row(uri):

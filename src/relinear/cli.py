@@ -259,7 +259,7 @@ def track_init(
 
     plan.results.mkdir(parents=True, exist_ok=True)
     try:
-        mirror.init(plan.store, plan.scale, () if rows is None else rows_of(plan, rows.split()))
+        mirror.init(plan.store, plan.root.name, () if rows is None else rows_of(plan, rows.split()))
     except StoreError as error:
         print(f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.", file=sys.stderr)
 
@@ -269,7 +269,7 @@ def track_init(
 def track_tables(plan) -> None:
     """Copy the scale's tables, figures and claims into the store, as artifacts of one run. A store that fails is warned of, and no error."""
     try:
-        mirror.tables(plan.store, plan.results, plan.scale)
+        mirror.tables(plan.store, plan.results, plan.root.name)
     except StoreError as error:
         print(f"WARNING: {error}", file=sys.stderr)
 

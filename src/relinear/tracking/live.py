@@ -24,7 +24,7 @@ WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".np
 class Tracker:
     """The run of one attempt at one stage: RUNNING while open, then FINISHED, FAILED or KILLED.
 
-    Opening it kills what an earlier process left running at this (scale, run, stage) and takes the tag ``current`` from earlier attempts, so the
+    Opening it kills what an earlier process left running at this (root, run, stage) and takes the tag ``current`` from earlier attempts, so the
     caller must hold that stage's lock. `params` and `tags` may be nested (names are joined with dots); `datasets` are
     ``{"name", "sha256", "role"}``. A stage whose tags name no method is shared by rows, and stands below the run `inputs`.
 
@@ -47,10 +47,12 @@ class Tracker:
         datasets: list[dict],
         attempt: int,
         measure: str = "",
+        root: str = "",
     ):
         self.run_id = ""
         self._uri, self._run, self._stage = uri, run, stage
         self._about = {"scale": scale, "run": run, "stage": stage, "measure": measure, "key": key, "attempt": attempt, "config": params, "tags": tags}
+        self._root = root or scale
         self._about["seed"] = tags.get("seed", 0)
         self._datasets = datasets
         self._buffer: list[Entry] = []
@@ -125,7 +127,7 @@ class Tracker:
 
     def _open(self) -> None:
         client = self._client = store.connect(self._uri)
-        experiment = self._experiment = store.experiment_of(client, self._uri, self._about["scale"])
+        experiment = self._experiment = store.experiment_of(client, self._uri, self._root)
         self._row = rows.join(client, self._uri, experiment, self._about)
         client.update_run(self._row, status="RUNNING")
         for earlier in store.search(client, experiment, f"tags.run = '{self._run}' and tags.stage = '{self._stage}'"):

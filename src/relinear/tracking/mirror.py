@@ -36,8 +36,10 @@ TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
 
-def init(uri: str, scale: str | None = None, planned: Collection[rows.Row] = ()) -> None:
-    """Create the store, its schema and, if `scale` is given, that scale's experiment with the runs of these rows; harmless when repeated.
+def init(uri: str, root: str | None = None, planned: Collection[rows.Row] = ()) -> None:
+    """Create the store, its schema and, if `root` is given (mini, mini-x4), that folder's experiment with the runs of these rows.
+
+    Harmless when repeated.
 
     `uri` is ``sqlite:///<path>`` (its folder is created) or whatever else mlflow takes, such as ``http://host:port``. SQLite needs a local disk,
     or it warns on stderr. Raises StoreError for a store that cannot be reached.
@@ -45,9 +47,9 @@ def init(uri: str, scale: str | None = None, planned: Collection[rows.Row] = ())
     store.warn_of_network(uri)
     with store.reached(uri):
         client = store.connect(uri)
-        if scale is None:
+        if root is None:
             return
-        experiment = store.experiment_of(client, uri, scale)
+        experiment = store.experiment_of(client, uri, root)
         for row in sorted(planned, key=lambda row: row.base):  # a row before those that repeat it
             if rows.find(client, experiment, row.name) is None:
                 rows.ready(client, uri, experiment, row, status="SCHEDULED")
@@ -65,7 +67,7 @@ def rebuild(uri: str, results: Path | str) -> int:
     while no stage is running.
 
     A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError, before any run is written, for an
-    experiment ``relinear-<scale>`` that holds runs of something else, and StoreError for a store that cannot be reached.
+    experiment ``relinear-<root>`` that holds runs of something else, and StoreError for a store that cannot be reached.
     """
     results = Path(results)
     committed = {path.parent for path in results.resolve().rglob(MANIFEST)}
@@ -74,7 +76,7 @@ def rebuild(uri: str, results: Path | str) -> int:
 
 
 def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int:
-    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into experiments relinear-<scale>-<label>.
+    """Mirror the stage folders of other results, committed or a colleague's, beside one's own: into experiments relinear-<root>-<label>.
 
     Returns and raises as `rebuild`; UserError for a folder without stage folders and a label of other than letters, digits, . _ -
     """
@@ -88,30 +90,28 @@ def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int
 
 
 def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but: Collection[Path] = ()) -> int:
-    """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of their scales, named with the suffix."""
+    """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of their folders, named with the suffix."""
     client = store.connect(uri)
-    experiments = {scale: store.experiment_of(client, uri, f"{scale}{suffix}") for scale in {r["scale"] for r in found.values()}}
-    known: dict[tuple[str, ...], list[Any]] = {}
-    for scale, experiment in experiments.items():
-        known |= _stage_runs(client, experiment, f"{scale}{suffix}")
+    experiments = {of: store.experiment_of(client, uri, f"{of}{suffix}") for of in set(map(store.root_of, found.values()))}
+    known = {of: _stage_runs(client, experiment, f"{of}{suffix}") for of, experiment in experiments.items()}
     missing: dict[tuple[str, str, str], dict[Path, dict]] = {}  # (scale, base row, row): folders
     for folder, record in found.items():
-        same = known.get(_identity(record), [])
+        same = known[store.root_of(record)].get(_identity(record), [])
         if any(map(_is_whole, same)):
             continue
         row = rows.row_of([record])
-        missing.setdefault((record["scale"], row.base, row.name), {})[folder] = record
+        missing.setdefault((store.root_of(record), row.base, row.name), {})[folder] = record
         for part in _replaced(record, same):
             client.delete_run(part.info.run_id)
             same.remove(part)
     count = sum(map(len, missing.values()))
     with tqdm(total=count, desc="MLflow", unit="stage", disable=None) as progress:
-        for (scale, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
-            whole = {folder: record for folder, record in found.items() if (record["scale"], rows.name_of(record)) == (scale, name)}
-            _mirror_row(client, uri, experiments[scale], whole, folders, known, progress)
-    for scale, files in _drawn(root, but).items():
-        if scale in experiments:
-            _log_tables(client, experiments[scale], scale, files)
+        for (of, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
+            whole = {folder: record for folder, record in found.items() if (store.root_of(record), rows.name_of(record)) == (of, name)}
+            _mirror_row(client, uri, experiments[of], whole, folders, known[of], progress)
+    for of, files in _drawn(root, but).items():
+        if of in experiments:
+            _log_tables(client, experiments[of], of, files)
     return count
 
 
@@ -122,7 +122,7 @@ def _replaced(record: dict, same: list[Any]) -> list[Any]:
 
 
 def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict], missing: dict[Path, dict], known: dict, progress: tqdm) -> None:
-    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` the store's runs."""
+    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` its experiment's runs."""
     spans = [_span(record) for record in missing.values()]
     begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
     row = rows.row_of(whole.values())
@@ -194,18 +194,21 @@ def _stage_runs(client: Any, experiment: str, scale: str) -> dict[tuple[str, ...
 # Tables and figures
 
 
-def tables(uri: str, results: Path | str, scale: str | None = None) -> None:
-    """Copy the user's own tables, figures and claims of a scale, or of all, into the run `tables and figures` of each. Raises StoreError."""
+def tables(uri: str, results: Path | str, root: str | None = None) -> None:
+    """Copy the user's own tables, figures and claims of a folder (mini, mini-x4), or of all, into the run `tables and figures` of each.
+
+    Raises StoreError.
+    """
     results = Path(results)
     drawn = _drawn(results, {path.parent for path in results.resolve().rglob(MANIFEST)})
     with store.reached(uri):
-        for of in drawn.keys() if scale is None else drawn.keys() & {scale}:
+        for of in drawn.keys() if root is None else drawn.keys() & {root}:
             client = store.connect(uri)
             _log_tables(client, store.experiment_of(client, uri, of), of, drawn[of])
 
 
 def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]:
-    """By scale, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
+    """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
     for path in sorted(root.resolve().rglob(f"*{PROVENANCE}")):
         if store.ARTIFACTS in path.parts:
@@ -213,15 +216,17 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
         scale = json.loads(path.read_bytes()).get("scale")
         if scale and not any(parent in but for parent in path.parents):
             inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)
-            found.setdefault(scale, {}).update({file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)})
+            first = inside.partition("/")[0]
+            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale  # of another budget or seed
+            found.setdefault(of, {}).update({file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)})
     return found
 
 
-def _log_tables(client: Any, experiment: str, scale: str, drawn: dict[Path, str]) -> None:
+def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str]) -> None:
     found = next(store.search(client, experiment, f"tags.`{rows.KIND}` = 'tables'"), None)
     if found is None:
         says = "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each leads from a cell to its run.json."
-        found = client.create_run(experiment, tags={rows.KIND: "tables", "scale": scale, "mlflow.note.content": says}, run_name=TABLES)
+        found = client.create_run(experiment, tags={rows.KIND: "tables", "scale": root, "mlflow.note.content": says}, run_name=TABLES)
     for file, inside in drawn.items():
         client.log_artifact(found.info.run_id, str(file), None if inside == "." else inside)
     client.set_terminated(found.info.run_id)
@@ -243,6 +248,7 @@ def describe(record: dict) -> dict:
     return {
         **{field: record[field] for field in IDENTITY},
         "measure": record.get("measure", ""),
+        "root": store.root_of(record),
         "params": record["config"],
         "tags": tags,
         "datasets": record["datasets"],
@@ -339,9 +345,9 @@ def read_record(folder: Path) -> dict:
 
 def _require_own(folder: Path, record: dict[str, Any]) -> None:
     """Raise BrokenError for a stage folder that leads out of itself: names that are paths, and links in the place of files."""
-    for field in IDENTITY:
-        if not NAME.fullmatch(str(record[field])):
-            raise records.BrokenError(f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got {str(record[field])[:60]!r}")
+    for field, name in {**{field: record[field] for field in IDENTITY}, "root": store.root_of(record)}.items():
+        if not NAME.fullmatch(str(name)):
+            raise records.BrokenError(f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got {str(name)[:60]!r}")
     if links := sorted(path.name for path in folder.iterdir() if path.is_symlink()):
         raise records.BrokenError(f"{folder / links[0]} is a link, and a stage leaves files")
 

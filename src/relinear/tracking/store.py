@@ -11,7 +11,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,19 @@ def connect(uri: str) -> Any:
     return MlflowClient(uri)
 
 
-def experiment_of(client: Any, uri: str, scale: str) -> str:
-    """The id of experiment relinear-<scale>, created or restored if need be.
+def root_of(record: Mapping[str, Any]) -> str:
+    """The folder of the results that a stage's are in, such as mini or mini-x4, after which its experiment is named. Older records lack it."""
+    return record.get("root", record["scale"])
+
+
+def experiment_of(client: Any, uri: str, root: str) -> str:
+    """The id of experiment relinear-<root>, created or restored if need be.
 
     A SQLite store keeps its artifacts beside the file, by absolute path: once moved, it shows them after a rebuild only.
     """
     from mlflow.exceptions import MlflowException
 
-    name, path = f"relinear-{scale}", sqlite_path(uri)
+    name, path = f"relinear-{root}", sqlite_path(uri)
     with lock(uri):
         found = client.get_experiment_by_name(name)
         if found is None:
