@@ -18,6 +18,8 @@ import pytest
 import yaml
 from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
+from relinear.records import contents
+
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
 ACCURACIES = ["piqa_acc", "piqa_acc_norm", "arc_easy_acc", "arc_challenge_acc_norm", "hellaswag_acc_norm", "winogrande_acc", "mmlu_acc"]
 AVERAGES = ["avg", "avg_no_mmlu"]
@@ -112,7 +114,7 @@ def test_every_cell_leads_to_what_it_was_read_from(finished):
 def test_a_run_starts_from_its_own_first_stage(finished):
     for run in ("hedgehog", "lolcats_linear", "lolcats_window", "lizard"):
         first, second, last = (finished.record(run, stage) for stage in ("distill", "finetune", "perplexity"))
-        assert second["parents"]["distill"] == {"path": f"results/smoke/runs/{run}/distill", "key": first["key"]}
+        assert second["parents"]["distill"] == {"path": f"results/smoke/runs/{run}/distill", "key": first["key"], "contents": contents(first)}
         assert last["parents"]["distill"]["key"] == first["key"] and last["parents"]["finetune"]["key"] == second["key"]
         assert last["parents"]["gate"]["key"] == finished.record(run, "gate")["key"], "nothing is measured before the gate"
 

@@ -4,15 +4,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, copy_sources, environment
+from servers import silent_server
 
 from relinear.errors import UserError
 from relinear.files import sha256
@@ -82,29 +81,11 @@ def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, f
     return subprocess.run(command, cwd=tmp_path, env=environment_, text=True, capture_output=True, timeout=180), time.monotonic() - began
 
 
-@pytest.fixture
-def silent():
-    """The port of a server that takes connections and never answers."""
-    server, kept = socket.create_server(("127.0.0.1", 0)), []
-
-    def serve():
-        try:
-            while True:
-                kept.append(server.accept())
-        except OSError:
-            pass
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield server.getsockname()[1]
-    server.close()
-
-
 @pytest.mark.parametrize("kind", ["silent", "closed", "nonsense"])
-def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, silent, kind):
-    uri = {"silent": f"http://user:secret@127.0.0.1:{silent}", "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[
-        kind
-    ]
-    done, seconds = init(tmp_path, uri)
+def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, kind):
+    with silent_server() as silent:
+        uri = {"silent": silent, "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[kind]
+        done, seconds = init(tmp_path, uri)
     assert done.returncode == 0, "tables do not need the store"
     assert "secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert done.stderr.count("failed") >= 1 and done.stderr.count("track rebuild") == 1 and "***@" in done.stderr

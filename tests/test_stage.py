@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import ROOT
+from filelock import FileLock
 from safetensors.torch import save_file
 
 from relinear import stage
@@ -16,8 +17,8 @@ from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
-from relinear.records import set_aside
-from relinear.stage import StageError, run_stage
+from relinear.records import contents, set_aside
+from relinear.stage import StageError, run_stage, stands
 from relinear.tracking import live as tracking
 
 RECORD = {
@@ -113,7 +114,8 @@ def test_a_record_says_all_that_the_contract_names(results):
     assert record.keys() == RECORD
     assert record["key"] == results.plan.key(results.node(TEXT))
     assert record["parents"] == {
-        role: {"path": str(results.folder(words)), "key": results.record(words)["key"]} for role, words in (("model", MODEL), ("written", WRITTEN))
+        role: {"path": str(results.folder(words)), "key": results.record(words)["key"], "contents": contents(results.record(words))}
+        for role, words in (("model", MODEL), ("written", WRITTEN))
     }
     wrote = results.folder(TEXT) / "made.bin"
     assert record["artefacts"]["made.bin"] == {"sha256": sha256(wrote), "bytes": len(b"weights")}
@@ -186,6 +188,42 @@ def test_the_command_that_an_error_names_mends_an_altered_parent(results):
         results.run("finetune lizard")
     results.run("distill lizard")  # what it says
     results.run("finetune lizard")
+
+
+def test_what_follows_a_parent_that_is_made_again_runs_again_only_if_its_contents_are_others(results, capsys):
+    results.run(ACTIVATIONS)
+    results.run("distill lizard")
+    before = (results.folder("distill lizard") / "run.json").read_bytes()
+    (results.folder(ACTIVATIONS) / "run.json").write_text("")
+    assert len(results.run(ACTIVATIONS)) == 1 and results.run("distill lizard") == [], "equal contents"
+    assert stands(results.plan, results.node("distill lizard"))
+    assert (results.folder("distill lizard") / "run.json").read_bytes() == before
+    (results.folder(ACTIVATIONS) / "run.json").write_text("")
+    assert len(results.run(ACTIVATIONS, text=b"others")) == 1
+    assert not stands(results.plan, results.node("distill lizard"))
+    assert "its parent `activations stories@tiny` was made again, with other contents; it is made again" in capsys.readouterr().err
+    assert len(results.run("distill lizard")) == 1 and results.run("distill lizard") == []
+
+
+def test_a_record_without_its_parents_contents_goes_by_their_times(results):
+    """Such as records of earlier versions are."""
+    results.run(ACTIVATIONS)
+    record = results.record(ACTIVATIONS)
+    for parent in record["parents"].values():
+        del parent["contents"]
+    (results.folder(ACTIVATIONS) / "run.json").write_text(json.dumps(record))
+    assert results.run(ACTIVATIONS) == []
+    path = results.folder(TEXT) / "run.json"
+    path.write_text(json.dumps(results.record(TEXT) | {"started": "2999-01-01T00:00:00+00:00"}))
+    assert len(results.run(ACTIVATIONS)) == 1
+
+
+def test_a_result_that_another_process_is_at_is_not_said_to_stand(results):
+    node = results.node(TEXT)
+    assert stands(results.plan, node)
+    with FileLock(results.work(TEXT) / "lock"):
+        assert not stands(results.plan, node)
+    assert not stands(results.plan, results.node(ACTIVATIONS)) and not results.work(ACTIVATIONS).exists()
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])

@@ -10,17 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from servers import Between, mlflow_server, standing_before
 
 from relinear import cli
 from relinear.errors import UserError
@@ -545,28 +541,8 @@ def test_importing_the_module_imports_no_mlflow():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
-    """The address of a real `mlflow server` on loopback."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
-        while True:
-            with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
-                break
-            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.2)
+    with mlflow_server(tmp_path_factory.mktemp("server")) as address:
         yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_nodes_in_parallel_share_a_server_and_one_parent(server):
@@ -669,49 +645,10 @@ def test_a_store_that_breaks_midway_costs_one_warning_and_no_run(uri, capsys, mo
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
 
-class Between(BaseHTTPRequestHandler):
-    """Between relinear and a server: hands requests on, or answers with the errors that are left, or not at all."""
-
-    server_address, failures, silent, asked = "", 0, False, 0
-
-    def do_POST(self) -> None:
-        of, body = type(self), self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        of.asked += 1
-        if of.silent:
-            return time.sleep(30)
-        if of.failures:
-            of.failures -= 1
-            return self.answer(503, b"{}")
-        request = urllib.request.Request(of.server_address + self.path, body or None, dict(self.headers), method=self.command)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                self.answer(reply.status, reply.read())
-        except urllib.error.HTTPError as error:
-            self.answer(error.code, error.read())
-
-    do_GET = do_PATCH = do_PUT = do_POST
-
-    def answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
 @pytest.fixture
 def between(server) -> Iterator[type[Between]]:
-    """The handler of a server that stands before the real one; its `url` is where."""
-    handler = type("Handler", (Between,), {"server_address": server})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        http.daemon_threads, http.block_on_close = True, False
-        handler.url = f"http://name:secret@127.0.0.1:{http.server_port}"
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+    with standing_before(server) as handler:
         yield handler
-        http.shutdown()
 
 
 def test_a_server_that_fails_once_is_tried_again(between, capsys):
@@ -745,6 +682,29 @@ def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_fille
     between.failures, between.silent = 0, False
     assert mirror.rebuild(between.url, tmp_path / "results") == 1
     assert [r.info.status for r in runs(between.server_address, f"tags.run = '{run}'")] == ["FINISHED"]
+
+
+@pytest.mark.parametrize("how", ["fails", "is silent"])
+def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
+    """It took what came before; the rest comes when it answers again, and once."""
+    run = f"until_it_{how.replace(' ', '_')}"
+    with opened(between.url, run=run) as tracker:
+        tracker.log({"loss": 2.0}, 1)
+        tracker._flush()
+        begun = time.monotonic()
+        between.failures, between.silent = (10**6 if how == "fails" else 0), how == "is silent"
+        for step in range(2, 3000):
+            tracker.log({"loss": 1.0}, step)
+        tracker.finish(write_folder(tmp_path / "results", record(run=run, mlflow_run_id=tracker.run_id), {}))
+    error = capsys.readouterr().err
+    assert time.monotonic() - begun < 30
+    assert error.count(f"no more MLflow tracking of {run}/distill") == 1 and "***@" in error and "secret" not in error
+    [left] = runs(between.server_address, f"tags.run = '{run}'")
+    assert left.info.status == "RUNNING" and left.data.metrics == {"loss": 2.0}
+    between.failures, between.silent = 0, False
+    assert [mirror.rebuild(between.url, tmp_path / "results") for _ in range(2)] == [1, 0]
+    current = runs(between.server_address, f"tags.run = '{run}' and tags.current = 'true'")
+    assert [(r.info.status, len(client(between.server_address).get_metric_history(r.info.run_id, "loss"))) for r in current] == [("FINISHED", 3)]
 
 
 def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):

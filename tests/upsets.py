@@ -3,6 +3,9 @@
 Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and a measurement to do.
 Something happens to it at a moment that is drawn; then the same command is given again. Whatever happened, it must end with the very files of an
 undisturbed run, once in MLflow, with nothing left over, and without a traceback.
+
+Snakemake is a process of its own. Its jobs are forks of one that has imported all libraries (`warm`), so that a round takes half a minute; each is
+started, heard and killed as ever.
 """
 
 import json
@@ -10,18 +13,18 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import warm
 from conftest import Clone, copy_sources, environment
+from servers import Between, mlflow_server, silent_server, standing_before
 
 RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate")
 TARGET = f"results/smoke/runs/{RUN}/gate/run.json"
@@ -34,6 +37,10 @@ class Ended(NamedTuple):
 
     code: int
     said: str
+
+
+# Snakemake, whose jobs take another Python than its own.
+SNAKEMAKE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('snakemake', run_name='__main__', alter_sys=True)"
 
 
 class Round(NamedTuple):
@@ -50,8 +57,10 @@ class Results:
     """The prepared clone, and the copy of it that a round works in, always at the same path: an adapter names the folder of its model."""
 
     def __init__(self, folder: Path):
-        self.base, self.clone = folder / "base", Clone(folder / "clone", [])
+        warm.interpreter(folder / "warm", os.getpid(), environment())
+        self.base, self.clone = folder / "base", Clone(folder / "clone", [], str(folder / "warm/python"))
         self.seconds, self.usual = 0.0, {}
+        self.server: type[Between] = Between
 
     def prepare(self) -> "Results":
         """Everything up to the distilled run in the base; and, in a copy, what the command makes undisturbed."""
@@ -74,7 +83,7 @@ class Results:
 
     def start(self, store: str | None = None) -> subprocess.Popen:
         env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {})}
-        command = [sys.executable, "-m", "snakemake", "--cores", "2", "--config", "scale=smoke", "--", TARGET]
+        command = [sys.executable, "-c", SNAKEMAKE, self.clone.interpreter, "--cores", "2", "--config", "scale=smoke", "--", TARGET]
         return subprocess.Popen(
             command, cwd=self.clone.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -172,9 +181,12 @@ def sent(number: signal.Signals, whom: str) -> Callable:
 
 
 def stopped(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-    everyone(process, signal.SIGSTOP)
-    time.sleep(3)
-    everyone(process, signal.SIGCONT)
+    of_it = at_work(results)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for one in of_it:
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+        time.sleep(3)
 
 
 def removed(*names: str) -> Callable:
@@ -223,6 +235,17 @@ def _wait(process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
+def fails_midway(how: str) -> Callable:
+    """The server took what came so far, and answers with errors, or no more, until the command has ended."""
+
+    def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
+        results.server.failures, results.server.silent = (10**9 if how == "fails" else 0), how == "silent"
+        _wait(process)
+        results.server.failures, results.server.silent = 0, False
+
+    return upset
+
+
 def nothing(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
     """The store is upset from the start."""
 
@@ -242,6 +265,8 @@ KINDS = [
     Round("work folders deleted", removed("smoke/.work")),
     Round("run's folder deleted", removed(f"smoke/runs/{RUN}")),
     Round("model's folder deleted", removed("smoke/models/tiny")),
+    Round("server fails midway", fails_midway("fails"), store="server"),
+    Round("server silent midway", fails_midway("silent"), store="server"),
 ]
 
 
@@ -251,17 +276,18 @@ def names(count: int) -> list[tuple[str, Round]]:
 
 
 @contextmanager
-def silent_store() -> Iterator[str]:
-    server, kept = socket.create_server(("127.0.0.1", 0)), []
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                kept.append(server.accept())
-
-    threading.Thread(target=serve, daemon=True).start()
-    yield f"http://user:secret@127.0.0.1:{server.getsockname()[1]}"
-    server.close()
+def store_of(results: Results, kind: Round) -> Iterator[str | None]:
+    """The address of the round's store; None for the default one. A server is a real one, and one before it that can fail."""
+    with ExitStack() as stack:
+        if kind.store == "silent":
+            yield stack.enter_context(silent_server())
+        elif kind.store == "server":
+            folder = results.clone / "server"
+            folder.mkdir()
+            results.server = stack.enter_context(standing_before(stack.enter_context(mlflow_server(folder, results.clone.interpreter))))
+            yield results.server.url
+        else:
+            yield kind.store
 
 
 @contextmanager
@@ -290,10 +316,9 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
     """`held`, or what was wrong; and how the upset command ended. `not run` where this machine does not allow it."""
     draw = random.Random(name)
     results.fresh()
-    with disk(results, kind.on_tmpfs) as there, silent_store() as silent:
+    with disk(results, kind.on_tmpfs) as there, store_of(results, kind) as store:
         if not there:
             return "not run", "mounting needs root"
-        store = silent if kind.store == "silent" else kind.store
         if kind.read_only:
             remount(results, "ro")
         process = results.start(store)
@@ -311,9 +336,7 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
         for ends in (first, again):
             wrong += ["a traceback: " + ends.said[ends.said.index("Traceback") :][:1500]] if "Traceback" in ends.said else []
             wrong += ["a password in what was said"] if "secret" in ends.said else []
-        wrong += ["a process is left"] if (left := _left(results)) else []
-        for one in left:
-            one.kill()
+        wrong += ["a process is left"] if _left(results) else []
     return ("; ".join(wrong) or "held"), f"at {moment:.0f} s of {results.seconds:.0f} s; ended with {first.code}, then with {again.code}"
 
 
@@ -325,10 +348,21 @@ def rebuild(results: Results) -> list[str]:
     return []
 
 
-def _left(results: Results) -> list[psutil.Process]:
+def at_work(results: Results) -> list[psutil.Process]:
+    """The processes in the clone's folder: Snakemake, shells, jobs."""
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.Error):
             if one.pid != os.getpid() and Path(one.cwd()) == results.clone.root:
                 found.append(one)
     return found
+
+
+def _left(results: Results) -> list[psutil.Process]:
+    """Processes that have not ended some seconds after the command; they are killed."""
+    end = time.monotonic() + 5
+    while (left := at_work(results)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for one in left:
+        one.kill()
+    return left

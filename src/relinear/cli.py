@@ -110,12 +110,15 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     launched = os.environ.get("WORLD_SIZE")  # by torchrun
     processes = int(launched) if launched else plan.gpus(node.stage) if gpus is None else gpus
     plan.check_processes(node, max(processes, 1))
+    run_stage, stands = (getattr(importlib.import_module("relinear.stage"), name) for name in ("run_stage", "stands"))
+    if not launched and stands(plan, node):
+        print(f"{node}: {plan.folder(node)}")
+        return
     if wanted == "cuda":
         importlib.import_module("relinear.machine.gpus").claim(max(processes, 1))
     if processes > 1 and not launched:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *TORCHRUN, str(processes), "-m", "relinear.cli", *sys.argv[1:]])
-    run_stage = importlib.import_module("relinear.stage").run_stage
     work = collecting(importlib.import_module(stage.work).work)
     if not stage.torch:
         print(f"{node}: {run_stage(plan, node, work)}")

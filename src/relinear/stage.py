@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     `work` writes artefacts into `job.out` and returns the metrics. Raises StageError for parents that are missing or do not match.
     """
     folder, key = plan.folder(node), plan.key(node)
-    scratch_root = plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
+    scratch_root = _scratch(plan, node)
     out = scratch_root / "out"
     rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if rank > 0:
@@ -76,12 +77,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     with _locked(scratch_root / "lock", node):
         record = records.finished(folder)
         ours = record is not None and record["key"] == key
-        if ours and (wrong := _difference(folder, record)):
-            print(f"{node}: {wrong}; it is made again", file=sys.stderr)
-        elif ours:
-            # The result is of now: rules compare times.
-            os.utime(folder / "run.json")
-            print(f"{node}: up to date", file=sys.stderr)
+        if ours and _up_to_date(plan, node, record):
             _agree(False)
             return folder
         parents = {role: _verified(plan, parent, node) for role, parent in plan.parents(node).items()}
@@ -94,7 +90,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         _agree(True)
         _run(plan, node, job, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if ours and _contents(record) == _contents(records.read(out)):
+        if ours and records.contents(record) == records.contents(records.read(out)):
             # What was made from it need not be made anew: rules compare times.
             shutil.copystat(folder / "run.json", out / "run.json")
         sync(out)
@@ -108,6 +104,52 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
             if leftover.name not in ("lock", "attempt.json"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     return folder
+
+
+def stands(plan: Plan, node: Node) -> bool:
+    """Whether a node's result is there as this plan makes it; nothing slow need be imported to know. False where another process is at it."""
+    folder = plan.folder(node)
+    if not (folder / "run.json").is_file():
+        return False
+    _scratch(plan, node).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(_scratch(plan, node) / "lock", timeout=0):
+            record = records.finished(folder)
+            return record is not None and record["key"] == plan.key(node) and _up_to_date(plan, node, record)
+    except Timeout:
+        return False
+
+
+def _scratch(plan: Plan, node: Node) -> Path:
+    """The folder of what survives an interruption."""
+    return plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
+
+
+def _up_to_date(plan: Plan, node: Node, record: dict) -> bool:
+    """Whether a record of this node's key is of the files that are there and of what its parents hold now. Then it is of now: rules compare times."""
+    folder = plan.folder(node)
+    if wrong := _difference(folder, record) or _outdated(plan, node, record):
+        print(f"{node}: {wrong}; it is made again", file=sys.stderr)
+        return False
+    for name in ("metrics.json", "run.json"):
+        os.utime(folder / name)
+    print(f"{node}: up to date", file=sys.stderr)
+    return True
+
+
+def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
+    """Which parent was made again, under the same key, with other contents than the record was made from; None where there is none.
+
+    Records of before these contents were noted have a parent's time alone.
+    """
+    for role, parent in plan.parents(node).items():
+        with suppress(records.BrokenError):
+            told, now = record["parents"].get(role, {}), records.read(plan.folder(parent))
+            if now is None or now["key"] != told.get("key"):
+                continue
+            if told["contents"] != records.contents(now) if "contents" in told else now.get("started", "") > record.get("started", ""):
+                return f"its parent `{parent}` was made again, with other contents"
+    return None
 
 
 def _agree(started: bool | None = None) -> bool | None:
@@ -196,13 +238,8 @@ def _difference(folder: Path, record: dict) -> str | None:
     return next((wrong for name in record["artefacts"] if (wrong := records.difference(folder, record, name))), None)
 
 
-def _contents(record: dict) -> dict[str, str]:
-    """The sha256 of what a stage made; its history says when, too."""
-    return {name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
-
-
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
-    """A parent's path and key, once it is finished, is the one this plan would make, and its files are what it wrote."""
+    """A parent's path, key and contents, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
     command = f"relinear {parent} {plan.node_options()}"
     try:
@@ -218,7 +255,7 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
         )
     if wrong := _difference(folder, record):
         raise StageError(f"{child}: {wrong}, by its parent `{parent}`; run `{command}` again")
-    return {"path": str(folder), "key": record["key"]}
+    return {"path": str(folder), "key": record["key"], "contents": records.contents(record)}
 
 
 def _require_disk(plan: Plan, node: Node) -> None:

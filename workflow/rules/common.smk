@@ -99,6 +99,8 @@ def assets(stage):
     ]
 
 
+# `update(...)` around a record keeps it until its stage replaces it. The stage sees then whether it still stands: a parent that was made again with
+# the same contents makes nothing after it run again.
 def key(stage):
     """What makes a node rerun: its settings, the code it reaches, its parents' keys. Whitespace and comments do not."""
     return lambda wildcards: plan.key(node(stage, wildcards))

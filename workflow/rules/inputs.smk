@@ -9,7 +9,7 @@ localrules:
 rule asset:
     """A model, a text or evaluation items, obtained and verified."""
     output:
-        "<results>/assets/{name}/run.json",
+        update("<results>/assets/{name}/run.json"),
     log:
         "<results>/logs/asset.{name}.log",
     params:
@@ -23,7 +23,7 @@ rule model:
     input:
         assets("model"),
     output:
-        "<results>/models/{name}/run.json",
+        update("<results>/models/{name}/run.json"),
     log:
         "<results>/logs/model.{name}.log",
     threads: cores("model")
@@ -41,7 +41,7 @@ rule written:
     input:
         parents("written"),
     output:
-        "<results>/written/{name}/run.json",
+        update("<results>/written/{name}/run.json"),
     log:
         "<results>/logs/written.{name}.log",
     threads: cores("written")
@@ -61,7 +61,7 @@ rule text:
         parents("text"),
         assets("text"),
     output:
-        "<results>/text/{name}/run.json",
+        update("<results>/text/{name}/run.json"),
     log:
         "<results>/logs/text.{name}.log",
     resources:
@@ -79,7 +79,7 @@ rule sentences:
         parents("sentences"),
         assets("sentences"),
     output:
-        "<results>/sentences/{name}/run.json",
+        update("<results>/sentences/{name}/run.json"),
     log:
         "<results>/logs/sentences.{name}.log",
     resources:
@@ -97,7 +97,7 @@ rule documents:
         parents("documents"),
         assets("documents"),
     output:
-        "<results>/documents/{name}/run.json",
+        update("<results>/documents/{name}/run.json"),
     log:
         "<results>/logs/documents.{name}.log",
     resources:
@@ -114,7 +114,7 @@ rule activations:
     input:
         parents("activations"),
     output:
-        "<results>/activations/{name}/run.json",
+        update("<results>/activations/{name}/run.json"),
     log:
         "<results>/logs/activations.{name}.log",
     priority: 2  # as distill, which waits for it
@@ -132,7 +132,7 @@ rule activations:
 rule recall:
     """Sequences of associative recall."""
     output:
-        "<results>/recall/{name}/run.json",
+        update("<results>/recall/{name}/run.json"),
     log:
         "<results>/logs/recall.{name}.log",
     resources:
@@ -149,7 +149,7 @@ rule passkeys:
     input:
         parents("passkeys"),
     output:
-        "<results>/passkeys/{name}/run.json",
+        update("<results>/passkeys/{name}/run.json"),
     log:
         "<results>/logs/passkeys.{name}.log",
     resources:

@@ -7,8 +7,8 @@ rule measure:
         parents("measure"),
         assets("measure"),
     output:
-        "<results>/runs/{name}/{measure}/run.json",
-        "<results>/runs/{name}/{measure}/metrics.json",
+        update("<results>/runs/{name}/{measure}/run.json"),
+        update("<results>/runs/{name}/{measure}/metrics.json"),
     log:
         "<results>/logs/{name}.{measure}.log",
     priority: 1  # prompts and their tokens are made on the processor, while trainings have the GPU

@@ -6,7 +6,7 @@ rule distill:
     input:
         parents("distill"),
     output:
-        "<results>/runs/{name}/distill/run.json",
+        update("<results>/runs/{name}/distill/run.json"),
     log:
         "<results>/logs/{name}.distill.log",
     priority: 2  # the longest chains first: a chain that ends alone leaves all slots but one idle
@@ -26,7 +26,7 @@ rule finetune:
     input:
         parents("finetune"),
     output:
-        "<results>/runs/{name}/finetune/run.json",
+        update("<results>/runs/{name}/finetune/run.json"),
     log:
         "<results>/logs/{name}.finetune.log",
     threads: cores("finetune")
@@ -45,7 +45,7 @@ rule pretrain:
     input:
         parents("pretrain"),
     output:
-        "<results>/runs/{name}/pretrain/run.json",
+        update("<results>/runs/{name}/pretrain/run.json"),
     log:
         "<results>/logs/{name}.pretrain.log",
     threads: cores("pretrain")
