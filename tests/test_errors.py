@@ -172,6 +172,7 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
         (["model", "tiny", "--scale", "smoke", "--results", "FILE"], "is a file; possible: a folder"),
         (["model", "tiny", "--scale", "smoke", "--results", "FILE/below"], "is a file; possible: a folder"),
         (["model", "tiny", "--scale", "smoke", "--results", "r" * 300], "File name too long"),
+        (["model", "tiny", "--scale", "smoke", "--results", "/proc/nope"], "no folder can be made at /proc/nope"),
         (["track", "rebuild", "--results", "FILE"], "is a file; possible: a folder"),
         (["tasks", "FILE", "--scale", "smoke"], "is a file; possible: a folder"),
         (["track", "ui", "--port", "99999"], "--port"),

@@ -73,7 +73,10 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         if _agree():
             work(job_of(plan, node, out=out, work=scratch_root, leads=False))
         return folder
-    scratch_root.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch_root.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:
+        raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
     with _locked(scratch_root / "lock", node):
         record = records.finished(folder)
         ours = record is not None and record["key"] == key

@@ -167,7 +167,7 @@ rule pieces:
         parents("pieces"),
         assets("pieces"),
     output:
-        "<results>/pieces/{name}/run.json",
+        update("<results>/pieces/{name}/run.json"),
     log:
         "<results>/logs/pieces.{name}.log",
     resources:
