@@ -18,7 +18,7 @@ import pytest
 import yaml
 from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
-from relinear.records import contents
+from relinear.stage import contents
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
 ACCURACIES = ["piqa_acc", "piqa_acc_norm", "arc_easy_acc", "arc_challenge_acc_norm", "hellaswag_acc_norm", "winogrande_acc", "mmlu_acc"]

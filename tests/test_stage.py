@@ -17,8 +17,8 @@ from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
-from relinear.records import contents, set_aside
-from relinear.stage import StageError, run_stage, stands
+from relinear.records import set_aside
+from relinear.stage import StageError, contents, run_stage, stands
 from relinear.tracking import live as tracking
 
 RECORD = {

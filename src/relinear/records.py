@@ -9,7 +9,6 @@ from typing import Any
 
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.plan.names import digest
 
 SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
 FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # that every record has
@@ -53,11 +52,6 @@ def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
     got = sha256(path) if path.is_file() else "no file"
     return None if got == expected else f"{path} is not what its run.json says: sha256 {got} got, {expected} expected"
-
-
-def contents(record: dict[str, Any]) -> str:
-    """One sha256 of all that a stage made, by name; but of its history, which says when."""
-    return digest({name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"})
 
 
 def believed(folder: Path) -> dict[str, Any] | None:

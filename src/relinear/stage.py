@@ -93,7 +93,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         _agree(True)
         _run(plan, node, job, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if ours and records.contents(record) == records.contents(records.read(out)):
+        if ours and contents(record) == contents(records.read(out)):
             # What was made from it need not be made anew: rules compare times.
             shutil.copystat(folder / "run.json", out / "run.json")
         sync(out)
@@ -123,6 +123,11 @@ def stands(plan: Plan, node: Node) -> bool:
         return False
 
 
+def contents(record: dict[str, Any]) -> str:
+    """One sha256 of all that a stage made, by name; but of its history, which says when."""
+    return digest({name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"})
+
+
 def _scratch(plan: Plan, node: Node) -> Path:
     """The folder of what survives an interruption."""
     return plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
@@ -150,7 +155,7 @@ def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
             told, now = record["parents"].get(role, {}), records.read(plan.folder(parent))
             if now is None or now["key"] != told.get("key"):
                 continue
-            if told["contents"] != records.contents(now) if "contents" in told else now.get("started", "") > record.get("started", ""):
+            if told["contents"] != contents(now) if "contents" in told else now.get("started", "") > record.get("started", ""):
                 return f"its parent `{parent}` was made again, with other contents"
     return None
 
@@ -258,7 +263,7 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
         )
     if wrong := _difference(folder, record):
         raise StageError(f"{child}: {wrong}, by its parent `{parent}`; run `{command}` again")
-    return {"path": str(folder), "key": record["key"], "contents": records.contents(record)}
+    return {"path": str(folder), "key": record["key"], "contents": contents(record)}
 
 
 def _require_disk(plan: Plan, node: Node) -> None:
