@@ -4,15 +4,18 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from relinear.draw import About, make
+from relinear.draw import About, make, own
 from relinear.draw.planned import draw_committed
 from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.plan.plan import Plan
 from relinear.plan.specs import read
+from relinear.stages._stage import Node
 
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).parent / "frozen"
@@ -98,6 +101,40 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
     assert [row["ours"] for row in (lora, maps, both)] == ["6,815,744, 0.0849 %", "33,554,432, 0.418 %", "40,370,176, 0.503 %"]
     assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], "the last two are misprints"
     assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == ("not told", "yes")
+
+
+def table7(workflow: Path, out: Path) -> dict[str, str]:
+    """Lizard Table 7 of the configuration at the papers' size: setting -> whether it is the paper's."""
+    plan = Plan(scale="paper", workflow=workflow)
+    hardware = {"processes": 1, "dtype": plan.config.hardware.dtype}
+    for step in ("distill", "finetune"):
+        settings = plan.settings(Node(step, "lizard"))
+        tokens = settings["budget"]["epochs"] * plan.settings(Node("text", "alpaca@llama-3-8b"))["train_tokens"]
+        (out / "runs/lizard" / step).mkdir(parents=True)
+        (out / "runs/lizard" / step / "run.json").write_text(json.dumps({"config": settings, "hardware": hardware, "tokens": tokens}))
+    artefact = read(ROOT / "workflow/papers/lizard/table7.yaml")
+    found = SimpleNamespace(folder=out / "runs/lizard/perplexity")
+    own._load(artefact.file.with_suffix(".py")).draw(artefact.spec, {("lizard", "perplexity"): found}, About("paper"), out)
+    with (out / "table7.csv").open() as file:
+        return {row["setting"]: row["same"] for row in csv.DictReader(file)}
+
+
+def test_lizards_configuration_is_the_papers_table_7_until_it_drifts(tmp_path):
+    """Another card, one process and half its sequence length are known; whatever else comes to differ fails here."""
+    same = table7(ROOT / "workflow", tmp_path / "as it is")
+    known = {"gpus", "sequence_length"}
+    assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(same.values()).count("yes") == 13
+    drifts = {
+        "distill_lr": ("lr: 1.0e-3", "lr: 1.0e-2"), "finetune_lr": ("lr: 5.0e-4", "lr: 1.0e-4"), "betas": ("0.99]", "0.999]"),
+        "min_lr_ratio": ("min_lr_ratio: 0.1", "min_lr_ratio: 0.0"), "lora_targets": ("q_proj, k_proj, v_proj", "q_proj, k_proj"),
+    }  # fmt: skip
+    for setting, (ours, other) in drifts.items():
+        workflow = Path(shutil.copytree(ROOT / "workflow", tmp_path / setting))
+        runs = workflow / "papers/lizard/runs.yaml"
+        first, rest = runs.read_text().split("\n\n", 1)  # `lizard` comes first
+        assert ours in first
+        runs.write_text(f"{first.replace(ours, other)}\n\n{rest}")
+        assert {name for name, verdict in table7(workflow, tmp_path / f"{setting} drifted").items() if verdict == "no"} == known | {setting}
 
 
 def test_lizards_recipe_is_the_papers_but_for_what_is_known_to_differ():
