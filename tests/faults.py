@@ -14,6 +14,7 @@ import math
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,11 +45,12 @@ SLOWEST = 5.0  # seconds of a processor that a plan may take to judge an input
 
 
 class Outcome(NamedTuple):
-    """A case, what became of it, and what was said."""
+    """A case, what became of it, what was said, and the commit that it was judged at."""
 
     case: str
     what: str
     said: str
+    commit: str = ""
 
 
 # --- settings ---
@@ -284,6 +286,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
     given = parser.parse_args()
     importlib.import_module("relinear.tracking.live").Tracker = Mirror
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=WORKFLOW, capture_output=True, text=True).stdout.strip()
     known = [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()] if given.log and given.log.is_file() else []
     done = {outcome.case for outcome in known}
     with contextlib.ExitStack() as stack:
@@ -295,7 +298,8 @@ def main() -> int:
             judged.append(rounds(plan, lambda number: names[number] not in done))
         judged.append(upset(given.upsets, lambda case: case not in done))
         for outcome in (one for part in judged for one in part):
-            brief = outcome if outcome.what not in GOOD or outcome.case.startswith("upset") else outcome._replace(said="")
+            told = outcome.what not in GOOD or outcome.case.startswith("upset")
+            brief = outcome._replace(said=outcome.said if told else "", commit=commit)
             log.write(json.dumps(brief) + "\n")
             log.flush()
             known.append(outcome)

@@ -1,13 +1,14 @@
 """A command that is upset while it runs, by signals, kills, disks, stores or another command: a part of the fault campaign (`faults.py`).
 
-Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and a measurement to do.
+Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and two measurements to do.
 Something happens to it at a moment that is drawn; then the same command is given again. Whatever happened, it must end with the very files of an
-undisturbed run, once in MLflow, with nothing left over, and without a traceback.
+undisturbed run, once in MLflow, with nothing left over, without a traceback, and a table that is drawn from it has the same bytes.
 
 Snakemake is a process of its own. Its jobs are forks of one that has imported all libraries (`warm`), so that a round takes half a minute; each is
 started, heard and killed as ever.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -26,8 +27,9 @@ import warm
 from conftest import Clone, copy_sources, environment
 from servers import Between, mlflow_server, silent_server, standing_before
 
-RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate")
-TARGET = f"results/smoke/runs/{RUN}/gate/run.json"
+RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate", "perplexity")
+TARGET = f"results/smoke/runs/{RUN}/{LAST[-1]}/run.json"
+TABLE = ("comparison", "table2", ("csv", "md", "claims.csv"))
 GIB = 1 << 30
 LONGEST = 420  # seconds that a command may take on a busy machine
 
@@ -86,15 +88,19 @@ class Results:
         command = [sys.executable, "-c", SNAKEMAKE, self.clone.interpreter, "--cores", "2", "--config", "scale=smoke", "--", TARGET]
         return subprocess.Popen(
             command, cwd=self.clone.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=attentive,
         )  # fmt: skip
 
     def command(self, store: str | None = None) -> Ended:
         return ended(self.start(store))
 
     def contents(self) -> dict[str, str]:
-        """What the command made: the sha256 of each file, but of a history, which says when."""
-        found = {}
+        """What the command made: the sha256 of each file, but of a history, which says when; and of the table that is drawn from it."""
+        found, (paper, stem, ends) = {}, TABLE
+        drawn = self.clone.relinear("draw", paper, stem, "--scale", "smoke")
+        assert drawn.returncode == 0, drawn.stderr[-3000:]
+        for end in ends:
+            found[f"{stem}.{end}"] = hashlib.sha256((self.clone / f"results/smoke/{paper}/{stem}.{end}").read_bytes()).hexdigest()
         for stage in LAST:
             record = self.clone.record(RUN, stage)
             found |= {f"{stage}/{name}": entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"}
@@ -102,8 +108,9 @@ class Results:
 
     def problems(self) -> list[str]:
         """What is not as an undisturbed command leaves it."""
-        wrong = [f"{name} is another file" for name, sha in self.contents().items() if self.usual.get(name) != sha]
-        wrong += [f"{name} is not there" for name in self.usual.keys() - self.contents().keys()]
+        found = self.contents()
+        wrong = [f"{name} is another file" for name, sha in found.items() if self.usual.get(name) != sha]
+        wrong += [f"{name} is not there" for name in self.usual.keys() - found.keys()]
         history = [json.loads(line)["step"] for line in (self.clone.stage(RUN, "finetune") / "history.jsonl").read_text().splitlines()]
         wrong += ["history has a gap or a double"] if history != list(range(len(history))) else []
         root = self.clone / "results/smoke"
@@ -131,6 +138,12 @@ for node in plan.behind([plan.node(*sys.argv[1:])]):
 """
 
 
+def attentive() -> None:
+    """What `nohup` and a shell's background jobs leave ignored is heard again, as in a terminal."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def ended(process: subprocess.Popen) -> Ended:
     try:
         said, _ = process.communicate(timeout=LONGEST)
@@ -154,12 +167,14 @@ def everyone(process: subprocess.Popen, number: int) -> None:
 
 
 def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """The processes that work on a stage: a shell and Python."""
-    found = []
-    for one in family(process):
-        with suppress(psutil.NoSuchProcess):
-            if "relinear.cli" in one.cmdline():
-                found.append(one)
+    """The processes that work on a stage, once there are some."""
+    found: list[psutil.Process] = []
+    while not found and process.poll() is None:
+        for one in family(process):
+            with suppress(psutil.Error):
+                if {"finetune", "measure"} & set(one.cmdline()):
+                    found.append(one)
+        time.sleep(0.02)
     return found
 
 
@@ -325,6 +340,8 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
         moment = draw.uniform(0.1, 0.95) * results.seconds
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment)
+        if process.poll() is not None and kind.upset is not nothing and not kind.read_only:
+            return "not run", f"the command had ended before {moment:.0f} s: {ended(process).code}"
         kind.upset(results, process, draw)
         first = ended(process)
         again = results.command(store)
