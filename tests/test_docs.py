@@ -290,11 +290,16 @@ def kernels() -> list[str]:
     assert any("Triton >= 3.4.0 and < 3.7.1" in row["note"] for row in rows if "chunk_simple_gla" in row["provider"])
     ahead = [int(t) for (op, t, b), ms in forward.items() if (op, b) == ("softmax attention", "1") and ms > forward["linear_attention", t, b]]
     assert min(ahead) == 8192 and abs(forward["hybrid_attention w=64", "2048", "16"] / forward["softmax attention", "2048", "16"] - 1) < 0.05
+    costs = [row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if row.sweep == "input"]
+    read = {(row.run, row.prompt): row.prefill_tokens_per_second for row in costs}
+    faster = {run: [p for own, p in sorted(read) if own == run and read[run, p] > read["teacher", p]] for run in ("lizard", "lolcats_window")}
+    assert faster["lizard"] == faster["lolcats_window"][1:], "and from there on at every length"
     return [
         f"at {bandwidth / 1e12:.2f} TB/s",
         "it refuses Triton 3.4 to 3.7.0",
         f"takes {first['forward']} s at most forward and {first['forward+backward']} s with the backward",
-        "ahead from 8192 tokens on",
+        "at a batch of one from 8192 tokens on",
+        f"softmax attention from {faster['lizard'][0]:,} tokens on, LoLCATs' from {faster['lolcats_window'][0]:,} on, the shortest input",
     ]
 
 
@@ -385,6 +390,14 @@ def test_every_number_in_the_text_is_read_from_a_committed_file(page):
         assert words in text
         text = text.replace(words, "")
     assert MEASURED.findall(re.sub(r"`[^`]*`", "", text)) == []
+
+
+@pytest.mark.parametrize("page", ["docs/efficiency.md", "docs/running.md", "docs/kernels.md"])
+def test_a_commit_whose_tree_had_uncommitted_changes_is_marked_where_it_is_quoted(page):
+    records = [json.loads(path.read_text()) for path in (*REFERENCE.glob("efficiency/*.json"), *REFERENCE.glob("scaling/*.json"))]
+    changed = {session["commit"][:7] for record in records for session in record.get("sessions", [record]) if session.get("dirty")}
+    quoted = re.findall(r"`([0-9a-f]{7})`(\+?)", (ROOT / page).read_text())
+    assert quoted and all(bool(plus) == (commit in changed) for commit, plus in quoted), quoted
 
 
 def test_a_number_that_nothing_holds_is_found():

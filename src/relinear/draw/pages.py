@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from relinear.draw.costs import read_costs
+from relinear.draw.costs import how_measured, read_costs
 from relinear.draw.kernels import HEAD, SOFTMAX, read
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
@@ -280,16 +280,22 @@ def verdicts(reference: Path) -> str:
 
 
 def generating(reference: Path) -> str:
-    """Decoding at Mistral-7B's shape: at the largest batch that the teacher holds, and at a run's own largest."""
+    """Decoding at Mistral-7B's shape: at the largest batch that the teacher holds, and at a run's own largest.
+
+    A plus follows the commit of rows from a session whose tree had uncommitted changes.
+    """
     rows = [row for row in read_costs(reference / "efficiency/efficiency.csv") if row.model == "mistral-7b" and row.sweep == "batch" and row.ok]
     largest = {run: max((row for row in rows if row.run == run), key=lambda row: row.batch) for run in dict.fromkeys(row.run for row in rows)}
     teacher = largest["teacher"]
     same = {row.run: row for row in rows if row.batch == teacher.batch}
+    sessions = how_measured(reference / "efficiency/efficiency.csv")["sessions"]
+    changed = tuple(session["commit"] for session in sessions if session["dirty"])
     found = []
     for run, most in largest.items():
         speeds = [same[run].decode_tokens_per_second, most.decode_tokens_per_second]
         cells = [f"{speed:,.0f} ({speed / teacher.decode_tokens_per_second:.1f}x)" for speed in speeds]
-        found.append([label(run), f"{most.cache_bytes / most.batch / 2**20:.0f}", cells[0], f"{most.batch:,}", cells[1], f"`{most.commit}`"])
+        commit = f"`{most.commit}`{'+' * any(name.startswith(most.commit) for name in changed)}"
+        found.append([label(run), f"{most.cache_bytes / most.batch / 2**20:.0f}", cells[0], f"{most.batch:,}", cells[1], commit])
     head = ["Run", "MiB a sequence", f"tokens/s, batch {teacher.batch}", "largest batch", "tokens/s there", "commit"]
     return markdown(head, found)
 
@@ -306,6 +312,18 @@ def inputs(reference: Path) -> str:
         found.append([f"{prompt:,}", *speeds, *(f"{row.peak_bytes / 2**30:.0f}" for row in mine)])
     names = [label(run) for run in runs]
     return markdown(["Input, tokens", *(f"{name}, tokens/s" for name in names), *(f"{name}, GiB" for name in names)], found)
+
+
+def reading(reference: Path) -> str:
+    """Seconds of reading whole inputs at Llama-3-8B's shape, against their length: the teacher beside the hybrids."""
+    rows = [row for row in read_costs(reference / "efficiency/efficiency.csv") if row.model == "llama-3-8b" and row.sweep == "input"]
+    seconds = {(row.run, row.prompt): row.batch * row.prompt / row.prefill_tokens_per_second for row in rows}
+    hybrids = [run for run in dict.fromkeys(row.run for row in rows) if run != "teacher"]
+    found = []
+    for prompt in sorted({row.prompt for row in rows}):
+        own = seconds["teacher", prompt]
+        found.append([f"{prompt:,}", f"{own:.2f}", *(f"{seconds[run, prompt]:.2f} ({own / seconds[run, prompt]:.2f}x)" for run in hybrids)])
+    return markdown(["Input, tokens", "teacher, s", *(f"{label(run)}, s" for run in hybrids)], found)
 
 
 def growth(reference: Path) -> str:
@@ -406,7 +424,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
-    "docs/kernels.md": (kernels, lengths),
+    "docs/kernels.md": (kernels, lengths, reading),
 }
 
 
