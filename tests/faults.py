@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import malformed
 import upsets
 import yaml
 from test_stage import Mirror
@@ -45,7 +46,7 @@ SLOWEST = 5.0  # seconds of a processor that a plan may take to judge an input
 
 
 class Outcome(NamedTuple):
-    """A case, what became of it, what was said, and the commit that it was judged at."""
+    """A case, what became of it, what was said, and the commit whose code was judged."""
 
     case: str
     what: str
@@ -154,14 +155,20 @@ def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
 
 
 def inputs(count: int, seed: int = 0, wanted: Callable[[str], bool] = lambda case: True) -> Iterator[Outcome]:
-    """Judge that many malformed settings; files take turns, so that each kind has its share."""
+    """Judge that many malformed settings: one half broken as text or as a tree, where files take turns, the other half drawn from the schemas."""
     usual, files = meaning(WORKFLOW), settings()
     random.Random(seed).shuffle(files)
+    schemas = malformed.drawn(sorted(files), count // 2, seed)
     with tempfile.TemporaryDirectory() as folder:
         workflow = linked(Path(folder) / "workflow")
         for number in range(count):
-            draw, name = random.Random(f"{seed} {number}"), files[number % len(files)]
-            what, data, nonsense = mutate(draw, (WORKFLOW / name).read_text(encoding="utf-8"))
+            half = number // 2
+            if number % 2 and half < len(schemas):
+                name, at, value, tree, nonsense = schemas[half]
+                what, data = f"{at} = {str(value)[:40]!r}", _dumped(tree)
+            else:
+                draw, name = random.Random(f"{seed} {number}"), files[half % len(files)]
+                what, data, nonsense = mutate(draw, (WORKFLOW / name).read_text(encoding="utf-8"))
             if not wanted(case := f"{number} {name}: {what}"):
                 continue
             (workflow / name).unlink()
@@ -276,6 +283,15 @@ def upset(count: int, wanted: Callable[[str], bool]) -> Iterator[Outcome]:
             yield Outcome(name, CLEAR, said) if what == "held" else Outcome(name, NOT_RUN if what == "not run" else SILENT, f"{what}: {said}")
 
 
+def judged_commit() -> str:
+    """The last commit that changed what is judged, with `-dirty` where it is not what lies there."""
+    said = [
+        subprocess.run(["git", *command, "--", "src", "kernels", "workflow"], cwd=WORKFLOW.parent, capture_output=True, text=True).stdout.strip()
+        for command in (("log", "-1", "--format=%h"), ("status", "--porcelain"))
+    ]
+    return said[0] + ("-dirty" if said[1] else "")
+
+
 def main() -> int:
     """Judge, log each outcome as a line of JSON, and say what was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -286,7 +302,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a file of JSON lines; cases that it has already are not judged again")
     given = parser.parse_args()
     importlib.import_module("relinear.tracking.live").Tracker = Mirror
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=WORKFLOW, capture_output=True, text=True).stdout.strip()
+    commit = judged_commit()
     known = [Outcome(*json.loads(line)) for line in given.log.read_text().splitlines()] if given.log and given.log.is_file() else []
     done = {outcome.case for outcome in known}
     with contextlib.ExitStack() as stack:

@@ -3,11 +3,30 @@
 import importlib
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import upsets
 import yaml
-from faults import CRASH, DAMAGES, GOOD, HARMLESS, LAST, NONSENSE, again, contents, files_of, inputs, judge, linked, meaning, prepared, rounds
+from faults import (
+    CRASH,
+    DAMAGES,
+    GOOD,
+    HARMLESS,
+    LAST,
+    NONSENSE,
+    again,
+    contents,
+    files_of,
+    inputs,
+    judge,
+    linked,
+    meaning,
+    prepared,
+    rounds,
+    settings,
+)
+from malformed import OF_ENTRIES, drawn, kind
 from test_stage import Mirror
 
 from relinear.draw.planned import draw_planned
@@ -19,12 +38,30 @@ EACH_KIND = (
     "scales/smoke.yaml", "models.yaml", "measures.yaml", "assets.yaml", "papers/lizard/runs.yaml", "papers/lizard/paper.yaml",
     "papers/lolcats/table1.yaml", "tasks/piqa.yaml",
 )  # fmt: skip
+ROOT = Path(__file__).resolve().parent.parent
 INPUTS, EVERY = 100, 9  # of the settings, and of the rounds one in so many
 
 
 def test_malformed_settings_are_refused_in_words_before_any_work():
     bad = [outcome for outcome in inputs(INPUTS) if outcome.what not in GOOD]
     assert not bad, "\n".join(map(str, bad))
+
+
+def test_settings_are_drawn_from_every_schema_and_most_are_malformed():
+    found = drawn(sorted(settings()), INPUTS)
+    assert {kind(setting.name) for setting in found} == {*OF_ENTRIES, "paper", "scales", "spec", "tasks"}
+    assert sum(setting.refused for setting in found) > INPUTS / 2 and {setting.at for setting in found} == {
+        setting.at for setting in drawn(sorted(settings()), INPUTS)
+    }
+
+
+def test_a_scale_may_say_nothing_of_measures(tmp_path):
+    """Hypothesis found that it ended in a traceback."""
+    workflow = linked(tmp_path / "workflow")
+    scale = yaml.safe_load((WORKFLOW / "scales/smoke.yaml").read_text())
+    (workflow / "scales/smoke.yaml").unlink()
+    (workflow / "scales/smoke.yaml").write_text(yaml.safe_dump(scale | {"measures": {}}))
+    assert from_cli({"scale": "smoke"}, workflow=workflow).config.text.heldout_tokens == scale["text"]["heldout_tokens"]
 
 
 def test_the_campaign_sees_a_traceback_and_what_is_taken(tmp_path, monkeypatch):

@@ -46,10 +46,10 @@ SNAKEMAKE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_modu
 
 
 class Round(NamedTuple):
-    """What is done to the command, and whether it may end well all the same."""
+    """What is done to the command: False where it had ended before. And on which store and disk."""
 
     name: str
-    upset: Callable[["Results", subprocess.Popen, random.Random], None]
+    upset: Callable[["Results", subprocess.Popen, random.Random], bool | None]
     store: str | None = None
     on_tmpfs: bool = False
     read_only: bool = False  # from the start
@@ -182,15 +182,12 @@ def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def sent(number: signal.Signals, whom: str) -> Callable:
-    def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-        if whom == "all":
-            everyone(process, number)
-        elif whom == "snakemake":
-            process.send_signal(number)
-        else:
-            for one in stages_of(process):
-                with suppress(psutil.NoSuchProcess):
-                    one.send_signal(number)
+    def upset(results: Results, process: subprocess.Popen, draw: random.Random) -> bool:
+        whose = {"all": family, "snakemake": lambda process: [psutil.Process(process.pid)], "stage": stages_of}[whom](process)
+        for one in whose:
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+        return bool(whose)
 
     return upset
 
@@ -330,6 +327,17 @@ def disk(results: Results, wanted: bool) -> Iterator[bool]:
 def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
     """`held`, or what was wrong; and how the upset command ended. `not run` where this machine does not allow it."""
     draw = random.Random(name)
+    moment = draw.uniform(0.1, 0.95) * results.seconds
+    for _ in range(4):
+        what, said = _judged(results, draw, kind, moment)
+        if what != "ended":
+            break
+        moment /= 2  # the machine is quicker now
+    return ("not run" if what == "ended" else what), said
+
+
+def _judged(results: Results, draw: random.Random, kind: Round, moment: float) -> tuple[str, str]:
+    """The same, for one moment; `ended` where the command had ended by then."""
     results.fresh()
     with disk(results, kind.on_tmpfs) as there, store_of(results, kind) as store:
         if not there:
@@ -337,12 +345,12 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
         if kind.read_only:
             remount(results, "ro")
         process = results.start(store)
-        moment = draw.uniform(0.1, 0.95) * results.seconds
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment)
         if process.poll() is not None and kind.upset is not nothing and not kind.read_only:
-            return "not run", f"the command had ended before {moment:.0f} s: {ended(process).code}"
-        kind.upset(results, process, draw)
+            return "ended", f"the command had ended before {moment:.0f} s: {ended(process).code}"
+        if kind.upset(results, process, draw) is False:
+            return "ended", f"no stage was at work after {moment:.0f} s; the command ended with {ended(process).code}"
         first = ended(process)
         again = results.command(store)
         wrong = ["it ended well on a disk that refuses"] if kind.read_only and first.code == 0 else []
@@ -351,10 +359,15 @@ def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
             rebuilt = rebuild(results)
             wrong += rebuilt or results.mirrored()
         for ends in (first, again):
-            wrong += ["a traceback: " + ends.said[ends.said.index("Traceback") :][:1500]] if "Traceback" in ends.said else []
+            wrong += ["a traceback: " + ends.said[ends.said.index("Traceback") :][:4000]] if _traceback(ends.said) else []
             wrong += ["a password in what was said"] if "secret" in ends.said else []
         wrong += ["a process is left"] if _left(results) else []
     return ("; ".join(wrong) or "held"), f"at {moment:.0f} s of {results.seconds:.0f} s; ended with {first.code}, then with {again.code}"
+
+
+def _traceback(said: str) -> bool:
+    """Whether one was printed, other than that of Python or Snakemake, interrupted before it read our first rule."""
+    return "Traceback" in said and not ("KeyboardInterrupt" in said and "common.smk" not in said and "relinear" not in said)
 
 
 def rebuild(results: Results) -> list[str]:

@@ -9,6 +9,18 @@ from shlex import quote
 from tempfile import TemporaryFile
 
 REPOSITORY = Path(workflow.basedir)
+
+
+def without_traceback(kind, error, traceback):
+    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("error: interrupted; give the same command again", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = without_traceback
+
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
 from snakemake.cli import parse_args

@@ -115,7 +115,7 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
     measured = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
     if scale.text.heldout_tokens < max(measured, default=0) and budget <= 1:
         raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(measured)}; got {scale.text.heldout_tokens}")
-    data["text"]["heldout_tokens"] = max(scale.text.heldout_tokens, *measured)
+    data["text"]["heldout_tokens"] = max([scale.text.heldout_tokens, *measured])
     return parse(Scale, data, where)
 
 
