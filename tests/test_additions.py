@@ -31,7 +31,7 @@ class Changes:
         self.clone, self.files = clone, set()
 
     def example(self, heading: str) -> None:
-        """Do what a section of docs/adding.md says: a file that is there gets the block at its end."""
+        """Apply a section of docs/adding.md to a clone. A block for a file that exists is appended to it."""
         for path, text in examples("docs/adding.md", heading).items():
             self.files.add(path)
             if (self.clone / path).exists():
@@ -124,7 +124,7 @@ def measure(model, data, options, job):
 
 
 def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line(clone):
-    """It is refused, before torch loads, where it can measure nothing: nowhere else is it named."""
+    """Such a metric is refused, before torch loads, where it can measure nothing. No other file names it."""
     (clone / "src/relinear/measure/guesses.py").write_text(GUESSES)
     lines = {"guesses_novels": ("novels", 128), "guesses_alpaca": ("alpaca", 128), "guesses_far": ("novels", 10**6)}
     for name, (data, last) in lines.items():

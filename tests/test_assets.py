@@ -1,4 +1,4 @@
-"""Assets: what is obtained is what the catalogue says, or nothing is. No test needs a network."""
+"""Assets: a file is obtained exactly as the catalogue says, or not at all. No test needs a network."""
 
 import hashlib
 import json

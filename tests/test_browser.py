@@ -1,4 +1,4 @@
-"""What a person sees: MLflow's UI over imported results, in a headless browser."""
+"""MLflow's UI as a person sees it: over imported results, in a headless browser."""
 
 import os
 import re
@@ -24,7 +24,7 @@ STAGES = ("distill", "finetune", "gate", "perplexity", "commonsense", "ppl_novel
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The links that `relinear track ui` prints, by what they show, once its server answers: `runs` and `rows`."""
+    """The links that `relinear track ui` prints, as `runs` and `rows`, once its server answers."""
     chromium()
     folder = tmp_path_factory.mktemp("ui")
     for made in (COMMITTED / "runs" / run / stage for run in SHOWN for stage in STAGES):

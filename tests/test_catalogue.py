@@ -1,4 +1,4 @@
-"""Laws of the catalogue: what sweeps, chains and stand-ins come to, and that no YAML below workflow/ is read in any way but strictly."""
+"""Laws of the catalogue: the runs that sweeps, chains and stand-ins give. Every YAML below workflow/ goes through the strict reader."""
 
 import importlib
 import itertools
@@ -417,7 +417,7 @@ def _task(workflow: Path):
         return _harness.load("piqa", 2, None, 0)
 
 
-# every kind of YAML below workflow/ -> one of them, and what reads it
+# each kind of YAML below workflow/ -> one such file, and its reader
 KINDS = {
     "models": ("models.yaml", catalogue.read_models),
     "data": ("data.yaml", catalogue.read_data),
@@ -468,7 +468,7 @@ def test_these_are_all_kinds_of_files(workflow):
 
 
 def test_nothing_else_reads_yaml():
-    """What `yaml.safe_load` reads loses the first of two entries of one name."""
+    """`yaml.safe_load` silently drops the first of two entries of one name."""
     sources = {path.relative_to(ROOT / "src").as_posix(): path.read_text() for path in (ROOT / "src/relinear").rglob("*.py")}
     assert [name for name, text in sources.items() if "yaml.load(" in text or "safe_load" in text] == ["relinear/plan/strict.py"]
 

@@ -1,4 +1,4 @@
-"""A chain of runs becomes one model: what each step saved, in order, with every adapter but the last merged into the weights."""
+"""A chain of runs becomes one model: the weights that each step saved, in order, with every adapter but the last merged into them."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ def logits(model) -> torch.Tensor:
 
 
 def shifted(model, names, scale=0.05, seed=0):
-    """What a training did to some parameters, in place."""
+    """Change some parameters in place, as a training would."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -23,9 +23,9 @@ NODES = PLAN.behind([*everything(PLAN), *(PLAN.measured("lizard", name) for name
 ASSET = Node("asset", "brown")
 NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
-# What schedules, records, mirrors and draws makes no result. Work knows of the plan what it is given, and how options are checked.
+# Modules that schedule, record, mirror and draw: no result depends on them. Work knows two things of the plan: its values and the check of options.
 GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
-# What several metrics share, and which: files that are no metric, and `needle`, as which the plane scores its answers.
+# Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores its answers.
 SHARED = {
     "_harness": {"lm_eval"},
     "_documents": {"agreement", "perplexity_by_position"},
@@ -101,7 +101,7 @@ def imports(path: Path):
 
 
 def test_no_module_hides_an_import_from_the_hash():
-    """Relative imports are not followed, and `import *` says nothing; both would let an edit go unnoticed."""
+    """The hash does not follow relative imports, and `import *` names nothing. With either, an edit would go unnoticed."""
     for path in SOURCES:
         for node in imports(path):
             if isinstance(node, ast.ImportFrom):
@@ -180,7 +180,7 @@ def test_find_knows_our_modules_only():
 
 
 def test_fields_that_other_pythons_have_and_leave_empty_do_not_count():
-    """Python 3.12 gave functions `type_params`: results of one Python are those of another."""
+    """Python 3.12 gave functions `type_params`. Both Pythons must give one hash."""
     here, later = (ast.parse("def f(x):\n    return None").body[0] for _ in range(2))
     later._fields = (*later._fields, "more", "none")
     later.more, later.none = [], None
@@ -233,7 +233,7 @@ def coded(text: str) -> str:
 
 
 def reworded(text: str) -> str:
-    """Other words in everything that says something: docstrings, comments, and the errors that are raised."""
+    """The source with other words in its docstrings, its comments and the errors that it raises."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):

@@ -1,4 +1,5 @@
-"""The container's recipe and the catalogue's entry: what they name is here. It is built and linted where a builder and hadolint are."""
+"""The container's recipe and the catalogue's entry name files that exist. The container is built where there is a builder, linted where there is
+hadolint."""
 
 import re
 import shutil
@@ -38,7 +39,7 @@ def test_hadolint_is_content():
 
 
 def builder() -> str | None:
-    """A program that builds images, and can here."""
+    """The program that builds images on this machine; None where there is none."""
     for name in ("docker", "podman"):
         if shutil.which(name) and subprocess.run([name, "info"], capture_output=True, timeout=30).returncode == 0:
             return name

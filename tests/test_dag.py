@@ -1,4 +1,4 @@
-"""Laws of the DAG, on real runs at smoke scale: what it makes, what it reruns, and that no interruption shows in its result."""
+"""Laws of the DAG, on real runs at smoke scale: the files that it makes, the nodes that it reruns. No interruption shows in its result."""
 
 import csv
 import hashlib
@@ -169,7 +169,7 @@ def test_mlflow_has_one_parent_a_row_and_one_current_child_a_stage(finished):
 
 
 def consistent(clone) -> None:
-    """One parent a row; of each stage one current child, that of the folder that is there; nothing left RUNNING."""
+    """Assert that each row has one parent run, each stage one current child (that of the folder on disk), and that nothing is left RUNNING."""
     store = clone.mlflow()
     assert {run["status"] for run in store} <= {"FINISHED", "KILLED", "FAILED"}, "a run was left RUNNING"
     parents = [run["tags"]["relinear.row"] for run in store if "relinear.row" in run["tags"]]
@@ -182,7 +182,7 @@ def consistent(clone) -> None:
 
 
 def curves(clone) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(run, stage): the loss by step, as the store has it."""
+    """The loss by step of each (run, stage) in the store."""
     with closing(sqlite3.connect(clone / "results/mlflow.db")) as store:
         points = store.execute("select run_uuid, step, value from metrics where key = 'loss' order by run_uuid, step, timestamp").fetchall()
     names = {run["id"]: (run["tags"]["run"], run["tags"]["stage"]) for run in clone.mlflow() if run["tags"].get("current") == "true"}
@@ -253,7 +253,7 @@ def test_comments_docstrings_and_layout_rerun_nothing(clone):
 
 
 def test_editing_what_runs_stages_or_a_kernel_reruns_nothing(clone):
-    """Scheduling, recording, mirroring and obtaining do not make results; kernels are held to their definitions."""
+    """Code that schedules, records, mirrors and obtains makes no result; kernels are held to their definitions."""
     for module in ("cli", "plan/plan", "stage", "tracking/live", "plan/scale", "plan/code", "get/assets", "machine/gpus", "share/export"):
         append(clone, f"src/relinear/{module}.py", "\nUNUSED = 1\n")
     for module in ("linear_attention_triton", "decode_step_triton", "decode_step", "dispatch"):
@@ -304,7 +304,7 @@ def test_another_machine_setting_reruns_nothing(clone):
 
 
 def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
-    """A measurement was made anew, or a table, by a call that ended there: what follows is not up to date."""
+    """A call made a measurement or a table anew and ended there: everything that follows is out of date."""
     record = clone.record("lizard", "mmlu") | {"started": "2030-01-01T00:00:00+00:00"}
     (clone.stage("lizard", "mmlu") / "run.json").write_text(json.dumps(record))
     assert clone.planned() == TABLES
@@ -318,11 +318,11 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
 # --- interruptions ---
 
 
-LAST = "results/smoke/runs/lolcats_window/commonsense/run.json"  # what the calls that are interrupted are for
+LAST = "results/smoke/runs/lolcats_window/commonsense/run.json"  # the target of the calls that are interrupted
 
 
 def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
-    """Start the command; it and the process of the stage, once that has come to `moment` and stays there."""
+    """Start the command. Returns it and the process of the stage, which waits at `moment`."""
     (clone / "held").unlink(missing_ok=True)
     (clone / "hold").write_text(moment)
     process = clone.popen(LAST)
@@ -332,7 +332,7 @@ def hold(clone, moment: str) -> tuple[subprocess.Popen, psutil.Process]:
 
 
 def text(path: Path) -> str:
-    """What a log says; nothing while Snakemake replaces it."""
+    """The text of a log; empty while Snakemake replaces the file."""
     with suppress(FileNotFoundError):
         return path.read_text()
     return ""

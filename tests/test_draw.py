@@ -1,4 +1,4 @@
-"""Tables, their claims and their provenance, from measurements made up."""
+"""Tables, their claims and their provenance, drawn from invented measurements."""
 
 import csv
 import itertools

@@ -1,4 +1,4 @@
-"""Generation cost at tiny shapes on the CPU, where a recorded step is the step itself: what is measured, how it goes on, what is drawn."""
+"""The cost of generating, at tiny shapes on the CPU, where a recorded step is the step itself: the rows, resuming, the figures."""
 
 import csv
 import json

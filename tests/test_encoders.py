@@ -1,4 +1,4 @@
-"""Laws of encoders: attention that sees both ways, padding, the order of tokens, what is refused; and how far a map is from softmax there."""
+"""Laws of encoders: attention in both directions, padding, the order of tokens, refusals; and the distance of a map from softmax attention."""
 
 import csv
 import functools
@@ -63,7 +63,7 @@ over_cases = pytest.mark.parametrize("case", ABLE, ids=name)
 
 
 def teacher(family, dtype=torch.float64, **sizes):
-    """A tiny one from scratch; MPNet's relative bias is zero, as its family leaves it."""
+    """A tiny encoder from scratch. MPNet's relative bias is zero, as its family leaves it."""
     torch.manual_seed(0)
     model_class, config, own = TEACHERS[family]
     model = model_class(config(**{**own, **sizes})).to(dtype).eval()
@@ -74,7 +74,7 @@ def teacher(family, dtype=torch.float64, **sizes):
 
 @functools.cache
 def linearized(method, given, family, dtype):
-    """Linearized, its method's parameters away from their start."""
+    """The linearized encoder, its method's parameters moved away from their start."""
     model = linearize(teacher(family, dtype), method, **dict(given))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_a_method_that_sees_only_what_comes_before_does_not_pass(family):
 
 
 def compared(model, ids, mask, texts):
-    """Of texts together, and one by one without padding."""
+    """The readings of texts in one batch, and of the same texts one by one without padding."""
     together = Compared(model, [(ids, mask.bool(), {"attention_mask": mask})], ((0, 1),), "kl")
     apart = Compared(model, [(ids[i : i + 1, :n], None, {}) for i, n in enumerate(texts)], (), "kl")
     return together, apart

@@ -31,7 +31,7 @@ VERBS = (str(Path(__file__).with_name("verbs.py")), DEVICE)
 ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]  # of a curve of eight steps; the kernels sum in another order than torch does
 TRAINED = [("lizard", "distill"), ("lizard", "finetune"), ("supra", "finetune")]  # a method's parameters, LoRA beside them, all weights
 
-# In what runs stages, of which no result depends: the second process dies or hangs at a step that a file names.
+# Put into the code that runs stages, on which no result depends: the second process dies or hangs at a step that a file names.
 MISHAPS = """
 
 def _mishap(self, metrics, step, log=Job.log):
@@ -89,7 +89,7 @@ MEASURES = ["measure teacher gate", *(f"measure {run} {measure}" for run, measur
 
 @pytest.fixture(scope="module")
 def single(clone) -> Clone:
-    """What one process makes; and, for two to go on with, the last of it until step 2."""
+    """The results of one process; and its last training stopped at step 2, with which two processes go on."""
     shared = ("model tiny", "written stories@tiny", "text stories@tiny")
     lines = verbs("one", *shared, *WHOLE, *MEASURES)
     for scale in ("ddp", "fsdp"):
@@ -100,7 +100,7 @@ def single(clone) -> Clone:
 
 @pytest.fixture(scope="module")
 def double(single) -> Clone:
-    """What two processes make, with replicas and with shards."""
+    """The results of two processes, with replicas and with shards."""
     output = python(single, *TORCHRUN, *VERBS, *verbs("ddp", *WHOLE, *MEASURES), *verbs("fsdp", *WHOLE))
     assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, "one process speaks for both, at both scales"
     return single
@@ -163,7 +163,7 @@ def test_one_process_writes_one_mlflow_run_a_stage(double):
 
 
 def start(clone: Clone, scale: str, run: str, stage: str, mishap: str, step: int) -> subprocess.Popen:
-    """The command that spreads a stage over two, its result forgotten; the second process will come to harm at `step`."""
+    """The running command that repeats a stage in two processes, of which the second dies or hangs at `step`."""
     shutil.rmtree(folder(clone, scale, run, stage))
     (clone / mishap).write_text(str(step))
     command = [sys.executable, "-m", "relinear.cli", stage, run, "--scale", scale, "--threads", "2", "--gpus", "2"]

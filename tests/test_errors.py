@@ -46,7 +46,7 @@ def step(stage, run="lizard", paper="lizard", **settings):
     return runs(lambda r: next(step[stage] for step in r[run]["steps"] if stage in step).update(settings), paper)
 
 
-# what was done, the choices of the command line, and what the message names: got, then possible
+# the edit, the choices of the command line, and the words of the message: got, then possible
 CASES = {
     "unknown scale": (None, {"scale": "smok"}, ["'smok'", "mini, paper, qwen, smoke, smollm2"]),
     "unknown --config key": (None, {"scales": "smoke"}, ["scales", "scale, budget, seed, seeds, teacher, device"]),

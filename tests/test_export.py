@@ -1,4 +1,4 @@
-"""A linearized model as a folder: what transformers, peft and lm-eval make of it is the run's model, or an error that says what is wrong."""
+"""A linearized model as a folder: transformers, peft and lm-eval load the run's model from it, or raise an error that names the fault."""
 
 import json
 import os
@@ -51,7 +51,7 @@ only: {model: llama-3-8b, after: hedgehog/distill, method: hedgehog, steps: [{fi
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Plan:
-    """Runs at smoke scale: one with both steps, others that lack one or both, and two that begin where another ended or was."""
+    """A plan of runs at smoke scale: one with both steps, others that lack one or both, and two that go on from another."""
     workflow = Path(shutil.copytree(WORKFLOW, tmp_path_factory.mktemp("workflow") / "workflow"))
     with (workflow / "papers/comparison/runs.yaml").open("a") as file:
         file.write(RUNS)
@@ -431,7 +431,7 @@ def test_with_relinear_no_code_of_a_folder_is_run(plan, tmp_path, trust):
 
 
 def lm_eval(monkeypatch, model: Path, written: Path, tasks: list[str], out: Path, *options: str) -> tuple[dict, dict]:
-    """Results by task and, by task and document, the scores and what was right; of the command as typed."""
+    """The output of the `lm_eval` command: results by task and, by task and document, the scores and the right answer."""
     typed = ["lm_eval", "--model", "hf", "--model_args", f"pretrained={model}", "--include_path", str(written), "--tasks", ",".join(tasks)]
     monkeypatch.setattr(sys, "argv", [*typed, "--device", "cpu", "--log_samples", "--output_path", str(out), *options])
     cli_evaluate()

@@ -1,4 +1,4 @@
-"""Laws of every family: it opens or makes models of its classes, whose attention lies where it says."""
+"""Laws of every family: it opens or makes models of its classes, and their attention lies where the family says."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""A part of the fault campaign (`make faults`): malformed settings are refused in words, damaged results are told, made again, and end the same."""
+"""A part of the fault campaign (`make faults`): malformed settings are refused with a message; damaged results are named, made again, and end the
+same."""
 
 import importlib
 import json
@@ -65,7 +66,7 @@ def test_a_scale_may_say_nothing_of_measures(tmp_path):
 
 
 def test_the_campaign_sees_a_traceback_and_what_is_taken(tmp_path, monkeypatch):
-    """Or the test above would say nothing."""
+    """Otherwise the test above could not fail."""
     usual, workflow = meaning(WORKFLOW), linked(tmp_path / "workflow")
     assert judge(workflow, usual, nonsense=True) == (HARMLESS, "")
     scale = workflow / "scales/smoke.yaml"

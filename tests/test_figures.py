@@ -1,4 +1,4 @@
-"""Figures of every shape, drawn from measurements made up."""
+"""Figures of every shape, drawn from invented measurements."""
 
 import csv
 import itertools
@@ -32,7 +32,7 @@ MINI = About("mini", "SmolLM2")
 
 
 def draw(artefact, measured, out, about=MINI):
-    """The files by suffix: all that the artefact says, none of them empty, and nothing beside them."""
+    """The drawn files by suffix. Asserts that they are all that the artefact names, that none is empty, and that there are no others."""
     written = make(artefact, measured, about, out)
     assert sorted(written) == sorted(map(Path, artefact.outputs(str(out)))) == sorted(out.iterdir())
     files = {path.name.split(".", 1)[1]: path for path in written}
@@ -100,7 +100,7 @@ def test_a_map_of_a_perfect_method_is_drawn_with_zeros_and_one_that_was_not_run_
 
 
 def test_figures_that_are_compared_share_their_colours(tmp_path):
-    """LoLCATs Figures 3 to 6: weights, and the distances of all heads, whatever a run's own are."""
+    """LoLCATs Figures 3 to 6: the colours of weights and of all heads' distances do not depend on a run's own range."""
     limits, seen = [read(LOLCATS / f"figure{n}.yaml").spec.limits for n in (3, 4, 5, 6)], []
     assert limits[0].keys() == {"kl", "mse"} and all(own == limits[0] for own in limits)
     for scale in (1.0, 0.1):
@@ -221,7 +221,7 @@ TWO = {"draw": "attention_maps", "measure": "heads", "softmax": "Softmax", "runs
 
 
 def heads(folder, run, places, length=9):
-    """What head_maps keeps: weights by place, and the KL of each."""
+    """The content that head_maps keeps: weights by place, and the KL of each."""
     (folder / run).mkdir(exist_ok=True)
     save_file(weights(places, length), folder / run / "weights.safetensors")
     return measurement(run, "heads", *(reading("kl", 0.25, None, length, "text", layer=n, head=h, own_layer=n, own_head=h) for n, h in places),

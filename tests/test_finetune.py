@@ -1,4 +1,4 @@
-"""Stage 2: what it trains and saves, alone and after another training, and what its adapters compute with."""
+"""Stage 2: the weights that it trains and saves, alone and after another training, and the dtype in which its adapters compute."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ def base():
 
 
 def adapted(base, dtype, as_peft=False):
-    """With adapters that do something: peft's begin at zero."""
+    """The model with adapters that change it: peft's begin at zero."""
     torch.manual_seed(1)
     config = LoraConfig(r=4, lora_alpha=8, bias="none", task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     model = get_peft_model(copy.deepcopy(base).to(dtype), config)
@@ -48,7 +48,7 @@ def adapted(base, dtype, as_peft=False):
 
 
 def gradients(model):
-    """The loss, and its gradients in the adapters' order."""
+    """The loss and its gradients, in the order of the adapters' parameters."""
     ids = torch.arange(2 * LENGTH).view(2, LENGTH) * 7 % SHAPE["vocab_size"]
     loss = model(ids, labels=ids, use_cache=False).loss
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -78,7 +78,7 @@ def test_a_copy_computes_with_its_own_weights(base):
 
 
 class Casts(TorchDispatchMode):
-    """Counts what is cast to float32 at an adapted layer's input size."""
+    """Counts the casts to float32 of tensors as large as an adapted layer's input."""
 
     def __init__(self):
         super().__init__()
@@ -180,7 +180,7 @@ def test_an_adapter_for_what_the_model_does_not_have_is_refused_before_it_trains
 
 
 def test_the_files_of_an_adapter_are_the_same_bytes_in_each_process(inputs, tmp_path):
-    """peft keeps its targets in a set, whose order is that of a process's hashes."""
+    """peft keeps its targets in a set, whose order differs from process to process."""
     targets = ("v_proj", "q_proj", "o_proj", "k_proj")
     asked = job(inputs, tmp_path, "lora", Link("hedgehog"), lora_targets=targets)
     finetune.work(asked)

@@ -1,4 +1,4 @@
-"""The safety net: tables and claims come out of the specs as they were committed before there were specs, byte for byte."""
+"""The safety net: the specs give the tables and claims that were committed before there were specs, byte for byte."""
 
 import csv
 import json
@@ -120,7 +120,7 @@ def table7(workflow: Path, out: Path) -> dict[str, str]:
 
 
 def test_lizards_configuration_is_the_papers_table_7_until_it_drifts(tmp_path):
-    """Another card, one process and half its sequence length are known; whatever else comes to differ fails here."""
+    """Three differences are known: another card, one process, half the sequence length. Any further one fails."""
     same = table7(ROOT / "workflow", tmp_path / "as it is")
     known = {"gpus", "sequence_length"}
     assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(same.values()).count("yes") == 13

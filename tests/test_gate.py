@@ -1,4 +1,4 @@
-"""The gate lets every method through, and no model whose two forms differ, that looks ahead, or that is not finite."""
+"""The gate lets every method through. It stops a model whose two forms differ, that looks ahead, or whose numbers are not finite."""
 
 import pytest
 import torch

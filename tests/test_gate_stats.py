@@ -1,4 +1,4 @@
-"""What Lizard's gates remember and what its parts bring: against its own definition, and against gates whose memory is known."""
+"""The memory of Lizard's gates and the shares of its parts, against their definition and against gates whose memory is known."""
 
 import importlib.util
 import math

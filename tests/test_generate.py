@@ -1,4 +1,4 @@
-"""generate() in all its modes over every method, and what a prompt, a mask or a cache that cannot work gets."""
+"""generate() in all its modes over every method, and the errors for prompts, masks and caches that cannot work."""
 
 import io
 import json
@@ -92,7 +92,7 @@ def test_a_conversation_goes_on_from_its_cache_and_runs_only_what_is_new(case, p
         with Pieces(model) as lengths:
             answer = generate(model, prompt, mask, past_key_values=cache, max_new_tokens=7)
         assert torch.equal(answer, generate(model, prompt, mask, max_new_tokens=7))
-        assert lengths == [prompt.shape[1] if turn == 0 else 18 + 1] + [1] * 6  # the last answer's last token was not run yet
+        assert lengths == [prompt.shape[1] if turn == 0 else 18 + 1] + [1] * 6  # the last token of the last answer has not been run yet
         prompt = torch.cat([answer, tokens(18, seed=turn)], 1)
         mask = torch.cat([mask, torch.ones(2, 7 + 18, dtype=torch.long)], 1)
 
@@ -315,7 +315,7 @@ def record(folder, config, parents):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What the stages leave: a model's folder and a run's; and the linearized model in a folder of its own."""
+    """The results of stages, a model's folder and a run's, and the linearized model in a folder of its own."""
     root = tmp_path_factory.mktemp("results")
     save_model("random", root / "models/tiny", "float32")
     record(root / "models/tiny", {}, {})

@@ -1,4 +1,4 @@
-"""On a GPU, methods run on Triton kernels: held to the torch form they replace. Skipped, and said so, where there is none."""
+"""On a GPU, methods run on Triton kernels and are held to the torch form that these replace. Skipped with a reason where there is no GPU."""
 
 import copy
 

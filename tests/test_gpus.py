@@ -1,4 +1,4 @@
-"""Laws of the GPU slots, with an nvidia-smi that lists as many devices as a test wants: no device is two jobs', and none is lost."""
+"""Laws of the GPU slots: no two jobs get one device, and no device is lost. An nvidia-smi of our own lists as many devices as a test wants."""
 
 import os
 import re
@@ -35,7 +35,7 @@ class Machine:
         return self.jobs[-1]
 
     def claimed(self, count: int = 1, **environment: str) -> list[str]:
-        """What a job gets that finds enough devices free."""
+        """The devices that a job gets where enough are free."""
         return self.job(count=count, **environment).stdout.readline().split()
 
 
@@ -83,7 +83,7 @@ def test_two_jobs_that_need_all_devices_do_not_hold_half_each(machine):
 
 
 def test_a_process_that_claims_again_keeps_what_it_has(machine):
-    """A second stage in one process, as in a notebook: its own locks would keep it waiting for ever."""
+    """A second stage in one process, as in a notebook, would otherwise wait for its own locks for ever."""
     again = "import relinear.machine.gpus as g, sys; print(*g.claim(2), *g.claim(2), *g.claim(), flush=True); sys.stdin.read()"
     first, second, *rest = machine.job(again).stdout.readline().split()
     assert first != second and rest == [first, second] * 2
@@ -148,7 +148,7 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     ids=["one slot", "two slots", "no GPU"],
 )
 def test_jobs_side_by_side_share_the_cores(fresh, scale, options, threads):
-    """A job with all cores would keep the other GPUs idle, and, until all are free, cores too. Snakemake names no number of threads that is one."""
+    """A job that takes all cores would keep the other GPUs idle, and it would wait until every core is free. No job asks Snakemake for one thread."""
     plan = fresh.snakemake("results/table2.csv", scale=scale, options=("--dry-run", *options))
     assert plan.count("gpu=1") == (104 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
     assert set(re.findall(r"threads: (\d+)", plan)) == threads

@@ -1,4 +1,4 @@
-"""The harness's own tasks over local data: prompts unchanged, samples fair, scores those of plain lm-eval."""
+"""lm-eval's own tasks over local data: prompts are unchanged, samples fair, and scores those of plain lm-eval."""
 
 import copy
 import json
@@ -112,7 +112,7 @@ def test_every_task_reports_what_the_tables_read(model):
         assert task["n"] == len(rows) >= 4
         assert task["acc"] == pytest.approx(sum(row["acc"] for row in rows) / len(rows))
         for row in rows:
-            if name != "lambada_openai":  # there a greedy continuation is right, and there is no other choice
+            if name != "lambada_openai":  # its answer is right where the greedy continuation is; it has no other choice
                 assert row["acc"] == (max(range(len(row["scores"])), key=row["scores"].__getitem__) == int(row["target"]))
     json.dumps([metrics, items])
 
@@ -154,7 +154,7 @@ SHOTS = "".join(f"Q: {n} and {n}\nA: {2 * n}\n\n" for n in range(12))  # 200 cha
 
 
 def alike(count: int) -> list[Instance]:
-    """Questions of one beginning and different lengths, choices of one token and of several, among questions of their own."""
+    """Questions that begin alike and differ in length, with choices of one token and of several, among unrelated questions."""
     pairs = [(SHOTS + "Q: " + "more and " * (n % 4) + f"{n}\nA:", choice) for n in range(count) for choice in (" a", " b", " some words")]
     pairs[5:5] = [("one", " a"), ("a much longer context than that,", " b"), (SHOTS[: harness.SHOTS - 8], " a")]
     return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
@@ -303,7 +303,7 @@ class Killed(Exception):
 
 
 def attempt(model, work: Path | None, *, dies: int | None = None, **options) -> tuple[tuple | None, int]:
-    """What scoring returns, None where the process died instead of its forward pass `dies`; and how many passes it made."""
+    """The scores and the number of forward passes. The scores are None where the process died before pass `dies`."""
     passes = 0
 
     def count(*_):

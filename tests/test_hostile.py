@@ -1,4 +1,4 @@
-"""Folders, names and stores that mean ill or are broken: nothing runs, nothing is written outside, nothing stops the science."""
+"""Hostile or broken folders, names and stores: none of their code runs, nothing is written outside, and stages go on."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SECONDS = 60  # a command that meets a silent store: a dozen of them are imports
 
 
 def stage(results: Path, **changes) -> Path:
-    """The folder of a finished training, with whatever an ill-meaning record says instead."""
+    """The folder of a finished training whose record has these fields instead of its own."""
     folder = results / "mini/runs/lizard/distill"
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text("{}")
@@ -140,7 +140,7 @@ def test_gpus_are_locked_in_a_folder_of_this_user_alone(tmp_path, monkeypatch, k
 
 
 def test_whatever_a_rule_writes_into_a_shell_line_is_quoted():
-    """Fields that a user, a file's name or a wildcard fills; the others are words of our own."""
+    """The fields that a user, a file's name or a wildcard fills. All others are our own text."""
     ours = {"RELINEAR", "PYTHON", "OPTIONS", "TEE", "threads", "resources.gpu", "params.options"}
     lines = [line for path in (ROOT / "workflow/rules").glob("*.smk") for line in path.read_text().splitlines() if "({TEE}" in line]
     fields = {field for line in lines for field in re.findall(r"\{([^}]+)\}", line)}

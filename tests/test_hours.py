@@ -1,4 +1,4 @@
-"""GPU hours come from measured rows, and the page that prints them holds nothing else."""
+"""GPU hours come from measured rows, and the page that prints them has no other numbers."""
 
 import shutil
 from pathlib import Path
@@ -43,7 +43,7 @@ def workflow(tmp_path) -> Path:
 )
 @pytest.mark.parametrize("stem", ["figure2", "table2"])
 def test_what_is_behind_a_table_or_figure_is_what_its_measurements_are_made_from(workflow, measure, steps, stem):
-    """Whatever it is called: its training cost was once decided by `figure` in its name."""
+    """The trainings do not depend on the artefact's name."""
     (workflow / f"papers/lolcats/{stem}.yaml").write_text(
         f"{{label: LoLCATs {stem[:-1].capitalize()} {stem[-1]}, says: of one run, draw: attention_maps, run: lolcats_exp, measure: {measure}}}"
     )

@@ -1,4 +1,4 @@
-"""Laws of the house: rooms stand on floors, nothing is imported in a circle, nothing loads a library that it does not need."""
+"""Laws of the house: rooms stand on floors, no imports form a circle, no command loads a library that it does not need."""
 
 import ast
 import gc
@@ -115,7 +115,7 @@ def test_no_room_is_listed_that_there_is_not():
 
 
 def test_only_metrics_say_what_they_need_and_no_code_computes_with_it():
-    """Keys do not count the constant (`relinear.plan.code`), so nothing may depend on it but what the plan refuses."""
+    """Keys do not count the constant `NEEDS` (`relinear.plan.code`), so only refusals of the plan may depend on it."""
     uses = [(name, node) for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
     said = [(name, node.id) for name, node in uses if node.id in code.UNCOUNTED]
     assert all(type(node.ctx) is ast.Store for _, node in uses if node.id in code.UNCOUNTED)
@@ -139,7 +139,7 @@ HEAVY = {"torch", "transformers", "peft", "lm_eval", "datasets", "mlflow", "nump
 
 
 def test_planning_loads_no_library_that_computes_or_draws():
-    """Every `snakemake` call and every verb begins with it."""
+    """Every `snakemake` call and every verb begins by planning."""
     planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages"))]
     assert not HEAVY & loads(*planning)
 
@@ -158,7 +158,7 @@ def test_planning_is_imported_in_under_a_second():
 
 
 def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypatch):
-    """What a stage imports holds hardly any garbage, and looking for it again and again takes seconds."""
+    """Imports leave hardly any garbage, and repeated collections during them take seconds."""
     seen = []
     monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: (seen.append(gc.isenabled()), work(None)))
     monkeypatch.setattr("relinear.get.asset.work", lambda job: seen.append(gc.isenabled()))
@@ -182,7 +182,8 @@ WORK = {stages.stage(name).work for name in stages.available()} | {f"relinear.me
 
 
 def test_no_stage_loads_a_library_that_only_another_needs():
-    """All in one process: what none of them loads, each does not. lm-eval and MLflow are loaded when they are used."""
+    """One process imports all stages: a library that it has not loaded is loaded by none of them. lm-eval and MLflow are loaded when they are
+    used."""
     assert not SELDOM & loads("relinear.stage", *sorted(WORK - NEEDS.keys()))
 
 
@@ -197,7 +198,7 @@ def test_work_without_torch_loads_none():
 
 
 def test_drawing_costs_at_most_two_seconds_over_importing_its_libraries(tmp_path):
-    """`python -m relinear.benchmarks.overhead` says it of measuring and training too, in minutes."""
+    """`python -m relinear.benchmarks.overhead` measures the same of measuring and training, which takes minutes."""
     found = overhead.measure("draw comparison table2", Plan(scale="smoke", results=tmp_path), repeats=1)
     assert 0 < found["libraries"] < found["job"] < found["libraries"] + 2, found
     assert (tmp_path / "smoke/comparison/table2.csv").is_file()
@@ -221,7 +222,7 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "mars
 
 
 def test_nothing_reads_or_writes_a_pickle():
-    """One that somebody else wrote runs code of theirs when it is read: checkpoints are safetensors and JSON."""
+    """Reading somebody else's pickle runs their code. Checkpoints are safetensors and JSON."""
     for path in [*MODULES.values(), *(ROOT / "kernels").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

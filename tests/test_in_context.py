@@ -1,4 +1,4 @@
-"""What is measured in a model's own context: needles, pairs of words, and answers that it writes."""
+"""Measurements in a model's own context: needles, pairs of words, and answers that it writes."""
 
 import json
 import re

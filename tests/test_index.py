@@ -1,4 +1,4 @@
-"""The index of all tables and figures is what the specs and the committed results say."""
+"""The committed index of all tables and figures equals the one that specs and committed results give."""
 
 from pathlib import Path
 

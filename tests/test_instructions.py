@@ -1,4 +1,4 @@
-"""The teacher's own instructions: the same from the same seed, whatever interrupted them, and a clear error where it cannot write any."""
+"""The teacher's own instructions: one seed gives the same ones, interrupted or not; a teacher that can write none is a clear error."""
 
 import json
 import lzma

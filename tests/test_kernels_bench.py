@@ -1,4 +1,4 @@
-"""The kernels' benchmark: its forms compute what they say, its table is resumed and measured again in parts, its ratios are those of the rows."""
+"""The kernels' benchmark: every form computes its operation, the table is resumed and measured again in parts, and ratios follow from the rows."""
 
 import csv
 from functools import partial

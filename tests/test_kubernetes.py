@@ -1,4 +1,4 @@
-"""The profile `kubernetes`, as far as no cluster is needed: what it plans, the manifests it writes, how it reads a job's state.
+"""The profile `kubernetes`, as far as no cluster is needed: its plan, the manifests it writes, the states of jobs that it reads.
 
 A kubectl of our own records a manifest and runs its command here; no test of this file says that a real cluster takes it.
 """
@@ -35,7 +35,7 @@ SETTINGS = {"RELINEAR_CLAIM": "work", "RELINEAR_VOLUME": "/work", "RELINEAR_IMAG
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """The folder of kubectl, with the manifests it was given."""
+    """The folder of our kubectl, which has the manifests that it was given."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "kubectl").write_text(KUBECTL)

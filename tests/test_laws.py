@@ -140,7 +140,7 @@ def repeated(v, heads):
 
 
 def close(a, b, tolerance=1e-5):
-    """Relative RMS: SDPA and method parameters are float32 or better, whatever the teacher is."""
+    """Whether two tensors agree to a relative RMS. SDPA and method parameters are float32 or better, whatever the teacher's dtype."""
     distance = ((a - b).double().square().mean().sqrt() / b.double().square().mean().sqrt()).item()
     assert distance < tolerance, f"relative RMS {distance:.2e}, allowed {tolerance:.0e}"
 
@@ -310,7 +310,7 @@ def test_lower_precision_stays_near_float64(case, dtype, tolerance):
 
 
 def by_definition(method, inputs):
-    """The method's output from its explicit T x T weights."""
+    """The method's output, computed from its explicit T x T weights."""
     y = torch.einsum("bhti,bihd->bthd", method.attention_weights(inputs), repeated(inputs.v, HEADS).to(torch.float64))
     return method.norm(y.flatten(0, 1).flatten(1)).view_as(y) if hasattr(method, "norm") else y
 
@@ -330,7 +330,7 @@ def test_gradients_are_finite_and_those_of_the_quadratic_definition(case):
             assert ours.isfinite().all()
             if definition.abs().max() > 1e-12:
                 close(ours, definition, 5e-5)
-            else:  # of a token that sees itself alone, whatever its query
+            else:  # a token that sees itself alone has this output for any query
                 assert ours.abs().max() < 1e-12
 
 

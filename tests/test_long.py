@@ -1,4 +1,4 @@
-"""Long sequences: a state whose size and accuracy do not change over tens of thousands of steps, and prompts that need no T x T matrix."""
+"""Long sequences: the size and the accuracy of a state stay the same over tens of thousands of steps, and prompts need no T x T matrix."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_state_and_normaliser_do_not_drift_over_20_000_steps(case):
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that any tensor made meanwhile has."""
+    """The largest number of elements of any tensor that is made in this context."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""Attention matrices beside the teacher's: what the numbers are of known matrices, and of a model that is its teacher."""
+"""Attention matrices beside the teacher's: the numbers of known matrices, and of a model that is its own teacher."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_every_layer_and_head_is_read_with_its_error(found):
 
 
 def test_rows_are_divided_by_the_absolute_value_of_their_sums():
-    """SUPRA's rows sum to no 1: what is normalised differs from what is not, and a row's scale does not matter to it."""
+    """SUPRA's rows do not sum to 1: normalised numbers differ from the others, and do not depend on a row's scale."""
     from test_laws import teacher
 
     softmax, supra = linearize(teacher(), "softmax"), linearize(teacher(), "supra")

@@ -1,4 +1,4 @@
-"""The notebooks of notebooks/: they run from a clone as it is, and what they compute of committed results is what those say."""
+"""The notebooks of notebooks/: they run in a clone as it is, and their numbers are those of the committed results."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def read(name: str) -> nbformat.NotebookNode:
 
 
 def executed(notebook: nbformat.NotebookNode, *asked: str) -> list:
-    """Run a notebook where a user would, then expressions in its kernel: their values. What it shows stays in `notebook`."""
+    """The values of expressions in a notebook's kernel after the notebook has run in a user's folder. Its outputs stay in `notebook`."""
     own = len(notebook.cells)
     notebook.cells += [nbformat.v4.new_code_cell(f"import json; print(json.dumps({expression}))") for expression in asked]
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
@@ -29,7 +29,7 @@ def executed(notebook: nbformat.NotebookNode, *asked: str) -> list:
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[str]:
-    """The kinds of what the code cells show. What they print on the way, a warning for one, is none of it and fails."""
+    """The kinds of outputs that the code cells show. Fails for printed text, such as a warning."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output.text for output in outputs if output.output_type == "stream"]
     return [next(kind for kind in READABLE if kind in output.data and (kind != "text/html" or "<table" in output.data[kind])) for output in outputs]

@@ -1,4 +1,4 @@
-"""What is pinned, what the Makefile offers, and what the linters say: one clone, one environment, two commands."""
+"""The pins, the Makefile's targets and the linters: one clone, one environment, two commands."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ DIRECT = [*CORE, *EXTRAS["suite"], *EXTRAS["cluster"], *EXTRAS["dev"]]
 UNIMPORTED = {"accelerate", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
 OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
 
-# `snakemake --lint` has these to say, and why not:
+# Complaints of `snakemake --lint` that are accepted, with the reasons:
 LINT_EXCEPTIONS = {
     # The whole DAG runs in the one environment that requirements.lock pins; one per rule would be sixteen copies of torch.
     "Specify a conda environment or container for each rule.",
@@ -145,7 +145,7 @@ def test_what_is_imported_is_named_and_what_is_named_is_imported():
 
 
 def test_this_environment_is_the_locked_one():
-    """What the tests' verdict holds for."""
+    """The tests' verdict holds for this environment alone."""
     lock = locked()
     for name, requirement in parsed(DIRECT).items():
         if requirement.marker is None or requirement.marker.evaluate():
@@ -165,7 +165,7 @@ def test_make_passes_on_its_variables():
 
 
 def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
-    """`make setup` in a folder with no requirement to install, by a given Python."""
+    """Run `make setup` by a given Python in a folder that requires no package."""
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         (folder / name).write_text((ROOT / name).read_text())
     (folder / "requirements.lock").write_text("")

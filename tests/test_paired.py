@@ -1,4 +1,4 @@
-"""Paired errors: the error of a difference of two numbers that were measured on the same items is that of the items' differences."""
+"""Paired errors: the difference of two numbers that were measured on the same items has the error of the items' differences."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ N = 400
 
 
 def outcomes(seed, share=0.6, like=None, changed=0.0):
-    """Whether each item was answered rightly; like another run's, but for a share of items."""
+    """Right or wrong for each item, equal to another run's but for a share of the items."""
     rng = np.random.default_rng(seed)
     own = (rng.random(N) < share).astype(float)
     return own if like is None else np.where(rng.random(N) < changed, own, like)
@@ -79,7 +79,7 @@ KEPT = {"name": "kept", "unit": "percent", "recovery": {"column": "piqa_acc", "r
 
 
 def kept(tmp_path, ours, theirs, **more):
-    """The cells of lizard and of t2r, of which the recovery is, in the CSV."""
+    """The CSV's cells of the rows lizard and t2r, one as a recovery of the other."""
     measured = {(run, "commonsense"): scored(tmp_path, run, piqa=x) for run, x in (("lizard", ours), ("t2r", theirs))}
     artefact = read(paper(tmp_path, columns=[COLUMNS[0], KEPT | more], rows=SPEC["rows"]))
     draw(artefact, measured, About("mini"), tmp_path / "out")

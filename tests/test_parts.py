@@ -1,4 +1,4 @@
-"""The component switch: what is left of a trained hybrid when a part is off, and that every law still holds of it."""
+"""The component switch: the function that is left of a trained hybrid when a part is off, and the laws, which still hold."""
 
 import sys
 from types import ModuleType
@@ -181,7 +181,7 @@ def test_a_measure_of_a_run_without_that_part_is_refused_by_the_plan(run, measur
 
 
 def test_a_measurement_without_a_part_is_of_that_model(tmp_path, monkeypatch):
-    """The runner with a metric of our own, which looks at the model that it is given."""
+    """The runner is given a metric that looks at its model."""
     teacher(dtype=torch.float32).save_pretrained(tmp_path / "model")
     metric, options = ModuleType("relinear.measure.looking"), {"window": 8}
     metric.Options = type("Options", (Strict,), {})

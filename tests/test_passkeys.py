@@ -1,4 +1,4 @@
-"""Lizard's Figure 4: pass keys to train on, runs on top of finished ones, the plane of what they find, and the figure."""
+"""Lizard's Figure 4: pass keys to train on, runs on top of finished ones, the plane of the keys that they find, and the figure."""
 
 import csv
 import json

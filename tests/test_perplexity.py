@@ -1,4 +1,4 @@
-"""Perplexity over windows: its value, its error, and what it refuses."""
+"""Perplexity over windows: its value, its error and its refusals."""
 
 import math
 

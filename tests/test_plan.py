@@ -1,4 +1,4 @@
-"""Laws of the plan: a key changes exactly when the result could, and whatever changes a key changes a folder."""
+"""Laws of the plan: a key changes exactly when the result could, and every setting that changes a key changes a folder."""
 
 import functools
 import itertools
@@ -50,7 +50,7 @@ def nodes(p: Plan) -> list[Node]:
 
 
 def everything(p: Plan) -> list[Node]:
-    """What all tables, figures and runs need."""
+    """All nodes that tables, figures and runs need."""
     shown = [node for artefact in p.artefacts.values() for node in p.reads(artefact).values()]
     return p.behind([*shown, *(Node(step, p.name(run)) for run in p.runs for step in p.runs[run].recipes)])
 
@@ -62,7 +62,7 @@ def keys(workflow: Path, scale: str = "smoke", **choices) -> dict[str, str]:
 
 @functools.cache
 def keys_of(scale: str = "smoke") -> dict[str, str]:
-    """Those of the configuration as it is."""
+    """The keys of the configuration as it is."""
     return keys(ROOT / "workflow", scale)
 
 
@@ -80,7 +80,7 @@ def measures(*names: str) -> set[str]:
 
 
 def behind(*words: str) -> set[str]:
-    """The nodes that are made from another one, and that one."""
+    """A node and all nodes that are made from it."""
     wanted = SMOKE.node(*words)
     return {str(node) for node in nodes(SMOKE) if wanted in SMOKE.behind([node])}
 
@@ -91,7 +91,7 @@ OWN_BATCH = {x for x in EVERYTHING if x.split()[1] in ("hedgehog_cola", "t2r_hed
 
 
 def having(stage: str) -> set[str]:
-    """Steps of this stage and whatever follows them."""
+    """The steps of this stage and all nodes that follow them."""
     return {str(node) for node in nodes(SMOKE) if any(parent.stage == stage for parent in SMOKE.behind([node]))}
 
 
@@ -206,7 +206,7 @@ def test_seed_and_budget_change_what_they_touch(workflow):
 
 @pytest.fixture
 def constant_code(monkeypatch):
-    """No code hash: it is the same in all plans here, and most of the time that a key takes."""
+    """Replace the code hash by a constant. It is the same in all plans here, and takes most of a key's time."""
     monkeypatch.setattr(module, "code_hash", lambda modules: ",".join(modules))
 
 
@@ -262,7 +262,7 @@ def test_a_run_has_one_name_in_a_plan_and_answers_to_no_other(constant_code):
 
 
 def test_a_rule_and_the_command_in_it_mean_the_same_node(constant_code):
-    """The name in a folder says the model; the teacher that tables were asked for does not say it once more."""
+    """The name in a folder has the model, so the teacher that was chosen for tables is not applied to it again."""
     seen, app = [], typer.Typer()
 
     @app.command()

@@ -1,4 +1,4 @@
-"""Perplexity by position and agreement with the teacher: whole documents, read in pieces; what the sums are; what is refused or not defined."""
+"""Perplexity by position and agreement with the teacher: whole documents read in pieces, their sums, refusals, and readings that are not defined."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Associative recall: the sequences, what is right without recall, the training from scratch, and what is measured of attention."""
+"""Associative recall: the sequences, the score without any recall, the training from scratch, and the measurements of attention."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def test_the_papers_size_has_its_numbers():
 
 
 def test_keys_that_are_present_are_asked_for_alike_often():
-    """Not by how often they occur: else the floor were another."""
+    """Keys are asked for alike, however often they occur; otherwise the floor would be another."""
     drawn = rows(20000, keys=3, values=5, pairs=4)
     keys, _, asked, _ = recall.pairs_of(drawn)
     once = [a == k for row, a in zip(keys.tolist(), asked.tolist(), strict=True) for k, n in Counter(row).items() if n == 1 and len(set(row)) == 2]
@@ -406,7 +406,7 @@ def test_entropy_and_rank_correlation_are_their_definitions():
 
 
 def test_attention_is_that_of_the_model_itself_and_not_of_the_softmax_it_replaced():
-    """A model reads what its own layers gave, also in the layers above the first."""
+    """In every layer the model reads the output of its own layers."""
     import test_laws
 
     model = linearize(test_laws.teacher(dtype=torch.float64), "feature_map", map="elu")

@@ -1,4 +1,4 @@
-"""A folder of committed results holds what a reader needs, is small, is whole or not there, and goes into MLflow beside one's own runs."""
+"""A folder of committed results has all that a reader needs, is small, is whole or not there, and goes into MLflow beside one's own runs."""
 
 import gzip
 import json

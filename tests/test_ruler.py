@@ -1,4 +1,4 @@
-"""RULER's tasks: what a prompt asks and how an answer is scored; in the plan, at smoke."""
+"""RULER's tasks: the question of a prompt and the score of an answer; the plan's nodes at smoke."""
 
 import json
 import random

@@ -49,7 +49,7 @@ def rewrite(path: Path, change) -> None:
 
 
 def sign(root: Path, name: str) -> None:
-    """Have the record name the file as it is now: whoever made it, this is what the step left."""
+    """Write the file's present hash into its record, as if the step had left this file."""
     folder = next(parent for parent in (root / name).parents if (parent / "run.json").is_file())
     own = (root / name).relative_to(folder).as_posix()
     rewrite(folder / "run.json", lambda r: r["artefacts"].update({own: {"sha256": sha256(root / name)}}))
@@ -92,7 +92,7 @@ def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_m
 
 
 def test_most_committed_runs_have_no_weights_and_the_table_s_have():
-    """Or the test above would say nothing."""
+    """Otherwise the test above could not fail."""
     there = {run.name: all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.parents[1].name == "smollm2"}
     assert there["lizard"] and there["t2r"] and not there["supra"] and not there["lizard-seed1"]
     assert not any(all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.name == "t2r" and "mini" in run.parts)
@@ -206,7 +206,7 @@ FILES = {MODEL: "hedgehog", METHOD: "hedgehog", f"{ADAPTER}adapter_model.safeten
 @pytest.mark.parametrize("case", CHANGES)
 @pytest.mark.parametrize("name", FILES)
 def test_tensors_that_are_not_the_model_s_or_not_finite_are_refused_whoever_signed_them(root, name, case):
-    """Records and hashes agree with the file here."""
+    """Here records and hashes agree with the file, and it is refused all the same."""
     tensors = load_file(root / name)
     named = CHANGES[case](tensors)
     save_file(tensors, root / name, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""Sentences: every source in its own schema, splits that no training text crosses, texts padded and joined, and what bad input gets."""
+"""Sentences: every source in its own schema, splits that no training text crosses, texts padded and joined, and the errors for bad input."""
 
 import gzip
 import json

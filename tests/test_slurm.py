@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"NOT TESTED ON SLURM: no {', '.join(MISSING)}; apt-get install slurmctld slurmd slurm-client munge"
 )
 
-# No accounting database, no cgroups, and the node is taken to be what is said here: what a container without systemd can run.
+# For a container without systemd: no accounting database, no cgroups, and the node has the resources that stand here.
 CONF = """
 ClusterName=relinear
 SlurmctldHost={host}(127.0.0.1)
@@ -103,7 +103,7 @@ def slurm(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def logs(folder: Path):
-    """Shown when a wait fails: what the daemons said."""
+    """The daemons' logs, shown when a wait fails."""
 
     class Text:
         def __str__(self) -> str:

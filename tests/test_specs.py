@@ -1,4 +1,4 @@
-"""Specs of tables and figures: what they mean, and what a wrong one is told before any work."""
+"""Specs of tables and figures: their meaning, and the errors for wrong ones, before any work."""
 
 import subprocess
 import sys

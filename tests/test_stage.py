@@ -32,7 +32,7 @@ class Stop(BaseException):
 
 
 class Mirror:
-    """MLflow's place; tests of the mirror itself are test_tracking.py and test_dag.py."""
+    """Stands in for MLflow. Tests of the mirror itself are test_tracking.py and test_dag.py."""
 
     run_id = "an-id"
 
@@ -66,7 +66,7 @@ class Results(NamedTuple):
         return (plan or self.plan).node(*words.split())
 
     def run(self, words, text=b"weights", plan=None):
-        """The jobs that were worked on: one, or none."""
+        """Run a node; returns the jobs that were worked on, one or none."""
         plan = plan or self.plan
         done = []
 
@@ -411,7 +411,7 @@ def test_a_full_disk_is_refused_before_work_starts(results, monkeypatch):
 
 
 def test_a_job_is_given_values_and_no_plan(results):
-    """What the work reads, in folders; what it does, in settings; where it leaves things."""
+    """A job has the folders that the work reads, the settings of the work, and the folders that it writes."""
     results.run(ACTIVATIONS)
     [distill] = results.run("distill lizard")
     assert distill.parents == {
@@ -489,7 +489,7 @@ def test_metrics_that_are_not_the_record_s_are_made_again(results, capsys, text)
 
 
 def interrupted(results, damage) -> list[str]:
-    """What the attempt after an interruption finds in its work folder, whose files were damaged."""
+    """The content of the work folder that the attempt after an interruption finds, its files having been damaged."""
 
     def dies(job):
         job.log({"loss": 1.0}, 0)
@@ -540,7 +540,7 @@ def test_what_an_interrupted_attempt_left_broken_is_named_and_the_next_begins_an
 
 
 def test_a_result_is_on_the_disk_before_it_is_in_its_place(results, monkeypatch):
-    """A machine that goes down right after the rename leaves no file of length 0 in it."""
+    """If the machine goes down right after the rename, no file in the folder has length 0."""
     synced, place = [], results.folder(ACTIVATIONS)
     monkeypatch.setattr(stage.os, "fsync", lambda handle: synced.append((Path(f"/proc/self/fd/{handle}").resolve().name, place.exists())))
     results.run(ACTIVATIONS)
@@ -572,7 +572,7 @@ def test_a_parent_made_again_with_the_same_contents_is_no_newer_for_what_was_mad
 
 
 def test_what_a_stage_reads_of_the_cache_is_compared_by_hash(tmp_path, monkeypatch):
-    """A flipped bit has the size that it had."""
+    """A flipped bit does not change a file's size."""
     asked = []
     monkeypatch.setattr(stage.assets, "obtain", lambda name, **how: asked.append((name, how["verify"])) or tmp_path)
     plan = Plan(scale="mini", results=tmp_path)

@@ -59,7 +59,7 @@ def test_how_many_positions_the_hybrids_are_worth():
 
 
 def test_the_hybrids_that_windows_are_compared_with_are_those_of_the_table():
-    """`bytes_of` names a method; this is what the papers' runs of it are."""
+    """`bytes_of` names a method; the sizes it uses are those of the papers' runs."""
     runs = Plan().runs
     for method, run in (("lolcats", "lolcats_window"), ("lizard", "lizard")):
         assert runs[run].method == runs[f"window_bytes_of_{method}"].options["bytes_of"] == method

@@ -1,4 +1,4 @@
-"""`relinear status`: of every finished result, what has changed since it was made."""
+"""`relinear status`: the reasons why finished results would be made anew."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def edited(plan):
 
 
 def said(plan: Plan) -> dict[str, str]:
-    """Folder -> reasons, of what has changed."""
+    """Folder -> reasons, for each folder that would be made anew."""
     *changed, _ = status.lines(plan)
     return dict(line.split(": ", 1) for line in changed)
 

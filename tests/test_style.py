@@ -1,4 +1,4 @@
-"""How methods look: the same everywhere, and apart for everybody."""
+"""The look of methods: the same in every figure, and told apart by everybody."""
 
 import itertools
 import re

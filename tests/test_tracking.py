@@ -1,4 +1,4 @@
-"""Laws of the MLflow mirror: what the store holds after runs that end well, badly, twice or not at all."""
+"""Laws of the MLflow mirror: the store's content after runs that end well, badly, twice or not at all."""
 
 import gzip
 import json
@@ -686,7 +686,7 @@ def test_a_server_that_cannot_be_used_costs_one_warning_and_seconds_and_is_fille
 
 @pytest.mark.parametrize("how", ["fails", "is silent"])
 def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seconds_and_is_filled_later(between, tmp_path, capsys, how):
-    """It took what came before; the rest comes when it answers again, and once."""
+    """The store has everything from before the failure. When it answers again it gets the rest, once."""
     run = f"until_it_{how.replace(' ', '_')}"
     with opened(between.url, run=run) as tracker:
         tracker.log({"loss": 2.0}, 1)
@@ -809,7 +809,7 @@ def test_rebuilding_twice_adds_nothing(uri, second, tmp_path):
 
 
 def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
-    """Also where it is a copy of one's own runs, and lies among them."""
+    """This also holds for a copy of one's own runs that lies among them."""
     own = tmp_path / "results"
     run_stage(uri, own, {"loss": 0.5})
     run_stage(uri, own, EVALUATION, stage="evaluate")

@@ -1,4 +1,4 @@
-"""Laws of the training loop: what it computes, what stops it, and that an interruption leaves no trace in the result."""
+"""Laws of the training loop: its arithmetic, the errors that stop it, and results without a trace of interruptions."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def test_resuming_equals_never_stopping_to_the_bit(tmp_path, dies):
         with pytest.raises(Stop):
             fit(cut, lambda step, p=cut, at=at: p.loss(step, die_at=at), tmp_path / "b")
     last, begins = Problem(), []
-    torch.manual_seed(99)  # what another process would have drawn by now
+    torch.manual_seed(99)  # another process would have drawn other numbers by now
     got = fit(last, last.loss, tmp_path / "b", resumed=begins.append)
     assert begins == [dies[-1]], "went on elsewhere than at the last checkpoint"
     for a, b in zip(expected, got, strict=True):
@@ -149,7 +149,7 @@ def test_without_a_whole_checkpoint_training_begins_anew_and_says_so(tmp_path, c
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_history_is_the_one_of_the_checkpoint(tmp_path, damage):
-    """Whatever became of the file since: it would have a gap where lines were lost."""
+    """The history is restored from the checkpoint, even if its file lost lines since."""
     history = stopped(tmp_path)
     DAMAGES[damage](history)
     last, seen = Problem(), []

@@ -1,4 +1,4 @@
-"""The Python that need not import libraries (`warm`) is to a command what a new Python is."""
+"""A command cannot tell the Python whose libraries are imported already (`warm`) from a new one."""
 
 import json
 import os

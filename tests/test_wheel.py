@@ -1,4 +1,4 @@
-"""The package as pip installs it: the core alone linearizes, loads and generates; whatever needs more says in one line what."""
+"""The package as pip installs it: the core alone linearizes, loads and generates; a command that needs more names the extra in one line."""
 
 import contextlib
 import importlib.machinery
@@ -77,7 +77,7 @@ def installed_with_core() -> set[str]:
 
 
 def hide(modules: set[str]) -> None:
-    """Make these top-level modules as if they were not installed, for this process."""
+    """Hide these top-level modules from this process, as if they were not installed."""
 
     class Without(importlib.machinery.PathFinder):
         @classmethod
@@ -88,7 +88,7 @@ def hide(modules: set[str]) -> None:
 
 
 def command(*args: str) -> str:
-    """What `relinear` prints, and how it ends where it does not end well."""
+    """The output of `relinear`, and its exit status where it fails."""
     from relinear import cli
 
     out = io.StringIO()

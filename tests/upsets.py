@@ -1,7 +1,7 @@
 """A command that is upset while it runs, by signals, kills, disks, stores or another command: a part of the fault campaign (`faults.py`).
 
 Each round starts from a copy of a prepared, partly finished results folder and gives one command that has a training and two measurements to do.
-Something happens to it at a moment that is drawn; then the same command is given again. Whatever happened, it must end with the very files of an
+It is upset at a random moment; then the same command is given again. Whatever happened, it must end with the very files of an
 undisturbed run, once in MLflow, with nothing left over, without a traceback, and a table that is drawn from it has the same bytes.
 
 Snakemake is a process of its own. Its jobs are forks of one that has imported all libraries (`warm`), so that a round takes half a minute; each is
@@ -35,7 +35,7 @@ LONGEST = 420  # seconds that a command may take on a busy machine
 
 
 class Ended(NamedTuple):
-    """How a command ended, and all that it said."""
+    """The exit status of a command, and its output."""
 
     code: int
     said: str
@@ -65,7 +65,7 @@ class Results:
         self.server: type[Between] = Between
 
     def prepare(self) -> "Results":
-        """Everything up to the distilled run in the base; and, in a copy, what the command makes undisturbed."""
+        """Make everything up to the distilled run in the base, and in a copy the files of an undisturbed command."""
         copy_sources(self.clone.root)
         lines = self.clone.python("-c", BEHIND, *SHARED.split()).splitlines()
         nodes, records = zip(*(line.split("\t") for line in lines), strict=True)
@@ -107,7 +107,7 @@ class Results:
         return found
 
     def problems(self) -> list[str]:
-        """What is not as an undisturbed command leaves it."""
+        """The differences from what an undisturbed command leaves."""
         found = self.contents()
         wrong = [f"{name} is another file" for name, sha in found.items() if self.usual.get(name) != sha]
         wrong += [f"{name} is not there" for name in self.usual.keys() - found.keys()]
@@ -119,7 +119,7 @@ class Results:
         return wrong + [f"{p.relative_to(root)} is left over" for p in left]
 
     def mirrored(self) -> list[str]:
-        """What MLflow's store does not have, or has twice."""
+        """The runs that MLflow's store lacks, or has twice."""
         wrong, runs = [], [run for run in self.clone.mlflow() if run["tags"].get("run") == RUN]
         for stage in LAST:
             current = [r for r in runs if r["tags"].get("stage") == stage and r["tags"].get("current") == "true"]
@@ -211,7 +211,7 @@ def removed(*names: str) -> Callable:
 
 
 def second(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-    """The same command from another shell; at times the first is killed then."""
+    """Give the same command in another shell, and at times kill the first."""
     other = results.start()
     if draw.random() < 0.5:
         time.sleep(draw.uniform(0, results.seconds / 2))
@@ -221,7 +221,7 @@ def second(results: Results, process: subprocess.Popen, draw: random.Random) -> 
 
 
 def full(results: Results, process: subprocess.Popen, draw: random.Random) -> None:
-    """The disk is filled until the command has ended; then there is room again."""
+    """Fill the disk until the command has ended; then make room again."""
     filler = results.clone / "results/filler"
     with filler.open("wb") as file, suppress(OSError):
         while True:
@@ -241,7 +241,7 @@ def remount(results: Results, how: str) -> None:
 
 
 def _wait(process: subprocess.Popen) -> None:
-    """Until a command has ended, which here nobody reads meanwhile: what it says fits into the pipe."""
+    """Wait until a command has ended. Nobody reads its output meanwhile, which fits into the pipe."""
     end = time.monotonic() + LONGEST
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.1)
@@ -325,7 +325,7 @@ def disk(results: Results, wanted: bool) -> Iterator[bool]:
 
 
 def judged(results: Results, name: str, kind: Round) -> tuple[str, str]:
-    """`held`, or what was wrong; and how the upset command ended. `not run` where this machine does not allow it."""
+    """`held` or the faults, and the end of the upset command. `not run` where this machine does not allow the round."""
     draw = random.Random(name)
     moment = draw.uniform(0.1, 0.95) * results.seconds
     for _ in range(4):
@@ -371,7 +371,7 @@ def _traceback(said: str) -> bool:
 
 
 def rebuild(results: Results) -> list[str]:
-    """The store from the files; a second time there is nothing to do."""
+    """Rebuild the store from the files, and once more, which must add nothing."""
     ends = [results.clone.relinear("track", "rebuild") for _ in range(2)]
     if any(e.returncode for e in ends) or not ends[1].stdout.startswith("0 runs"):
         return [f"track rebuild: {ends[0].stderr[-500:]} {ends[1].stdout}"]

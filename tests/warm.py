@@ -86,7 +86,7 @@ def serve(name: str, owner: int, ready: int) -> dict | None:
 
 
 def attend(connection: socket.socket) -> dict:
-    """Fork what was asked for; the other process waits for its end and tells it, and kills it if nobody waits for that any more."""
+    """Fork for a request. The other process waits for the fork's end and reports it, or kills the fork if nobody waits for it any more."""
     request, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     pid = os.fork()
     if not pid:
