@@ -148,7 +148,8 @@ def test_what_cannot_be_had_is_an_error(machine, count, environment, named):
     ids=["one slot", "two slots", "no GPU"],
 )
 def test_jobs_side_by_side_share_the_cores(fresh, scale, options, threads):
-    """A job that takes all cores would keep the other GPUs idle, and it would wait until every core is free. No job asks Snakemake for one thread."""
+    """A job that takes all cores would keep the other GPUs idle, and it would wait until every core is free. Snakemake prints no number of threads
+    where it is one."""
     plan = fresh.snakemake("results/table2.csv", scale=scale, options=("--dry-run", *options))
     assert plan.count("gpu=1") == (104 if scale == "smollm2" else 0) and plan.count("rule activations:") == (scale == "mini")
     assert set(re.findall(r"threads: (\d+)", plan)) == threads

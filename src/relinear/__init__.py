@@ -5,9 +5,9 @@ import importlib
 from relinear.attention import available as available_methods
 
 __all__ = ["available_methods", "linearize", "load_run"]
-__version__ = "0.1.0"  # of the package too; keys do not count it
+__version__ = "0.1.0"  # the package's version, which keys do not count
 
-# From here on `AutoModelForCausalLM.from_pretrained` takes linearized folders. By name for the reason given below.
+# From here on `AutoModelForCausalLM.from_pretrained` loads linearized folders. Imported by name for the reason given below.
 importlib.import_module("relinear.share.registration").install()
 
 

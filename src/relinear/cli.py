@@ -1,4 +1,4 @@
-"""`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` says what each takes."""
+"""`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` lists a verb's options."""
 
 import errno
 import functools
@@ -26,7 +26,7 @@ from relinear.tracking import live as tracking
 from relinear.tracking import mirror
 from relinear.tracking.store import StoreError
 
-# What the extra `suite` of pyproject.toml brings, as it is imported.
+# The packages of the extra `suite` in pyproject.toml, by the names that are imported.
 SUITE = ("PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "scipy", "snakemake", "sqlalchemy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -104,7 +104,7 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
 
 def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     """Run one node in this process, or in as many as it is spread over."""
-    gc.disable()  # until the work begins: what is imported stays, and looking through it again and again takes seconds
+    gc.disable()  # until the work begins: imported objects stay, and collecting among them again and again takes seconds
     stage = stages.stage(node.stage)
     wanted = (plan.device or plan.config.hardware.device) if stage.device else "cpu"
     launched = os.environ.get("WORLD_SIZE")  # by torchrun
@@ -132,7 +132,7 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
 
 
 def collecting(work: Callable[[Job], dict[str, Any]]) -> Callable[[Job], dict[str, Any]]:
-    """The work with the garbage collector on, which leaves out what is there when it begins."""
+    """The work with the garbage collector on; objects that exist when it begins are left out."""
 
     def begun(job: Job) -> dict[str, Any]:
         gc.freeze()
@@ -344,11 +344,11 @@ def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Opti
     os.execvp(sys.executable, ui)
 
 
-REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # by the disk: full, or not to be written to
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # the disk is full, or cannot be written to
 
 
 def main() -> None:
-    """Entry point. What a user can mend is one line on stderr; anything else is a traceback."""
+    """Entry point. An error that a user can mend is one line on stderr; any other is a traceback."""
     tracking.install_signal_handlers()
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks transformers so, and nobody here can mend it
     try:
@@ -369,7 +369,7 @@ def main() -> None:
 
 
 def refusal(error: BaseException) -> str | None:
-    """What the disk refused, where an error comes of that; libraries in Rust say it in words alone."""
+    """The disk's refusal behind an error; None for any other error. Libraries in Rust name it in words alone."""
     if isinstance(error, OSError) and error.errno in REFUSED:
         return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}: the disk of the results"
     return "No space left on device: the disk of the results" if "No space left on device" in str(error) else None

@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """What was asked for does not exist, does not fit or is missing; the message says what was got and what is possible."""
+    """A request for something that does not exist, does not fit or is missing. The message says what was got and what is possible."""

@@ -15,7 +15,7 @@ def available() -> list[str]:
 
 
 def check(name: str) -> str:
-    """The name itself. Raises ValueError naming the possible ones."""
+    """Return the name of a method. Raises ValueError, naming the possible ones, for any other."""
     if name not in available():
         raise ValueError(f"no attention method {name!r}; have {', '.join(available())}")
     return name
@@ -27,5 +27,5 @@ def load(name: str) -> type:
 
 
 def options(name: str, given: dict | None = None):
-    """The method's validated options. An unknown key or value is an error that says what is possible."""
+    """The method's validated options. An unknown key or value is an error that names the possible ones."""
     return load(name).Options.parse(name, given or {})

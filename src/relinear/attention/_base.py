@@ -1,4 +1,4 @@
-"""What every attention method shares: its inputs, its contract, and the softmax attention it is measured against."""
+"""The parts that all attention methods share: inputs, contract, and the softmax attention that it is measured against."""
 
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -24,7 +24,7 @@ class Heads(NamedTuple):
     dim: int  # head dimension D
     scale: float  # the teacher's score scale, 1 / sqrt(D) in most
     window: int | None = None  # how many positions the teacher's own layer sees, its own included; None: all
-    positions: int | None = None  # the longest sequence that the teacher was made for, where it says so
+    positions: int | None = None  # the longest sequence that the teacher was made for; None where its config names none
     causal: bool = True  # a query sees the keys up to its own position; False (encoders): all of them
 
     @property
@@ -48,12 +48,12 @@ class Inputs(NamedTuple):
         return self.turned(self.q, self.k)
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Other queries and keys, such as features, with the same embedding; unchanged where the teacher has none."""
+        """Other queries and keys, such as features, turned by the same embedding; unchanged where the teacher has none."""
         return (q, k) if self.cos is None else rotary(q, k, self.cos, self.sin)
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64: feature maps, gates and normalisers have this precision in every model."""
+    """x in float32, or unchanged if it is float64. Feature maps, gates and normalisers have this precision in every model."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -82,7 +82,7 @@ class StateOptions(Options):
     state_per: Literal["query_head", "key_head"] = "query_head"
 
     def states(self, heads: Heads) -> int:
-        """The number of linear states of a layer, which is also that of its maps of keys."""
+        """The number of linear states of a layer. It is also the number of its maps of keys."""
         return heads.heads if self.state_per == "query_head" else heads.groups
 
 
@@ -108,20 +108,20 @@ class Attention(nn.Module):
 
     @property
     def reads_order(self) -> bool:
-        """Whether weights depend on where tokens stand in their sequence beside what the inputs say."""
+        """Whether weights depend on the positions of tokens in a way that is not in the inputs."""
         return self.causal_only
 
     def _causal_only(self) -> bool:
-        """`causal_only`, and where these options make it so."""
+        """Whether this layer is for causal attention only: `causal_only`, unless the options decide otherwise."""
         return self.causal_only
 
     @property
     def unbounded_rotary(self) -> bool:
-        """Whether rotary angles between a query and its keys grow with the sequence: beyond the teacher's positions nothing trained them."""
+        """Whether rotary angles between a query and its keys grow with the sequence: beyond the teacher's positions no training has seen them."""
         return True
 
     def forward(self, inputs: Inputs, state=None) -> tuple[Float[Tensor, "B T H D"], Any]:
-        """Head outputs of a piece and the state after it; `state` is what the tokens before the piece left behind."""
+        """Head outputs of a piece, and the state after it. `state` is the state after the tokens before the piece."""
         raise NotImplementedError
 
     def step(self, inputs: Inputs, state) -> tuple[Float[Tensor, "B 1 H D"], Any]:
@@ -177,7 +177,7 @@ def causal(length: int, window: int | None = None, device=None) -> Bool[Tensor, 
 
 
 def softmax_weights(inputs: Inputs, heads: Heads) -> Float[Tensor, "B H T T"]:
-    """The teacher's attention weights, float32, row = query. Keys at padding weigh nothing; a row that sees no key is zero."""
+    """The teacher's attention weights, float32, row = query. Keys at padding have no weight; a row that sees no key is zero."""
     return reference.softmax_weights(*inputs.rotated(), scale=heads.scale, window=heads.window, key_mask=inputs.key_mask, causal=heads.causal)
 
 
@@ -195,7 +195,7 @@ def softmax_output(inputs: Inputs, heads: Heads) -> Float[Tensor, "B T H D"]:
     seen = causal(length, heads.window, q.device)[None, None]
     if inputs.key_mask is not None:
         seen = seen & inputs.key_mask[:, None, None]
-    seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)  # a padding row sees itself: no NaN, and nobody reads it
+    seen = seen | torch.eye(length, dtype=torch.bool, device=q.device)  # a padding row sees itself, so that it has no NaN; nobody reads it
     return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=heads.scale, enable_gqa=True).transpose(1, 2)
 
 

@@ -28,9 +28,9 @@ from relinear_kernels.linear_attention import linear_attention
 from relinear_kernels.linear_attention_reference import LinearState, linear_attention_weights, linear_features, linear_state
 from relinear_kernels.linear_attention_reference import linear_attention as chunked_linear_attention
 
-CHUNK = 128  # tokens whose Taylor weights are one matrix; what came before them is in the state
+CHUNK = 128  # tokens whose Taylor weights are one matrix; the state has the tokens before them
 LARGEST_STATE = 1 << 30  # bytes of one sequence in one layer
-OWN = {"performer": ("features", "seed", "variant"), "cosformer": ("length",), "exp": ("temperature",)}  # options that one map alone has
+OWN = {"performer": ("features", "seed", "variant"), "cosformer": ("length",), "exp": ("temperature",)}  # options of one map alone
 
 
 class Options(_base.Options):
@@ -57,7 +57,7 @@ class Options(_base.Options):
 def orthogonal_rows(features: int, dim: int, seed: int, scaled: bool, dtype=torch.float64, device="cpu") -> Float[Tensor, "M D"]:
     """Random rows, orthogonal in blocks of `dim`, of length dim^(1/2) where `scaled`, else of (dim / features)^(1/2).
 
-    Kept where they are computed with: a step that is recorded cannot fetch them from main memory.
+    Kept on the device of the computation: a recorded step cannot fetch them from main memory.
     """
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(-(-features // dim), dim, dim, generator=generator, dtype=torch.float64)
@@ -112,7 +112,7 @@ class Method(Attention):
     def _positions(self, inputs: Inputs, seen: Tensor | None) -> Int[Tensor, "B T"]:
         """Each token's number among its sequence's real tokens, from 0. Raises ValueError for a piece that ends beyond `length`."""
         batch, length = inputs.q.shape[:2]
-        before = int(seen.max()) if seen is not None and not seen.is_cuda else 0  # of a GPU's states it is not asked: each step would wait
+        before = int(seen.max()) if seen is not None and not seen.is_cuda else 0  # not read from a GPU, where each step would wait for it
         if before + length > self.length:
             raise ValueError(f"map 'cosformer' has angles for {self.length} positions; got {before + length} tokens")
         positions = torch.arange(length, device=inputs.q.device).expand(batch, length)
@@ -127,7 +127,7 @@ class Method(Attention):
         counts = self.options.map == "cosformer"
         linear, seen = state if counts and state is not None else (state, None)
         q, k, feature = self.mapped(inputs, seen)
-        # The kernels are made for features as many as a head's dimensions, or twice that.
+        # The kernels take as many features as a head has dimensions, or twice as many.
         op = linear_attention if feature == self.options.map else chunked_linear_attention
         y, linear = op(
             q, k, inputs.v, feature=feature, key_mask=inputs.key_mask, causal=self.heads.causal, initial_state=linear, return_state=True

@@ -10,7 +10,7 @@ does and its matrix and recurrent forms do not: beside an alpha of 1 the unnorma
 far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps of keys, gates and states are one of each
 query head or, ours, of each key head. Meta tokens are the first `meta` real positions. A `window` of 0 is y_gate alone (Table 5).
 
-`gate` is how gamma comes about (Table 3), with b_g the same at the start for all that have one:
+`gate` is the form of gamma (Table 3), with b_g the same at the start for all that have one:
 `sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the start; `low_rank` sigmoid(W_2 W_1 x + b_g)
 of every channel, through `gate_rank` numbers, W_2 0 at the start; `pool` sigmoid(pooled k_t + pool_bias), with nothing to learn and so, without the
 bias, with a memory of some two tokens; `none` 1, nothing is forgotten (Table 5's row without the gated module, read as without the gate). What
@@ -39,7 +39,7 @@ from relinear_kernels.scaled_sum import scaled_sum
 from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import WindowState, sliding_window_weights, window_state
 
-# What each form of the gate can be one of.
+# The granularities that each form of the gate can have.
 GATES = {
     "sigmoid": ("head", "shared", "channel"), "mamba2": ("head", "shared"), "low_rank": ("channel",), "pool": ("head", "channel"), "none": ("head",),
 }  # fmt: skip

@@ -76,7 +76,7 @@ class Method(Parts, Attention):
     def __init__(self, heads, options):
         super().__init__(heads, options)
         h, d, self.states = heads.heads, heads.dim, options.states(heads)
-        # The skip connection of the paper's map makes W start at 0 what starts as the identity without it.
+        # With the skip connection of the paper's map, W = 0 is the map that W = identity is without it.
         columns = min(CODE_COLUMNS, d) if options.variant == "code" else d
         start = identity(h, d, columns) if options.variant == "code" else torch.zeros(h, d, d)
         self.w_q, self.w_k = nn.Parameter(start.clone()), nn.Parameter(start[: self.states].clone())
@@ -175,7 +175,7 @@ class Method(Parts, Attention):
             return near
         length = q.shape[1]
         far = linear_attention_weights(q, k, **self._maps(), key_mask=inputs.key_mask)
-        # The rest is normalised over itself: rescale full rows to what lies beyond the window.
+        # The part beyond the window is normalised over itself: divide full rows by their sum there.
         far = far * torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.options.window)
         total = far.sum(-1, keepdim=True)
         total = torch.where(total > 0, total, 1.0)  # a row without older keys; a clamp to the tiniest number has no finite gradient

@@ -50,7 +50,7 @@ class Method(Attention):
         seen = torch.ones(length, k.shape[1], dtype=torch.bool, device=q.device).tril(before)[None, None] & mask[:, None, None]
         seen = seen | torch.eye(length, dtype=torch.bool, device=q.device).new_zeros(length, k.shape[1]).diagonal_scatter(
             torch.ones(length, dtype=torch.bool, device=q.device), before
-        )  # a padding row sees itself: no NaN, and nobody reads it
+        )  # a padding row sees itself, so that it has no NaN; nobody reads it
         q, k, v = (x.transpose(1, 2).to(inputs.v.dtype) for x in (q, k, v))
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.heads.scale, enable_gqa=True)
         return y.transpose(1, 2), state

@@ -96,7 +96,7 @@ class Method(Attention):
         """Head outputs of a piece, and the linear state after it."""
         q, k = self._qk(inputs)
         v = inputs.v
-        if k.shape[2] != v.shape[2]:  # the shared map gave every query head a key of its own
+        if k.shape[2] != v.shape[2]:  # the shared map makes a key for every query head
             v = v.repeat_interleave(self.heads.group, 2)
         y, state = linear_attention(
             q.to(v.dtype), k.to(v.dtype), v, feature="none", log_decay=self._decay(q), normalize=self._divides,

@@ -19,7 +19,7 @@ from relinear_kernels.sliding_window_attention import sliding_window_attention
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights, window_state
 
 WINDOW = 128
-# What the compared layers hold: positions of keys and values, and columns of each sign of a linear state's features (None: the head's dimension).
+# The sizes of the compared layers: positions of keys and values, and columns of each sign of a linear state's features (None: the head's dimension).
 HELD = {"lolcats": (64 + 1, 64), "lizard": (128 + 4, None)}
 
 

@@ -50,7 +50,7 @@ RUNS: dict[str, tuple[str, dict] | None] = {
 }
 COLUMNS = ("phase", "run", "tokens", "ms_per_token", "cpu_ms_per_token", "seconds", "process_mib", "state_bytes")
 PROMPT, WARM_UP, PARTS, REPEATS, TURN = 16, 256, 10, 5, 16
-PHASES = {"decode": PARTS + 1, "prefill": 2, "turns": 2}  # and how many rows each has
+PHASES = {"decode": PARTS + 1, "prefill": 2, "turns": 2}  # and the number of rows of each
 TARGETS = {"last tenth / second tenth": 1.10, "process growth": 0.01, "prefill: long / half": 2.3}
 MIB = 2**20
 
@@ -103,7 +103,7 @@ class Meter(BaseStreamer):
         )  # fmt: skip
 
     def end(self) -> None:
-        """Nothing: `generate` calls it after the last token."""
+        """Do nothing. `generate` calls it after the last token."""
         ...
 
 
@@ -212,7 +212,7 @@ def processor() -> str:
 
 
 def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
-    """The rows of all runs, `jobs` of them side by side. What earlier calls measured at as many tokens is not measured again."""
+    """The rows of all runs, `jobs` of them side by side. A run that an earlier call measured at as many tokens is not measured again."""
     rows, kept = [], earlier(campaign)
     with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(jobs) as pool:
 
@@ -228,7 +228,7 @@ def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
 
         for own in pool.map(every, RUNS):
             rows += own
-            campaign.replace(rows)  # after each run: it takes long, and may be interrupted
+            campaign.replace(rows)  # after each run, since the next one takes long and may be interrupted
     return rows
 
 
@@ -236,7 +236,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of decoding.csv; what it has is not measured again")] = Path("results/reference/decoding"),
     tokens: Annotated[int, typer.Option(help="tokens to decode; prompts have a half and a quarter of it")] = 32768,
     jobs: Annotated[int, typer.Option(help="runs side by side, each on a core of its own; fewer than there are cores")] = 1,
-    phase: Annotated[Literal[tuple(PHASES)] | None, typer.Option(hidden=True)] = None,  # with --run: what the processes of the runs do
+    phase: Annotated[Literal[tuple(PHASES)] | None, typer.Option(hidden=True)] = None,  # with --run: the part of the work of one run's process
     run: Annotated[Literal[tuple(RUNS)] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure every run; write the rows, the figure and the provenance; print what each run reached."""

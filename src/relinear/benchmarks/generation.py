@@ -45,7 +45,7 @@ from relinear.linearize.state import nbytes
 from relinear.machine.gpus import claim
 from relinear.plan.plan import Plan
 
-# max_position_embeddings only bounds what a warning is given for; the sequences here are longer than what the models were trained on.
+# max_position_embeddings only bounds a warning: the sequences here are longer than those that the models were trained on.
 SHAPES: dict[str, PreTrainedConfig] = {
     "mistral-7b": MistralConfig(
         vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
@@ -65,10 +65,10 @@ TEACHERS = ("teacher", "teacher_dynamic")
 SHARED = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
 # of workflow/papers/*/runs.yaml but the last
 RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *SHARED, "teacher_dynamic")
-GENERATED = (1, *(2**i for i in range(9, 18)))  # where the sweep over lengths is sampled; from the first token on, to integrate
+GENERATED = (1, *(2**i for i in range(9, 18)))  # the lengths that are sampled; from the first token on, so that their sum can be integrated
 INPUTS = tuple(2**i for i in range(10, 16))
 PREFILL_TOKENS = 32768  # the longest input: then a part, and the memory it takes on its way, is as large at every length
-STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, those before, and the seconds after which fewer will do
+STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, untimed ones before them, and the seconds after which fewer repeats suffice
 MEMORY_SHARE = 0.98  # of the GPU's; the rest is the driver's, for graphs and kernels
 CHECKED = 12  # tokens that a graph and plain calls must agree on
 
@@ -81,7 +81,7 @@ KEY = COLUMNS[:6]
 
 
 class Setting(NamedTuple):
-    """One row to measure: what generates how much after what."""
+    """One row to measure: the run, the batch, the prompt and the number of generated tokens."""
 
     model: str
     sweep: str
@@ -115,7 +115,7 @@ class FixedLayer(CacheLayerMixin):
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
     def lazy_initialization(self, *args, **kwargs) -> None:
-        """Nothing: the memory is there from the beginning."""
+        """Do nothing: the memory is there from the beginning."""
         ...
 
     def get_seq_length(self) -> int:
@@ -123,7 +123,7 @@ class FixedLayer(CacheLayerMixin):
         return self.start
 
     def get_max_length(self) -> int:
-        """The tokens that it has memory for."""
+        """The number of tokens that it has memory for."""
         return self.keys.shape[2]
 
     get_max_cache_shape = get_max_length  # transformers < 5.20
@@ -145,7 +145,7 @@ class Teacher:
         self.model = model
 
     def prefill(self, ids: Tensor, batch: int, length: int) -> Callable[[], None]:
-        """A cache for `batch` sequences of `length` tokens; what is returned runs the prompt ``[rows, T]`` of a part of them."""
+        """A function that runs the prompt ``[rows, T]`` of a part of the batch; it fills a cache for `batch` sequences of `length` tokens."""
         of = self.model.config, self.model.dtype, ids.device
         self.cache, self.ids = Cache(layers=[FixedLayer(batch, length, *of) for _ in range(self.model.config.num_hidden_layers)]), ids[:1, :1]
         self.batch = batch
@@ -163,7 +163,7 @@ class Teacher:
         return self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
     def decoder(self, position: int) -> Callable[[], None]:
-        """The step of the token at `position`, again and again."""
+        """A function that repeats the step of the token at `position`."""
         ids = self.ids.expand(self.batch, 1).clone()
 
         def step() -> None:
@@ -187,7 +187,7 @@ class Teacher:
             def step(token=token, position=position) -> None:
                 token.copy_(self.call(token, position).argmax(-1, keepdim=True))
 
-            self.call(token, position)  # once as it is; the step writes the same key again
+            self.call(token, position)  # once without the graph, whose step writes the same key again
             capture(step, ids.device)()
         return torch.cat(made, 1)
 
@@ -225,7 +225,7 @@ class Linearized:
         self.repeats = batch // ids.shape[0]
 
         def run() -> None:
-            self.cache = None  # before the next is made
+            self.cache = None  # before the next cache is made
             cache = self.model.make_cache()
             logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             self.cache, self.ids = cache, logits[:, -1].argmax(-1, keepdim=True)
@@ -293,7 +293,7 @@ def agrees(subject: Subject, device: torch.device, prompt: int = 208) -> bool:
 
 
 def median_seconds(step: Callable[[], object], device: torch.device, repeats: int, warm_up: int) -> tuple[float, int]:
-    """The median time of a step, and of how many: as many as `PATIENCE` allows, between 3 and `repeats`.
+    """The median time of a step, and the number of repeats: as many as `PATIENCE` allows, between 3 and `repeats`.
 
     On a GPU the time from the end of one step to the end of the next, with nobody waiting in between, as a generating loop has it.
     """
@@ -344,7 +344,7 @@ def measure(subject: Subject, setting: Setting, device: torch.device, known: dic
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ended: where it does while a graph is recorded, the end of the recording fails on top of it."""
+    """Whether an error means that memory ended. If it ends while a graph is recorded, the end of the recording fails too."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error):
             return True
@@ -353,7 +353,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def attempt(subject: Subject, setting: Setting, device: torch.device, known: dict) -> dict:
-    """`measure`, or that memory ended."""
+    """The row of `measure`, or a row that says that memory ended."""
     try:
         row = measure(subject, setting, device, known)
     except RuntimeError as error:
@@ -366,7 +366,7 @@ def attempt(subject: Subject, setting: Setting, device: torch.device, known: dic
 
 
 def rates(setting: Setting, row: dict, before: dict | None) -> dict:
-    """What follows from a measured row: `before` is the one sampled before it in the sweep over lengths."""
+    """The numbers that follow from a measured row. `before` is the row sampled before it in the sweep over lengths."""
     if row["status"] == "out of memory":
         return row
     if setting.sweep != "length" or before is None:
@@ -409,23 +409,23 @@ class Log(Campaign):
             shapes={name: shape.to_diff_dict() for name, shape in SHAPES.items()},
             timing=f"median of {STEPS} steps, fewer after {PATIENCE} s, {WARM_UP} to warm up; {CHECKED} tokens checked a run",
         )  # fmt: skip
-        self.replace(self.rows)  # which writes the names of the columns, where there are no rows yet
+        self.replace(self.rows)  # writes the names of the columns where there are no rows yet
 
     def of(self, model: str, sweep: str, run: str) -> list[dict]:
         """The rows of a run in a sweep."""
         return [r for r in self.rows if (r["model"], r["sweep"], r["run"]) == (model, sweep, run)]
 
     def measured(self, setting: Setting, row: dict) -> None:
-        """Add what a setting cost."""
+        """Add the costs of a setting."""
         self.add(setting._asdict() | row | {"commit": self.commit})
 
 
 class Sweeps(NamedTuple):
-    """What is swept over what."""
+    """The sweeps, with the runs and the values of each."""
 
     prompt: int = 2048
     answer: int = 128
-    largest: int = 4096  # no batch beyond it, however much memory there is
+    largest: int = 4096  # the largest batch, however much memory there is
     short_prompt: int = 128
     generated: tuple[int, ...] = GENERATED
     input_batch: int = 16
@@ -453,7 +453,7 @@ def settings(log: Log, model: str, sweep: str, run: str, sweeps: Sweeps) -> Iter
     yield from (Setting(model, sweep, run, *point) for point in points if point not in done)
 
 
-# Most telling first: whatever the time suffices for.
+# The most telling rows first, since the time may not suffice for all.
 ORDER = (
     *(("mistral-7b", run, ("batch", "length")) for run in RUNS[:5]),
     *(("llama-3-8b", run, ("input",)) for run in ("teacher", "lizard", "lolcats_window")),
@@ -520,7 +520,8 @@ def check(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def benchmark(out: Path, seconds: float = float("inf"), runs: Sequence[str] = RUNS, only_check: bool = False) -> bool:
-    """Measure what `out` lacks, beginning no row after `seconds`; whether all is there. `only_check` compares tokens and measures nothing.
+    """Measure the rows that `out` lacks, beginning none after `seconds`; returns whether none is missing. `only_check` compares tokens and measures
+    nothing.
 
     Raises UserError for an unknown run, without a GPU, and where `out` has rows of another one.
     """
@@ -547,7 +548,7 @@ def main(
     runs: Annotated[list[str] | None, typer.Option(help=f"only these; all by default: {', '.join(RUNS)}")] = None,
     only_check: Annotated[bool, typer.Option("--check", help="only compare recorded with plain steps, at a small shape")] = False,
 ) -> None:
-    """Measure what the folder lacks."""
+    """Measure the rows that the folder lacks."""
     done = benchmark(out, seconds, runs or RUNS, only_check)
     if only_check and not done:
         raise UserError("recorded steps generate other tokens than plain calls")

@@ -1,7 +1,7 @@
-"""What a scale costs in GPU hours, from measured throughput, and what 70B would need: `python -m relinear.benchmarks.hours --into docs/plan.md`.
+"""The GPU hours of a scale, from measured throughput, and the needs of 70B: `python -m relinear.benchmarks.hours --into docs/plan.md`.
 
 Hours are the training tokens of the scale `paper` over tokens/s a GPU in the files that `relinear.benchmarks.training` left in
-results/reference/scaling, on the fewest GPUs that were measured. What has no measurement says so. Memory is arithmetic over the models' own
+results/reference/scaling, on the fewest GPUs that were measured. A cell without a measurement says so. Memory is arithmetic over the models' own
 parameters, on the meta device.
 """
 
@@ -162,7 +162,7 @@ def memory(plan: Plan, shapes: list[str], gpus: int, rows: list[dict[str, Any]])
 
 
 def text(folder: Path) -> str:
-    """All that the files in a folder say, as Markdown."""
+    """The content of the files in a folder, as Markdown."""
     records, plan = read(folder), Plan(scale="paper")
     rows = [row for record in records for row in record["rows"]]
     sessions = [f"{record['device']}, {record['started']}:\n\n{report(record)}" for record in records if any(r["gpus"] > 1 for r in record["rows"])]

@@ -44,7 +44,7 @@ Shape = tuple[int, int, int, int, int, int]
 DEVICE = "cuda"
 OURS, CHUNKED = "relinear", "torch chunked"
 GIVEN = "features given"
-WINDOW, HYBRID = "sliding_window_attention w=128 meta=4", "hybrid_attention w=64"  # what decoding has of windows
+WINDOW, HYBRID = "sliding_window_attention w=128 meta=4", "hybrid_attention w=64"  # the two operations with a window that decoding measures
 CACHED = 2048  # positions whose keys and values softmax attention decodes with
 CHECKED = 2048  # positions on which errors are measured
 
@@ -280,7 +280,7 @@ def softmax(shape: Shape) -> Forms:
 
 
 def delta_rule(shape: Shape) -> Forms:
-    """Gated delta rule (GDN): other arithmetic on a state of D x D a head, for scale."""
+    """The forms of the gated delta rule (GDN): other arithmetic on a state of D x D a head, for scale."""
     given, gates = _normed(shape), _gates(shape)
     given |= {"g": gates[..., 0].contiguous(), "beta": _strength(shape)}
     return {"fla chunk_gated_delta_rule": Form(partial(_fla, "gated_delta_rule", "chunk_gated_delta_rule", **given), list(given.values()))}

@@ -1,4 +1,4 @@
-"""What a job costs over importing its libraries: `python -m relinear.benchmarks.overhead`, in seconds of processor time, at scale smoke.
+"""The cost of a job beyond importing its libraries: `python -m relinear.benchmarks.overhead`, in seconds of processor time, at scale smoke.
 
 Each job runs as Snakemake would start it. The libraries are all modules, Python's own too, that it has loaded by its end, imported again in the
 same order by a process that does nothing else; tests hold that a stage loads none that it does not need. The work is what the stage's own function
@@ -24,7 +24,7 @@ from relinear.plan.plan import Plan
 BEFORE = ("model tiny", "written stories@tiny", "text stories@tiny", "measure teacher gate")
 JOBS = ("draw comparison table2", "measure teacher perplexity", "finetune teacher_lora")
 RUN = "from relinear.cli import main; main()"
-# The same, and the names of what it has loaded.
+# The same, and the names of the modules that it has loaded.
 LISTED = """
 import json, sys
 out = sys.argv.pop(1)
@@ -68,7 +68,7 @@ main()
 
 
 def seconds(code: str, *args: str) -> float:
-    """Processor time of a process of its own, and of what it starts. Raises CalledProcessError where it fails."""
+    """Processor time of a new process and of its children. Raises CalledProcessError where it fails."""
     paths = os.pathsep.join(str(path.parent) for path in PACKAGES.values())
     words, env = [sys.executable, "-c", code, *args], os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as said:
@@ -82,7 +82,7 @@ def seconds(code: str, *args: str) -> float:
 
 
 def measure(job: str, plan: Plan, repeats: int) -> dict[str, float]:
-    """Median processor time of a job, of importing what it loads, and of its work."""
+    """The median processor time of a job, of importing its modules, and of its work."""
     words = [*job.split(), "--scale", plan.scale, "--results", str(plan.results)]
     stage, *name = job.split()
     folder = None if stage == "draw" else plan.folder(plan.node(stage, *name))

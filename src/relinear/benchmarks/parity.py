@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, dict]] = {
     "LoLCATs, window": ("lolcats", {"window": 64}),
     "Lizard": ("lizard", {}),
 }
-NOISE = 0.05  # added to what a method starts as: at an identity some mistakes do not show
+NOISE = 0.05  # added to a method's start, an identity, at which some mistakes do not show
 LAWS = ("pieces", "prefix", "padded")
 COLUMNS = ("run", *LAWS, "new_tokens", "equal", "least_margin", "margin_at_mismatch")
 PROMPT = 32

@@ -61,7 +61,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
 PIECE = {"smollm2-135m": 16}  # sequences that a GPU takes at a time, where it may choose
 LARGE = 4  # the same, at any other shape
 PEERS = ("lolcats_window", "lizard", "teacher_lora")  # the last: the teacher itself, with its softmax attention
-# What is measured, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
+# The measurements, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
 SUITE = (
     ("weak", "smollm2-135m", PEERS, "auto", None),
     ("weak", "llama-3-8b", PEERS, "auto", None),
@@ -102,7 +102,7 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
     """The measurements that this number of processes takes; with `runs` those runs, weak. Raises UserError for an unknown run."""
     if runs:
         asked = [("weak", shape, tuple(runs), "auto", None) for shape in shapes or ("smollm2-135m", "llama-3-8b")]
-    elif shapes and not set(shapes) <= {shape for _, shape, *_ in SUITE}:  # another model: what is asked of the small one and no more
+    elif shapes and not set(shapes) <= {shape for _, shape, *_ in SUITE}:  # another model: the measurements of the small one and no more
         asked = [(scaling, other, *rest) for other in shapes for scaling, shape, *rest in SUITE if shape == "smollm2-135m"]
     else:
         asked = [row for row in SUITE if not shapes or row[1] in shapes]
@@ -133,9 +133,9 @@ class Timed(Job):
         return self.settings["budget"]["batch_size"] * self.settings["budget"]["accumulate"]
 
     def resume(self, step: int) -> None:
-        """Forget the memory that making the weights took."""
+        """Forget the peak of memory that making the weights caused."""
         if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # what making the weights took does not count
+            torch.cuda.reset_peak_memory_stats()  # the memory for making the weights does not count
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Take the time of a step, once the device has finished it."""
@@ -151,7 +151,7 @@ def timed(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length
     batch, accumulate = cell.step(size())
     budget = job.settings["budget"] | {"epochs": 1, "seq_len": length, "batch_size": batch, "accumulate": accumulate}
     steps = CURVE if cell.scaling == "curve" else WARM + TIMED
-    # Some tokens are frequent, so that there is something to learn.
+    # Some tokens are frequent, so that a model can learn which.
     tokens = (config.vocab_size * np.random.default_rng(0).random(steps * batch * accumulate * length) ** 8).astype(np.int32)
     for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
         np.save(folder / f"{name}.npy", tokens)
@@ -239,7 +239,7 @@ def work(given: Asked, until: float) -> None:
 
 
 def add(out: Path, device: str, rows: list[dict], left_out: list[dict]) -> None:
-    """Add rows to the file, and what there was no time for; the file is made if it is not there."""
+    """Add rows to the file, and the names of measurements that there was no time for. Makes the file if it is not there."""
     campaign = Campaign(out)
     if not campaign.about:
         gpu = torch.cuda.get_device_name() if device == "cuda" else device

@@ -17,7 +17,7 @@ Measurements = Mapping[tuple[str, str], Measured | None]  # (run, measure) -> it
 
 
 class About(NamedTuple):
-    """The circumstances of the measurements that the readings do not say.
+    """The circumstances of the measurements that are not in their readings.
 
     `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.

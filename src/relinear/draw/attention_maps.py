@@ -138,7 +138,7 @@ def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray], limits: Ma
         bar = area.colorbar(image, ax=axis, location="top", extend="both" if metric in limits else "neither")
         bar.set_label(f"{title}{', log scale' if norm else ''}\nmean {values.mean():.2g}")
         if norm:
-            ticks = np.geomspace(low, high, 3)  # more of them run into each other
+            ticks = np.geomspace(low, high, 3)  # more ticks run into each other
             bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
             bar.minorticks_off()
 
@@ -203,7 +203,8 @@ def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height:
 
 
 def _sides(spec: AttentionMaps, runs: Mapping[str, Measured | None]) -> list[tuple[str, Measured | None, int]]:
-    """Of each column the title, the measurement, and which of a pair of its weights: 0 softmax attention's, which any run's has, 1 the method's."""
+    """The title and the measurement of each column, and which weights of a pair it shows: 0 softmax attention's, which every run has, or 1 the
+    method's."""
     first = [(spec.softmax, next(filter(None, runs.values()), None), 0)] if spec.softmax else []
     return [*first, *((title, runs[run], 1) for title, run in spec.runs.items())]
 
@@ -243,7 +244,7 @@ def _draw_scores(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.n
 
 
 def _draw_relative(axis: Axes, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-    """The logarithm of a softmax weight over its query's largest is the score less the largest."""
+    """Draw weights over their query's largest against scores less the largest: of softmax attention the one is the exponential of the other."""
     over = [[w / np.maximum(w.max(1, keepdims=True), TINY) for w in pair] for pair in pairs]
     x, y = (np.concatenate([w.ravel() for w in part]) for part in zip(*over, strict=True))
     x = np.log(np.maximum(x, TINY))

@@ -19,7 +19,7 @@ PASSED, FAILED = "passed", "failed"
 
 
 class Score(NamedTuple):
-    """A number in its column's unit; percent is 100 times the reading. `pulls` gives those of the items behind it, or None."""
+    """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None."""
 
     value: float
     stderr: float | None
@@ -28,11 +28,11 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown: NOT_RUN in all of them where the number is not there, NOT_DEFINED with the reason where there cannot be one.
+    """A cell as it is shown. Without a measurement it is NOT_RUN; where there cannot be a number it is NOT_DEFINED, with the reason.
     `seed_sd` is None without repeated trainings.
 
-    Of a mean over seeds the error is that of the items, which are the same for all and so do not average out, and that of the mean of
-    the seeds, combined.
+    The error of a mean over seeds combines two: that of the items, which all seeds share, so that it does not average out, and that of the mean of
+    the seeds.
     """
 
     value: float | str
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
     @property
     def was_run(self) -> bool:
-        """Whether the value was measured: a text in its place says why not."""
+        """Whether the value was measured. If not, a text in its place gives the reason."""
         return not isinstance(self.value, str)
 
 

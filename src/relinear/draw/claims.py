@@ -73,7 +73,7 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
 
 
 def _missed(claim: Claim, look: Look) -> list[str]:
-    """Why nothing can be told, for each number that a claim requires and that is not reached."""
+    """The reasons why a claim cannot be judged: a line for each number that it requires and that is not reached."""
     found = [(_named(claim, point, look(point)), point.least) for point in map(claim.full, claim.requires)]
     return [
         f"not informative: {value if isinstance(value, str) else f'{value.name} {value}, of {number(least)} required'}"
@@ -131,7 +131,7 @@ def _difference(claim: Claim, values: list[Value], column: str, remark: str, pub
     figures = f"{column}{shown}; {stated}{_item_by_item(claim, paired)}{remark}{published}"
 
     sign, margin = (1.0 if claim.op == ">" else -1.0), claim.margin or 0.0
-    needed = sign * margin + 0.0  # + 0.0: never -0.00
+    needed = sign * margin + 0.0  # + 0.0 turns -0.0 into 0.0
     if ceiling and (reach := sign * (ceiling[0].value - right.value)) < margin:
         return Judgement(UNTESTED, figures, f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
     if floor is not None and all(sign * (v.value - floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):

@@ -32,7 +32,7 @@ HOW = (
 )
 SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
 BAND = re.compile(r"(\d+)-(\d+)")
-FIRST_LENGTH = 512  # shorter generations are measured to integrate over, not to be shown
+FIRST_LENGTH = 512  # shorter generations are measured for the integral and not shown
 
 
 class Curve(NamedTuple):
@@ -114,7 +114,7 @@ def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, along
 
 
 def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path, along: Along, paid: Costs | None) -> list[Path]:
-    """The claims file of a figure that has claims; those on costs are judged at any scale, since costs are of another."""
+    """The claims file of a figure that has claims. Claims on costs are judged at any scale, since costs belong to none."""
     spec: Any = artefact.spec
     verdicts = []
     for claim in spec.claims:
@@ -162,7 +162,7 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
         if series not in spec.shown(panel):
             continue
         found = [(x, reading) for x, reading, _ in along[series.name, panel.name]]
-        if panel.x == TRAINED and found and not found[-1][0]:  # no point on a logarithmic axis
+        if panel.x == TRAINED and found and not found[-1][0]:  # 0 is no point on a logarithmic axis
             levels[f"{series.title}, not trained here"] = unit * found[-1][1].value, style["color"]
             continue
         errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
@@ -218,7 +218,7 @@ def place(x: Scalar) -> Scalar:
 
 
 def _undefined(series: Series, panel: Panel, measured: Measurements) -> list[str]:
-    """Where a run's metric is not defined along the axis, and why: words for the caption, one line a reason."""
+    """Lines for the caption, one a reason: where along the axis a run's metric is not defined, and why."""
     places: dict[str, list[str]] = {}
     m = measured.get((series.run or "", panel.measure or ""))
     for r in m.readings if m else ():
@@ -279,7 +279,7 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
     """Scales, titles and ticks; on a base of 2, k is 1024."""
     if base and _positive(axis, "x"):
         axis.set_xscale("log", base=base)
-    if panel.log and _positive(axis, "y"):  # of nothing there is no logarithm
+    if panel.log and _positive(axis, "y"):  # an axis without positive numbers has no logarithm
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_minor_formatter(NullFormatter())

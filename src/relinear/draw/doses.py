@@ -1,4 +1,4 @@
-"""Unique training tokens x epochs of every step behind a measurement, as the steps' own records say them."""
+"""Unique training tokens x epochs of every step behind a measurement, from the steps' own records."""
 
 import json
 from pathlib import Path

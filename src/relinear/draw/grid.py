@@ -24,8 +24,8 @@ from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
-WIDE = 100  # ratio of the ends of a logarithmic scale, from which on powers of ten are ticks enough
-WRITTEN = 110  # cells a panel can have with their numbers written into them
+WIDE = 100  # from this ratio of a logarithmic scale's ends on, powers of ten are ticks enough
+WRITTEN = 110  # the most cells of a panel whose numbers are written into them
 
 
 class Heat(NamedTuple):
@@ -150,14 +150,14 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
     label = f"{(place.metric or '').replace('_', ' ')}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
     bar = figure.colorbar(image, ax=axis, label=label, shrink=0.9)
     if isinstance(norm, LogNorm):
-        few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # of powers of ten there would be one, or none
+        few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # there would be one power of ten, or none
         bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
         bar.minorticks_off()
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
 
 
 def _mark(axis: Axes, heat: Heat) -> None:
-    """The lines across columns and rows, where a cell ends at its value."""
+    """Draw the lines across columns and rows, at the ends of the cells of these values."""
     for line, values, drawn, style in zip(heat.lines, (heat.xs, heat.ys), (axis.axvline, axis.axhline), ("--", ":"), strict=True):
         if line is not None:
             place = np.interp(line, [0.0, *values], np.arange(len(values) + 1) - 0.5)

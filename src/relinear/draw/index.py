@@ -109,7 +109,7 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
 
 
 def _status(artefact: Artefact, reference: Path) -> str:
-    """The verdicts on its claims, or that it is drawn, as far as it is committed."""
+    """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not committed."""
     for where, stem in _committed(artefact, reference):
         place, claims = where.relative_to(reference).parts[0], where.parent / f"{stem}claims.csv"
         if artefact.spec.claims and claims.is_file():
@@ -122,12 +122,12 @@ def _status(artefact: Artefact, reference: Path) -> str:
 
 
 def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
-    """Where its files may lie, without suffix, and what its claims file is called before `claims.csv`."""
+    """The places where an artefact's files may lie, without suffix, and the name of its claims file before `claims.csv`."""
     for folder in dict.fromkeys(Path(file).parent.name for file in artefact.files()):  # of a benchmark
         yield reference / folder / artefact.paper / artefact.stem, f"{artefact.stem}."
     for scale in reversed(_folders(reference)):
         yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."
-        if artefact.paper == "comparison":  # before it had a folder
+        if artefact.paper == "comparison":  # files from before this paper had a folder
             yield reference / scale / artefact.stem, ""
 
 

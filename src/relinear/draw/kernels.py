@@ -17,15 +17,15 @@ Rows = list[dict[str, str]]
 
 
 def read(path: Path) -> Rows:
-    """The rows that have a time and no wrong output. Rows of before there was a column `commit` have an empty one."""
+    """The rows that have a time and no wrong output. Rows from before there was a column `commit` have an empty one."""
     rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
 
 
 def look_at(path: Path, shape: Mapping[str, str], names: Mapping[str, tuple[str, str]]) -> Look:
-    """What claims on the rows of a shape read. `names`: what a point calls a row -> its op and provider.
+    """The function by which claims read rows of a shape. `names`: a row's name in a point -> its op and provider.
 
-    Times are medians of many replays, whose spread is far below the bounds: they are compared as they are.
+    Times are medians of many replays, whose spread is far below the bounds, so they are compared without errors.
     """
     rows = [row for row in read(path) if all(row[column] == value for column, value in shape.items())]
 

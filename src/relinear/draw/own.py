@@ -18,7 +18,7 @@ from relinear.plan.specs import Artefact
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Let `<stem>.py` write <stem>.<suffix> of the spec's `makes`; add provenance and verdicts. Returns all paths.
+    """Have `<stem>.py` write <stem>.<suffix> for each suffix in the spec's `makes`; add provenance and verdicts. Returns all paths.
 
     Raises ValueError where the file has no `draw`, or drew other files than the spec says.
     """

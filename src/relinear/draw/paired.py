@@ -1,4 +1,4 @@
-"""What each item adds to a number's error, so that two numbers that were measured on the same items are compared item by item.
+"""Each item's part of a number's error, by which two numbers that were measured on the same items are compared item by item.
 
 A pull is how far one item moves the number off its mean: the squares of all pulls sum to the square of the standard error, of a mean over items and
 of a perplexity over documents alike. The error of a difference of two such numbers is what the differences of their pulls come to.
@@ -16,14 +16,14 @@ from relinear.errors import UserError
 from relinear.plan.items import read_columns, read_items
 from relinear.plan.readings import Measured, Reading
 
-SAME = 1e-6  # relative, of a reading and what its items come to
+SAME = 1e-6  # relative difference of a reading from the number that its items give
 
-# Fields that say which needle, pair or question a row is of: those of them that it has.
+# Fields that identify the needle, pair or question of a row; a row has some of them.
 WHICH = ("set", "length", "pairs", "distance", "key", "value", "keys", "asked")
-PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain")  # metrics that are the mean of what rows say under their name
-ALL_SETS = "answers"  # what a reading of all sets of questions together is of
+PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain")  # metrics that are the mean of the rows' field of that name
+ALL_SETS = "answers"  # the object of a reading over all sets of questions
 
-# Metric of documents -> the sums whose signed total it is the mean of, a token, and whether it is the exponential of that.
+# Metric of documents -> the sums whose signed total, divided by the tokens, is the metric or (True) its logarithm.
 TERMS: Mapping[str, tuple[Mapping[str, int], bool]] = {
     "perplexity": ({"loss": 1}, True), "perplexity_ratio": ({"loss": 1, "teacher_loss": -1}, True), "kl": ({"kl": 1}, False),
     "top1": ({"top1": 1}, False),
@@ -49,7 +49,7 @@ class Pulls(NamedTuple):
 
 def minus(left: Pulls | None, right: Pulls | None) -> Pulls | None:
     """The pulls on a difference, and the differences of outcomes; None where the items are not the same, and where no item tells the two numbers
-    apart: of what is always equal nobody knows how seldom it is not."""
+    apart: from items that are always equal nobody can tell how seldom they differ."""
     if left is None or right is None or left.items != right.items:
         return None
     pulls, outcomes = (tuple(a - b for a, b in zip(*both, strict=True)) for both in ((left.pulls, right.pulls), (left.outcomes, right.outcomes)))
@@ -87,7 +87,7 @@ def scaled(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls
 
 @functools.cache
 def _shared(items: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """One tuple for all runs that were measured on the same items: then comparing two is asking whether they are one."""
+    """One tuple for all runs that were measured on the same items, so that two of them are compared by identity."""
     return items
 
 
@@ -127,7 +127,7 @@ def _kept(folder: Path, _: str) -> Kept | None:
 
 
 def _which(row: Mapping[str, Any]) -> Hashable:
-    names = (*WHICH, "item") if "set" in row else WHICH  # others are numbered by how many a model was asked
+    names = (*WHICH, "item") if "set" in row else WHICH  # other rows are numbered in the order in which the model was asked
     return tuple(tuple(value) if isinstance(value, list) else value for name in names if (value := row.get(name)) is not None)
 
 
@@ -148,12 +148,13 @@ def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
 
 
 def _at(row: Mapping[str, Any], axis: str, place: int | float | str) -> bool:
-    """Whether an item is of a place of a reading."""
+    """Whether an item belongs to the place of a reading."""
     return row["distance"] > place if axis == "beyond" else row.get(axis) == place
 
 
 def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
-    """What a metric of needles, pairs and answers is the mean of; None of a metric that is no such mean, and where a row does not say."""
+    """The item's value of a metric of needles, pairs and answers, which is a mean of such values; None for any other metric and for a row without
+    one."""
     if metric == "exact_match" and "exact" in row:
         return float(row["exact"])
     if metric == "choice" and "choice" in row:

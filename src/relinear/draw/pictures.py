@@ -1,4 +1,4 @@
-"""What all shapes of figures end with: the pictures, and the verdicts on their claims."""
+"""The last steps of all shapes of figures: writing the pictures, and the verdicts on their claims."""
 
 from collections.abc import Mapping
 from pathlib import Path

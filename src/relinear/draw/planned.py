@@ -1,4 +1,4 @@
-"""Drawing a table or figure: of a plan, from the measurements that are finished as it would make them; of committed results, from their records."""
+"""Drawing a table or figure: for a plan from its finished measurements, for committed results from their records."""
 
 import json
 from collections.abc import Iterable
@@ -101,7 +101,7 @@ def _of_benchmark(folder: Path, artefact: Artefact) -> list[Path]:
 
 
 def _small(written: list[Path]) -> list[Path]:
-    """Make of drawn files what is committed of them, PNGs in 256 colours and no PDF; returns their paths."""
+    """Make drawn files small enough to commit: PNGs in 256 colours and no PDF. Returns their paths."""
     for path in written:
         if path.suffix == ".png":
             paint(path, path)

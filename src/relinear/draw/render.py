@@ -1,4 +1,4 @@
-"""How tables and figures are written: numbers, CSV, Markdown, pictures; whole files or none."""
+"""Writing tables and figures: numbers, CSV, Markdown, pictures; whole files or none."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_RUN = "not run"
-NOT_DEFINED = "not defined"  # for what a metric cannot say of a model; the reason follows
+NOT_DEFINED = "not defined"  # for a number that a metric cannot have for a model; the reason follows
 
 
 def number(value: float) -> str:

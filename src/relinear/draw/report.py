@@ -19,7 +19,7 @@ from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
 VERDICTS = ("claim", "source", "verdict", "figures", "reason")
-SHOWN = ("png", "md")  # what stands on the page; of both the picture
+SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
 
 
@@ -61,7 +61,8 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
 
 
 def said(finding: Finding, root: Path, link: Link) -> str:
-    """A finding with its numbers, and a link to its table. Raises UserError for a cell that is not there and for values in another order."""
+    """A finding as a sentence with its numbers, and a link to its table. Raises UserError for a cell that is not there and for values in another
+    order."""
     path = root / "results/reference" / finding.of
     try:
         table = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
@@ -85,13 +86,13 @@ def _number(cell: str) -> float | str:
 
 
 def _not_made(artefact: Artefact) -> list[str]:
-    """What stands on the page for an artefact that is committed nowhere: its claims, none of them tested."""
+    """The lines for an artefact that is committed nowhere: its claims, none of them tested."""
     claims = [[claim.claim, claim.source, "not run", str(claim.published or "")] for claim in artefact.spec.claims]
     return ["Not run yet.", *([markdown(("claim", "source", "verdict", "published"), claims, align="left")] if claims else [])]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
-    """Where an artefact is committed, without suffix, and what its claims file is called before `claims.csv`."""
+    """The places where an artefact is committed, without suffix, and the name of its claims file before `claims.csv`."""
     for place, stem in dict.fromkeys(_committed(artefact, reference)):
         if any(place.with_name(f"{place.name}.{suffix}").is_file() for suffix in SHOWN):
             yield place, stem

@@ -19,7 +19,7 @@ from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Scatter
 
-AWAY = (9, 22, 36)  # how far from its point a label may stand, in points: the first place that is free is taken
+AWAY = (9, 22, 36)  # distances in points at which a label may stand from its point; the first free place is taken
 AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
 
 
@@ -64,7 +64,7 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
 
 def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -> None:
     """Write each point's name beside it, over no other point and no other name, and a thin line to those that stand further away."""
-    figure.draw_without_rendering()  # until then nobody knows where a point lies
+    figure.draw_without_rendering()  # points have no place before this
     renderer, size = FigureCanvasAgg(figure).get_renderer(), figure.dpi / 72
     centres = axis.transData.transform([(x, y) for _, x, y in points]) if points else []
     taken = [Bbox.from_extents(*(centre - 5 * size), *(centre + 5 * size)) for centre in centres]

@@ -1,4 +1,4 @@
-"""How a method looks in every figure: one colour, one marker, one hatch. The colours stay apart under deuteranopia; in grey the markers do.
+"""The look of a method in every figure: one colour, one marker, one hatch. The colours stay apart under deuteranopia; in grey the markers do.
 
 A run takes the look of the method in its name: `lizard_shared` and `lizard-seed1` look like `lizard`. Runs of one method in one figure differ by
 the style of their lines.
@@ -28,7 +28,7 @@ LOOKS = {
     "lizard": Look("#117733", "^", "--"),
     "window": Look("#e69f00", "h", "||"),  # a window and no linear part: the control
 }
-ALSO = {"softmax": "teacher", "lolcats": "lolcats_linear"}  # other words for them in names
+ALSO = {"softmax": "teacher", "lolcats": "lolcats_linear"}  # other words for these methods in names
 OTHERS = tuple(Look(grey, marker, hatch) for grey, marker, hatch in (("0.35", "*", "///"), ("0.55", "p", "ooo"), ("0.7", ">", "...")))  # in turn
 LINES = ("-", "--", ":", "-.")
 
@@ -42,7 +42,7 @@ def method_of(run: str) -> str | None:
 
 
 def look_of(run: str, i: int = 0) -> Look:
-    """The look of a run, the `i`-th of its figure: that counts where it is of no method of the table."""
+    """The look of a run. `i`, its number in the figure, chooses the look where the run is of no method in `LOOKS`."""
     return LOOKS[method] if (method := method_of(run)) else OTHERS[i % len(OTHERS)]
 
 

@@ -52,7 +52,7 @@ def _names(spec: Table, rows: list[Row]) -> list[str]:
 
 
 def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
-    """All cells of a row that a CSV can have; what its measurements do not say is `not run`."""
+    """All cells of a row that a CSV can have; a number that its measurements lack is `not run`."""
     line, facts = row.line, row.facts
     found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
     if facts:
@@ -95,7 +95,7 @@ def _one(files: tuple[str, ...]) -> Origin:
 
 
 def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list[Judgement], about: About) -> str:
-    """Ours beside or above what the papers print, then what a reader must know about both."""
+    """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
     below = any(row.published.entries for row in spec.rows.list)
     beside = spec.published_for if not below else None
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
@@ -139,13 +139,13 @@ def _shown(spec: Table, rows: list[Row]) -> list[Column]:
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
-    # The others have published numbers alone, and stand here where those do.
+    # The other columns have published numbers alone, and are shown where those are.
     rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
     columns = _shown(spec, rows)
     header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.derived}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
-    same = {name: len(ns) == 1 for name, ns in items.items()}  # then n stands in the header, else in each cell
+    same = {name: len(ns) == 1 for name, ns in items.items()}  # if one, n stands in the header, else in each cell
     titles = {c.name: _heading(c, about) for c in columns}
     header += [f"{titles[c.name]} (n={next(iter(items[c.name]))})" if same.get(c.name) else titles[c.name] for c in columns]
     printed_columns = [c for c in columns if c.name in spec.published_columns] if beside else []
@@ -206,7 +206,7 @@ def _number(column: Column, cell: Cell, with_n: bool) -> str:
 def _printed(column: Column, value: float | None) -> str:
     if value is None:
         return ""
-    if column.digits and 0 < abs(value) < 1:  # as many as ours, where two decimals would be fewer
+    if column.digits and 0 < abs(value) < 1:  # as many digits as ours, where two decimals would be fewer
         return f"{value:.{column.digits}g}"
     return f"{value:.1f}" if column.unit == "percent" else number(value)
 
