@@ -46,7 +46,7 @@ SLOWEST = 5.0  # seconds of a processor that a plan may take to judge an input
 
 
 class Outcome(NamedTuple):
-    """A case, what became of it, what was said, and the commit whose code was judged."""
+    """A case with its outcome, its message, and the commit whose code was judged."""
 
     case: str
     what: str
@@ -156,7 +156,7 @@ def judge(workflow: Path, usual: tuple, nonsense: bool) -> tuple[str, str]:
 
 
 def inputs(count: int, seed: int = 0, wanted: Callable[[str], bool] = lambda case: True) -> Iterator[Outcome]:
-    """Judge that many malformed settings: one half broken as text or as a tree, where files take turns, the other half drawn from the schemas."""
+    """Judge this many malformed settings: one half broken as text or as a tree, where files take turns, the other half drawn from the schemas."""
     usual, files = meaning(WORKFLOW), settings()
     random.Random(seed).shuffle(files)
     schemas = malformed.drawn(sorted(files), count // 2, seed)

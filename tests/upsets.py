@@ -46,7 +46,7 @@ SNAKEMAKE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_modu
 
 
 class Round(NamedTuple):
-    """What is done to the command: False where it had ended before. And on which store and disk."""
+    """An upset of the command, which returns False where the command had ended before; and the store and the disk of the round."""
 
     name: str
     upset: Callable[["Results", subprocess.Popen, random.Random], bool | None]

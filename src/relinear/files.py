@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and what a file holds as one number."""
+"""Files and folders that are there whole or not at all, and the hash of a file."""
 
 import hashlib
 import json
@@ -20,11 +20,12 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """Where to write what takes the path's place when the block ends: a reader sees the old file or the new one, never half of it."""
+    """A path to write to. The file takes the path's place when the block ends, so that a reader sees the old file or the new one, never half of
+    it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     yield unfinished
     with unfinished.open("rb") as file:
-        os.fsync(file.fileno())  # or a machine that goes down after the rename leaves a file of length 0
+        os.fsync(file.fileno())  # otherwise a machine that goes down after the rename leaves a file of length 0
     os.replace(unfinished, path)
 
 
@@ -36,7 +37,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def folder_aside(path: Path) -> Iterator[Path]:
-    """As `aside`, for a folder: the block makes and fills the one it is given. What a block that fails wrote goes; the old folder stays."""
+    """As `aside`, for a folder that the block makes and fills. If the block fails, its files are removed and the old folder stays."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield scratch

@@ -26,7 +26,7 @@ def load(name: str):
 
 @functools.cache
 def of(model_class: type):
-    """The `_family.Family` that covers a transformers class. Imports families until one does. Raises UserError where none does."""
+    """The `_family.Family` that covers a transformers class. Imports families one by one until it is found. Raises UserError where none does."""
     for family in map(load, available()):
         if model_class in family.classes:
             return family

@@ -21,7 +21,7 @@ def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel
     """Model and tokenizer out of folders. Raises UserError where they hold no encoder, several, or a part of one."""
     with _whole(folders) as folder:
         model, info = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, use_safetensors=True)
-        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):  # nothing here reads the pooler
+        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):  # no model here reads the pooler
             raise UserError(f"{folders[0]} holds no whole {type(model).__name__}: {len(missing)} tensors are missing, {missing[0]} first")
         return model.eval(), AutoTokenizer.from_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""What a family is: the contract of every file here."""
+"""The contract of a family, which every file here fulfils."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ class Family:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees those before it only; False: an encoder."""
+        """Whether a token sees only the tokens before it; False: an encoder."""
         return all(layout.swapped.causal for layout in self.layouts.values())
 
     @property
@@ -35,7 +35,7 @@ class Family:
         return tuple(self.layouts)
 
     def open(self, folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Model and tokenizer out of one folder in the hub's layout, or whatever else the file `opening` can read.
+        """Model and tokenizer out of one folder in the hub's layout, or out of folders in another form that the file `opening` reads.
 
         Raises UserError for folders that hold none of these, and for a model of another family.
         """
@@ -43,7 +43,7 @@ class Family:
             others = ", ".join(f for f in families.available() if families.load(f).classes)
             raise UserError(f"models of family {self.name!r} are made from scratch and not opened; families that are opened: {others}")
         covered = ", ".join(c.__name__ for c in self.classes)
-        if len(folders) == 1 and (config := folders[0] / "config.json").is_file():  # or transformers would say which of its classes open it
+        if len(folders) == 1 and (config := folders[0] / "config.json").is_file():  # otherwise transformers would decide which class opens it
             kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
             if kind not in {c.config_class.model_type for c in self.classes}:
                 raise UserError(f"{folders[0]} holds a model of type {kind!r}; family {self.name!r} covers {covered}")

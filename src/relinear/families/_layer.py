@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 
 from relinear.attention._base import Attention, Inputs, softmax_output
 
-PIECE = 2048  # tokens: what the chunked forms hold of that many fits a core's caches, so a long prompt takes time linear in its length
+PIECE = 2048  # tokens whose intermediate values fit a core's caches, so that a long prompt takes time linear in its length
 
 
 class LinearizedAttention(nn.Module):
     """The teacher's projections around a method instead of softmax attention. Same names, same call as the layer it replaces."""
 
-    causal = True  # a token sees those before it only
+    causal = True  # a token sees only the tokens before it
     PARTS: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 
     def __init__(self, teacher: nn.Module, method: Attention):
@@ -23,9 +23,9 @@ class LinearizedAttention(nn.Module):
         for name in self.PARTS:
             if hasattr(teacher, name):
                 setattr(self, name, getattr(teacher, name))
-        self.layer_idx: int | None = getattr(teacher, "layer_idx", None)  # its place in the cache; None where there is none
+        self.layer_idx: int | None = getattr(teacher, "layer_idx", None)  # its place in the cache; None where the teacher has none
         self.method = method
-        self.recording: list[Tensor] | None = None  # while a list: keep each input, and answer as the teacher's softmax attention
+        self.recording: list[Tensor] | None = None  # while it is a list: each input is kept, and the layer computes the teacher's softmax attention
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, T, H, D]``, k and v ``[B, T, Hkv, D]`` before any rotary embedding."""
@@ -70,16 +70,16 @@ class EncoderAttention(LinearizedAttention):
     causal = False
 
     def attend(self, inputs, state):
-        return self.method(inputs, state)  # a piece would not see the keys of the others
+        return self.method(inputs, state)  # not in pieces, which would not see each other's keys
 
     def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
         return super().forward(hidden_states, attention_mask=attention_mask)
 
 
 class Layout(NamedTuple):
-    """Where a teacher's class keeps the attention that is swapped, and what takes its place."""
+    """The place of the attention in a teacher's class, and the layer that replaces it."""
 
-    layers: str = "layers"  # of the model below the output head; parts of parts have dots between them, here and below
+    layers: str = "layers"  # a path below the output head, its parts joined by dots, as in the fields below
     attention: str = "self_attn"  # of a layer
     swapped: type[LinearizedAttention] = LinearizedAttention
     rotary_by_type: bool = False  # local and global layers rotate at different frequencies
@@ -92,7 +92,7 @@ class Layout(NamedTuple):
 
     def windows(self, model: PreTrainedModel) -> list[int | None]:
         """The sliding window that the teacher itself limits each layer to; None where it sees everything."""
-        whole = getattr(model.config, "sliding_window", None)  # of all layers, where they do not say it themselves (Mistral)
+        whole = getattr(model.config, "sliding_window", None)  # one for all layers, where a layer does not name its own (Mistral)
         return [
             layer.method.heads.window if isinstance(layer, LinearizedAttention) else getattr(layer, "sliding_window", whole)
             for layer in self.attention_layers(model)

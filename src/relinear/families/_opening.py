@@ -82,7 +82,7 @@ def _join_shards(shards: Sequence[Path], path: Path) -> None:
     fields = readers[0].fields
     writer = GGUFWriter(path, fields["general.architecture"].contents())
     for name, field in fields.items():
-        if name != "general.architecture" and not name.startswith(("GGUF.", "split.")):  # those the writer writes itself
+        if name != "general.architecture" and not name.startswith(("GGUF.", "split.")):  # the writer writes these itself
             kind = field.types[0]
             writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
     tensors = [tensor for reader in readers for tensor in reader.tensors]
@@ -111,7 +111,7 @@ def _read(path: Path) -> GGUFReader:
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     fields = _read(path).fields
     source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    # Dequantised on request, or the model could be neither cast nor saved.
+    # Dequantised explicitly: otherwise the model could be neither cast nor saved.
     unpack = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, quantization_config=unpack)
     tokenizer = AutoTokenizer.from_pretrained(**source)

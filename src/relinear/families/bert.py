@@ -13,7 +13,7 @@ from relinear.families._layer import EncoderAttention, Layout
 
 
 class BertAttention(EncoderAttention):
-    """BERT's projections around a method; the one behind it, with the residual, is a layer of its own in BERT and stays there."""
+    """BERT's projections around a method. The output projection, with the residual, is a layer of its own in BERT and stays there."""
 
     PARTS = ("query", "key", "value")
 

@@ -50,8 +50,8 @@ class Family(_family.Family):
     layouts = {MPNetModel: Layout("encoder.layer", "attention.attn", MPNetAttention)}
 
     def positions(self, model):
-        """Its longest sequence: the first rows of the table are no token's."""
-        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first of the table are no token's
+        """Its longest sequence: the table of positions less its first rows, which no token has."""
+        return model.config.max_position_embeddings - model.embeddings.padding_idx - 1  # the first rows of the table belong to no token
 
     def open(self, folders, dtype):
         """Model and tokenizer, the relative position bias set to zero: linear attention has none."""

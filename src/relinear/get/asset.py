@@ -8,7 +8,7 @@ from relinear.plan.job import Job
 def work(job: Job) -> dict:
     """Verify the asset's files, obtaining them first if the cache lacks them; print where they come from and under which licence.
 
-    Of what the hub gave, the row has the commit."""
+    The row of an asset from the hub has the commit."""
     known = catalogue(job.workflow / "assets.yaml")
     name = job.settings["asset"]
     folder = assets.obtain(name, verify=True, assets=known)

@@ -252,7 +252,7 @@ def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     elif archive.suffix == ".deb":
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as unpacker:
             yield from _files_in_tar(tarfile.open(fileobj=unpacker.stdout, mode="r|"))
-            unpacker.stdout.read()  # the padding at the end: unread, it would break dpkg-deb's pipe
+            unpacker.stdout.read()  # the padding at the end, which would break dpkg-deb's pipe if it stayed unread
         if unpacker.returncode != 0:
             raise AssetError(f"dpkg-deb could not read {archive.name} (exit {unpacker.returncode})")
     else:
@@ -262,7 +262,7 @@ def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 def _files_in_tar(tar: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
     with tar:
         for info in tar:
-            if info.isfile():  # links and devices are never wanted, so never followed
+            if info.isfile():  # links and devices are never unpacked or followed
                 yield info.name, tar.extractfile(info)
 
 

@@ -127,7 +127,7 @@ def character_vector(content: bytes) -> list[str]:
 
 
 def _qasper(folder: Path) -> Iterator[str]:
-    """Title, abstract and sections of each paper, once. What LaTeX left without a heading (authors, dates) stays where it stands."""
+    """Title, abstract and sections of each paper, once. Text that LaTeX left without a heading (authors, dates) stays where it stands."""
     papers: dict[str, str] = {}
     for path in sorted(folder.rglob("qasper_yesno/*/requests.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -138,7 +138,7 @@ def _qasper(folder: Path) -> Iterator[str]:
 
 
 def _smoke(_folder: None) -> Iterator[str]:
-    """Eight documents: all that a name lives through in the stories of `text`."""
+    """Eight documents: for each name all its stories from `text`."""
     stories: dict[str, list[str]] = {}
     for story in text.documents("smoke"):
         stories.setdefault(story.text.split()[0], []).append(story.text)

@@ -1,4 +1,4 @@
-"""A model that runs begin with: whatever form it comes in, saved once as a plain transformers folder (safetensors, tokenizer)."""
+"""A model that runs begin with, from any form, saved once as a plain transformers folder (safetensors, tokenizer)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Needles: prompts in which several pass keys are hidden in a long text and one is asked for, as Lizard's Figure 4 has them.
 
-What the paper fixes: five random pass keys of 5 to 8 tokens at random positions, one of them asked for. The rest is ours: the wording is that of
+The paper fixes this much: five random pass keys of 5 to 8 tokens at random positions, one of them asked for. The rest is ours: the wording is that of
 Mohtashami and Jaggi (2023), whose repeated sentences are the filler `noise`. A prompt is built of token ids and never cut into tokens again, so
 it has exactly the tokens that are asked for, and every key exactly its own. No torch.
 """
@@ -31,7 +31,7 @@ ATTEMPTS = 1000  # of drawing a key with so many tokens
 
 
 class Needle(NamedTuple):
-    """A prompt and what is right. Of the keys the first in the text comes first; `asked` is the index of the one that is asked for."""
+    """A prompt and its right answer. Of the keys the first in the text comes first; `asked` is the index of the one that is asked for."""
 
     prompt: list[int]  # exactly `length` tokens, of which the question is the end
     names: list[str]
@@ -50,7 +50,7 @@ class Cutter:
         self.ids = functools.cache(self._ids)
         try:
             made = tokenizer.decode(self.ids(HEADER))
-        except Exception as error:  # the plain one is what the library raises where it has no token for a word
+        except Exception as error:  # the library raises a plain Exception where it has no token for a word
             made = str(error)
         if made != HEADER:
             raise UserError(f"the tokenizer makes {made!r} of {HEADER!r}; possible: a tokenizer of texts")

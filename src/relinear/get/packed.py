@@ -1,4 +1,4 @@
-"""A text of the `text` stage as sequences of equal length: what trainings and measurements read."""
+"""A text of the `text` stage as sequences of equal length, which trainings and measurements read."""
 
 import functools
 import math
@@ -55,7 +55,7 @@ class Packed:
         return sequences * self.seq_len
 
 
-@functools.lru_cache(maxsize=2)  # of this epoch and the next: a step asks for each of its sequences
+@functools.lru_cache(maxsize=2)  # this epoch's and the next one's: a step asks once for each of its sequences
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
     """The permutation of `range(n)` in which `epoch` visits `n` sequences; not to be written to."""
     found = np.random.default_rng([seed, epoch]).permutation(n)

@@ -24,7 +24,7 @@ from relinear.get.text import document_separator
 from relinear.plan.job import Job
 
 TESTED = 10  # one key in about so many is for tests
-LONGEST = 128  # tokens of a sentence: what is longer is a table or code without full stops, and would leave no place for keys
+LONGEST = 128  # the most tokens of a sentence; a longer one is a table or code without full stops, and would leave no place for keys
 
 
 def for_tests(key: str) -> bool:
@@ -74,7 +74,7 @@ def sentences(cutter: Cutter, folder: Path) -> list[tuple[int, ...]]:
     documents = np.split(tokens, begins)[1:-1] or [tokens]
     texts = cutter.tokenizer.batch_decode([document.tolist() for document in documents], skip_special_tokens=True)
     said = [f" {sentence.strip()}" for text in texts for sentence in SENTENCE_ENDS.split(text.strip()) if sentence.strip()]
-    # All at once, and not by the cutter, which keeps what it has cut: a training text has several hundred thousand.
+    # All at once, and not by the cutter, which keeps every sentence in memory: a training text has several hundred thousand.
     cut = cutter.tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"] if said else []
     if not (found := [tuple(ids) for ids in cut if len(ids) <= LONGEST]):
         raise UserError(f"no sentence of {LONGEST} tokens or fewer is in the training text of {folder}; possible: filler: noise")

@@ -6,7 +6,7 @@ A sequence is a list of key-value pairs that ends in a key which was in the list
 map of its own, in which every key has one value and several keys may share one; each pair's key is drawn anew, so keys come back. Tokens
 0 to keys - 1 are the keys, the next are the values. With 20 keys, 20 values and 63 pairs there are 40 tokens and 128 positions, and a key
 comes three times on average: the paper's numbers. It does not say how it draws; with values drawn with replacement and accuracy on the
-last token alone, what is right without any recall (`floor`) is the 17 % that its Table 2 has for the maps that fail.
+last token alone, the accuracy without any recall (`floor`) is the 17 % that its Table 2 has for the maps that fail.
 """
 
 import hashlib

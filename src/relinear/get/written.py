@@ -71,7 +71,7 @@ def work(job: Job) -> dict:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # a tokenizer out of a GGUF file has none
     kept = [job.workflow / name for name in job.settings["kept"]]
 
-    @functools.cache  # and not loaded where enough is kept
+    @functools.cache  # not loaded where enough batches are kept
     def writer() -> PreTrainedModel:
         device, dtype = place(job)
         return load_teacher(job.parents["model"], dtype, device)

@@ -1,4 +1,4 @@
-"""What a linearized model refuses before it computes: prompts, masks and positions that would give wrong answers silently.
+"""Inputs that a linearized model refuses before it computes: prompts, masks and positions that would give wrong answers silently.
 
 Looking at a mask's values waits for the device, so it is done once a prompt; a decode step only compares shapes and counts.
 """
@@ -33,7 +33,7 @@ def check_padding(mask: Tensor) -> None:
 
 
 def check_prompt(prompt: Tensor, mask: Tensor | None, cache: RecurrentCache | None) -> None:
-    """Raise ValueError for what `generate` cannot continue. prompt ``[B, T]`` ids or ``[B, T, hidden]`` embeddings."""
+    """Raise ValueError for a prompt that `generate` cannot continue. prompt ``[B, T]`` ids or ``[B, T, hidden]`` embeddings."""
     batch, length = prompt.shape[:2]
     if length == 0:
         raise ValueError(f"the prompt is empty: got {list(prompt.shape)}; possible: at least one token, such as the tokenizer's bos_token")

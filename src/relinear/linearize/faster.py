@@ -24,7 +24,7 @@ def _unmasked(module, query, key, value, attention_mask, scaling=None, **kwargs)
 
 
 UNMASKED = "unmasked"
-AttentionInterface.register(UNMASKED, _unmasked)  # of an implementation without a mask function transformers asks for no mask
+AttentionInterface.register(UNMASKED, _unmasked)  # transformers makes no mask for an implementation without a mask function
 
 
 def maskless(model: PreTrainedModel) -> bool:
@@ -48,7 +48,7 @@ def fuse_norms(model: nn.Module) -> None:
     SmolLM2. It rounds to bfloat16 once where those do twice."""
     for layer in model.modules():
         if isinstance(layer, NORMS):
-            layer.forward = MethodType(_norm, layer)  # a method: a copy of the model has its own
+            layer.forward = MethodType(_norm, layer)  # a bound method, so that a copy of the model has its own
 
 
 def _norm(layer: nn.Module, x: Tensor) -> Tensor:

@@ -18,14 +18,14 @@ def auto_class(folder: Path | str) -> type:
 def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """The model of a folder that transformers loads: a teacher's, or a linearized one's."""
     cls = auto_class(folder)
-    attention = {"attn_implementation": "sdpa"} if cls is AutoModelForCausalLM else {}  # MPNet has its own alone
+    attention = {"attn_implementation": "sdpa"} if cls is AutoModelForCausalLM else {}  # MPNet has its own implementation alone
     return cls.from_pretrained(folder, dtype=dtype, **attention).to(device).eval()
 
 
 class StrictLoading:
     """Mixed in front of a transformers model class. ValueError names what a folder lacks or has too much; safetensors only."""
 
-    # Methods keep their parameters in float32, whatever the model is loaded in.
+    # Methods keep their parameters in float32 for any dtype of the model.
     _keep_in_fp32_modules_strict = ("method",)
 
     @classmethod
@@ -53,7 +53,7 @@ class StrictLoading:
         shapes = {key: f"{key} {list(got)} instead of {list(wanted)}" for key, got, wanted in info.mismatched_keys}
         found = {"missing": info.missing_keys, "unexpected": info.unexpected_keys, "misshapen": shapes.values()}
         if said := "; ".join(f"{what} tensors: {_some(names)}" for what, names in found.items() if names):
-            info.mismatched_keys = set()  # or transformers would put an error that names none in place of this one
+            info.mismatched_keys = set()  # otherwise transformers would raise an error that names no tensor
             raise ValueError(f"{self.config.name_or_path} is not a whole {type(self).__name__}: {said}")
 
 

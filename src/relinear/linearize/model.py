@@ -81,14 +81,14 @@ class Linearized(StrictLoading):
         return sum(nbytes(layer.method.init_state(batch, device="meta"), wide) for layer in self.attention_layers())
 
     def _kind(self) -> dict[str, Any]:
-        """The facts that a cache and the model that reads it must share."""
+        """The facts in which a cache and the model that reads it must agree."""
         heads = self.attention_layers()[0].method.heads
         shape = {"layers": self.config.num_hidden_layers, "heads": heads.heads, "key heads": heads.groups, "head dimension": heads.dim}
         return {**self.config.relinear, **shape}
 
     def _prepare_attention_mask_for_generation(self, *args, **kwargs):
         mask = super()._prepare_attention_mask_for_generation(*args, **kwargs)
-        check_padding(mask)  # one that transformers made from the padding token
+        check_padding(mask)  # transformers made this mask from the padding token
         return mask
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
@@ -235,7 +235,7 @@ def linearize(
     if getattr(model.config, "use_bidirectional_attention", False):
         raise ValueError("cannot linearize a teacher with use_bidirectional_attention=True; can: causal language models, and encoders")
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
-        # Not in transformers' Gemma 3, whatever its configuration says: what it computes is the teacher that a method mimics.
+        # transformers' Gemma 3 ignores this entry of its configuration, and its computation is the teacher that a method mimics.
         warnings.warn("attn_logit_softcapping is set, but transformers does not apply it; the linearized model does not either", stacklevel=2)
     quantizer = getattr(model, "hf_quantizer", None)
     if getattr(quantizer, "packed_modules", None) == {}:

@@ -1,4 +1,4 @@
-"""The recurrent cache: what every layer of a linearized model remembers, as transformers' `generate()` passes it around."""
+"""The recurrent cache: the state of every layer of a linearized model, in the form that transformers' `generate()` passes around."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class RecurrentLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
     def lazy_initialization(self, *args, **kwargs) -> None:
-        """Nothing: the layer makes its state itself."""
+        """Do nothing: the layer makes its state itself."""
         ...
 
     def update(self, *args, **kwargs):

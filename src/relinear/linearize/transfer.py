@@ -20,7 +20,7 @@ def record(model: PreTrainedModel, tokens: Tensor, **more) -> list[Tensor]:
     try:
         for layer in layers:
             layer.recording = []
-        model(tokens, use_cache=False, logits_to_keep=1, **more)  # as a whole, which is how FSDP knows it
+        model(tokens, use_cache=False, logits_to_keep=1, **more)  # called as a whole, as FSDP requires
         return [layer.recording[0] for layer in layers]
     finally:
         for layer in layers:
@@ -29,7 +29,7 @@ def record(model: PreTrainedModel, tokens: Tensor, **more) -> list[Tensor]:
 
 @torch.no_grad()
 def layer_inputs(model: PreTrainedModel, recorded: list[Tensor], key_mask: Tensor | None = None) -> Iterator[tuple[torch.nn.Module, Inputs]]:
-    """Each layer's method with its inputs, as the teacher's projections make them from what was recorded; `key_mask` is False at padding."""
+    """Each layer's method with its inputs, which the teacher's projections make from the recorded ones. `key_mask` is False at padding."""
     for block, layer, x, rotary in zip(model.blocks(), model.attention_layers(), recorded, model.rotary(recorded[0]), strict=True):
         with unsharded(block):
             inputs = layer.inputs(x, rotary, key_mask)

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from relinear.errors import UserError
 
-TIMEOUT = timedelta(minutes=30)  # of a collective: then a process that does not come is taken for dead, and all end
-PATIENCE = timedelta(days=365)  # until the first process has the stage's lock, which another job may hold
+TIMEOUT = timedelta(minutes=30)  # for a collective: a process that has not come by then is taken for dead, and all end
+PATIENCE = timedelta(days=365)  # for the first process to get the stage's lock, which another job may hold
 REPLICA_SHARE = 0.5  # of a GPU's memory that a replica and its optimiser may take; the rest is for activations
 
 
@@ -37,7 +37,7 @@ def size() -> int:
 def joined(device: str) -> Iterator[None]:
     """The process group, where torchrun started this process and none is there yet. Raises UserError for more processes than GPUs.
 
-    A process that fails does not say goodbye: its end is what makes torchrun stop the others.
+    A process that fails leaves the group open: torchrun stops the others when it ends.
     """
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -47,7 +47,7 @@ def joined(device: str) -> Iterator[None]:
         if 1 < have < here:
             raise UserError(f"{here} processes on this machine, one a GPU, but torch finds {have} GPUs; possible: 1 to {have} processes")
         torch.cuda.set_device(local % have)  # a process that may see one GPU only (CUDA_VISIBLE_DEVICES) has that one
-    # Gloo also beside NCCL: what the processes tell each other lies in main memory.
+    # Gloo also beside NCCL, for messages between the processes that lie in main memory.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     yield
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Which GPUs a stage computes on: jobs of one machine never share a device unless told to.
+"""The GPUs that a stage computes on: jobs of one machine never share a device unless told to.
 
 Snakemake counts GPUs and does not say which one a job gets, so each takes a device's lock, in a folder of this host and user, and sees that
 device alone. The kernel drops the lock with the process, however that ends. Devices are known by their UUID: a batch system may show
@@ -22,7 +22,7 @@ from relinear.errors import UserError
 PER_GPU = "RELINEAR_JOBS_PER_GPU"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BATCH = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "KUBERNETES_SERVICE_HOST"}
-_claimed: list[str] = []  # by this process, to its end
+_claimed: list[str] = []  # the devices that this process holds to its end
 
 
 def claim(count: int = 1) -> list[str]:
@@ -43,7 +43,7 @@ def claim(count: int = 1) -> list[str]:
         return []
     folder = _own(Path(tempfile.gettempdir()) / f"relinear-gpus-{os.getuid()}")
     slots = range(_jobs_per_gpu())
-    # One process gathers several devices at a time: two that hold half each would wait for ever.
+    # One process at a time gathers several devices: two processes that hold half of them each would wait for ever.
     alone = count == 1
     turn = None if alone else _lock(folder / "turn")
     held: dict[str, int] = {}

@@ -26,7 +26,7 @@ def dtype_of(wanted: str, device: str) -> torch.dtype:
         raise UserError(f"no dtype {wanted!r}; have {', '.join(DTYPES)}")
     if wanted != "auto":
         return getattr(torch, wanted)
-    # Private, so their absence is no error.
+    # These names are private to torch, so their absence is no error.
     supported = (getattr(torch.cpu, f"_is_{unit}_supported", lambda: False) for unit in ("amx_tile", "avx512_bf16"))
     return torch.bfloat16 if device == "cuda" or any(unit() for unit in supported) else torch.float32
 
@@ -50,7 +50,7 @@ def place(job: Job) -> tuple[str, torch.dtype]:
     device = device_of(job.device)
     dtype = dtype_of(job.dtype, device)
     if device == "cuda" and dtype == torch.bfloat16:
-        # What stays float32 beside it (adapters, gates, feature maps) has bfloat16 inputs: TF32 keeps more digits than they have.
+        # Parts that stay float32 beside it (adapters, gates, feature maps) have bfloat16 inputs, and TF32 keeps more digits than those have.
         torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device == "cuda" else None
     job.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}

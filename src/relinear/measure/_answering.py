@@ -11,13 +11,13 @@ from scipy.stats import binomtest
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-PIECE = 8192  # tokens of a prompt that are read in one forward pass; what they leave in the cache is the same to rounding
-TOGETHER, TIMES = 256, 4  # candidates that are scored in one pass, and times as many as prompts; those of a prompt are never split
+PIECE = 8192  # tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
+TOGETHER, TIMES = 256, 4  # the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
 ONE_SIGMA = 0.6826894921370859  # of a normal distribution within one standard deviation
 
 
 class Answered(NamedTuple):
-    """What a model answered to one prompt: its greedy tokens; of each candidate the log-probability of each token, and whether it is the
+    """A model's answer to one prompt: its greedy tokens; of each candidate the log-probability of each token, and whether it is the
     likeliest behind the candidate's tokens before it."""
 
     greedy: list[int]
@@ -75,7 +75,7 @@ def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Se
         if longest > 1:
             past = copy.deepcopy(cache)
             past.batch_select_indices(owners)
-            # Filled up on the right: what stands behind a candidate changes nothing before it, and the cache is thrown away.
+            # Padded on the right: tokens behind a candidate change nothing before it, and the cache is thrown away.
             fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in flat], device=first.device)
             found = model(fed[:, :-1], past_key_values=past, use_cache=True).logits.float().log_softmax(-1)
             logp.append(found.gather(-1, fed[:, 1:, None])[..., 0])

@@ -1,4 +1,4 @@
-"""What a linearized model's attention layers are given as it reads."""
+"""The inputs of a linearized model's attention layers as it reads."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Questions that are asked within contexts of several lengths: what a model can read of them, and what it answers."""
+"""Questions that are asked within contexts of several lengths: the contexts that a model can read, and its answers."""
 
 import gzip
 import json

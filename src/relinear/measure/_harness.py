@@ -47,8 +47,8 @@ SMOKE = TASKS.parent / "smoke" / "tasks"
 BUNDLED = Path(lm_eval.tasks.__file__).parent
 METRICS = ("acc", "acc_norm")
 CHUNK = 4096  # texts cut into tokens in one call
-SHOTS = 128  # tokens that inputs must begin alike with for these to be read once, as MMLU's five examples a subject
-ALIKE = 8  # of so many inputs
+SHOTS = 128  # tokens that inputs must have in common at their beginning to be read once there, as MMLU's five examples a subject
+ALIKE = 8  # the fewest inputs that are read so
 
 
 def available() -> list[str]:
@@ -158,7 +158,7 @@ def batched(starts: dict[tuple[int, ...], int], batch_size: int) -> list[tuple[i
     while at < len(inputs):
         shared = starts[inputs[at]]
         end = at + 1
-        # In this order what an input shares with the first only falls.
+        # In this order the number of tokens that an input shares with the first can only fall.
         while end < len(inputs) and (common := min(shared, starts[inputs[end]], _alike(inputs[at], inputs[end]))) >= SHOTS:
             shared, end = common, end + 1
         if end - at < ALIKE:
@@ -268,8 +268,8 @@ class LocalLM(HFLM):
     answered before an interruption is read from `work`.
     """
 
-    _tokens: Mapping[str, np.ndarray] = {}  # of the texts that are being scored
-    _read: tuple[tuple[int, ...], Cache | None] = ((), None)  # the beginning read last, and what the model remembers of it
+    _tokens: Mapping[str, np.ndarray] = {}  # tokens of the texts that are being scored
+    _read: tuple[tuple[int, ...], Cache | None] = ((), None)  # the prefix read last, and the model's cache after it
 
     def __init__(self, *args, work: Path | None = None, **kwargs):
         self.work = work
@@ -312,7 +312,7 @@ class LocalLM(HFLM):
         longest = max(map(len, groups))
         if longest > self.max_length:
             raise ValueError(f"got a prompt of {longest} tokens; the longest possible is max_length={self.max_length}")
-        # logits are wanted from here on, and no later
+        # from this place on logits are needed
         starts = {tokens: len(tokens) - max(len(requests[number][2]) for number in numbers) for tokens, numbers in groups.items()}
         batches = batched(starts, self.batch_size)
         call = repr((self.batch_size, list(groups.items()), [choice for _, _, choice in requests]))
@@ -329,13 +329,13 @@ class LocalLM(HFLM):
         with torch.inference_mode(), bar, path.open("ab", buffering=0) as file:
             for shared, batch in batches:
                 padded = pad_sequence([torch.tensor(tokens[shared:]) for tokens in batch], batch_first=True).to(self.device)
-                # Where any row is asked, and nowhere between: prompts of one batch differ in length by more than a choice has tokens.
+                # The places at which any row is scored, without those between: prompts of a batch differ in length by more than a choice has tokens.
                 places = sorted({at - shared for tokens in batch for at in range(starts[tokens], len(tokens))})
                 keep = torch.tensor(places, device=self.device)
                 past = self._after(batch[0][:shared], len(batch))
                 # [row, place, vocabulary]
                 logits = self.model(padded, past_key_values=past, logits_to_keep=keep, use_cache=past is not None).logits
-                # A row's tokens that are asked lie side by side in `places`, up to its last.
+                # The scored tokens of a row lie side by side in `places`, up to its last.
                 ends = [bisect_right(places, len(tokens) - shared - 1) for tokens in batch]
                 asked = [(number, row, ends[row]) for row, tokens in enumerate(batch) for number in groups[tokens]]
                 scored = self._scored(logits, [requests[number][2] for number, _, _ in asked], asked)
@@ -368,7 +368,7 @@ class LocalLM(HFLM):
     def _scored(self, logits: Tensor, choices: list[list[int]], asked: list[tuple[int, int, int]]) -> list[tuple[int, float, bool]]:
         """(number, log-likelihood, greedy) of each choice; `asked`: its number, its row of `logits`, and where in the row it ends.
 
-        Of the whole batch at once: a number read from a GPU waits for all that it does.
+        The whole batch is read at once, since reading a number waits for all work of the GPU.
         """
         lengths = [len(choice) for choice in choices]
         rows = torch.tensor([row for (_, row, _), n in zip(asked, lengths, strict=True) for _ in range(n)])

@@ -32,6 +32,6 @@ def limit_of(model: PreTrainedModel) -> Limit:
     if not isinstance(model, Linearized):
         return Limit(most, f"softmax attention, made for {most} positions")
     states = [layer.method.init_state(1, device="meta") for layer in model.attention_layers()]
-    if most is not None and any(nbytes(state) == 0 for state in states):  # a state that begins with nothing in it grows
+    if most is not None and any(nbytes(state) == 0 for state in states):  # a state that is empty at the beginning grows
         return Limit(most, f"layers of softmax attention, made for {most} positions")
     return Limit(None)

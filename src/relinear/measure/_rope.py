@@ -1,6 +1,7 @@
 """Rotary embeddings that are scaled for one measurement, so that a softmax teacher reads beyond the positions that it was made for.
 
-Nothing is trained: a model is what it was when the measurement ends. The scaled embedding is transformers' own, of a configuration that names it.
+Nothing is trained, and after the measurement the model is as it was before. The scaled embedding is transformers' own, of a configuration that
+names it.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Questions about a passage, whose answer the model writes: how much of it is right, and whether it stood inside a window or beyond.
+"""Questions about a passage, whose answer the model writes: how much of the answer is right, and whether it stood inside a window or beyond.
 
 Log-likelihood tasks mostly fit into the windows that linearized models keep. Here a passage stands before each question, and an item counts as
 `inside` where its answer ends among the last `window` tokens of the prompt, as `beyond` where it stands before those alone.
@@ -30,7 +30,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
 
-OF = "answers"  # of all sets together; else of the set's name
+OF = "answers"  # the object of readings over all sets; others have the set's name
 SIDES = ("inside", "beyond")
 EXAMPLES = (("What is the capital of France?", "Paris"), ("Who wrote Hamlet?", "William Shakespeare"))
 Set = Literal["squad", "drop", "coqa"]
@@ -44,7 +44,7 @@ class Options(Strict):
 
     items: dict[Set, Annotated[int, Field(ge=2)] | None] = Field(min_length=1)
     batch_size: Positive
-    window: Positive = 128  # Lizard's; LoLCATs' is 64
+    window: Positive = 128  # Lizard's window; LoLCATs' is 64
     new_tokens: Positive = 16
 
 

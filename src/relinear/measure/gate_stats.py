@@ -1,4 +1,4 @@
-"""What a gated method remembers, and how much of its output each part brings (Lizard), layer by layer and head by head."""
+"""The memory of a gated method, and the share of its output that each part brings (Lizard), layer by layer and head by head."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,8 +26,8 @@ from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import LinearState
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-AT_ONCE = 64  # tokens whose gates are read together, from a state of its own for each
-FINEST = 2.0**-24  # of 1 - gamma in float32: no gate is seen to remember more than 16.8 million tokens
+AT_ONCE = 64  # tokens whose gates are read in one pass, each token with a state of its own
+FINEST = 2.0**-24  # the least 1 - gamma in float32: a longer memory than 16.8 million tokens cannot be seen
 TINY = 1e-12
 WEIGHTS = "parts.safetensors"  # in the measurement's folder
 
@@ -37,7 +37,7 @@ class Options(Strict):
 
     tokens: Positive
     seq_len: Positive
-    shown: Positive = 10  # as many as Lizard's Figure 2 draws
+    shown: Positive = 10  # Lizard's Figure 2 draws as many
 
 
 class Seen(NamedTuple):
@@ -156,7 +156,7 @@ def gates(method: Parts, inputs: Inputs) -> Float[Tensor, "H T F"]:
     """gamma of every token and query head, and of every feature, of one sequence: what a token that brings no value leaves of a state of ones."""
     found = []
     for begin in range(0, inputs.q.shape[1], AT_ONCE):
-        # The gate of a token knows nothing of the tokens before it: as many sequences of one token.
+        # A token's gate does not depend on the tokens before it, so each token is a sequence of its own.
         x, q, k, v, cos, sin, mask = (None if part is None else part[0, begin : begin + AT_ONCE][:, None] for part in inputs)
         with alone(method, "linear"):
             state = method.init_state(len(x), x.device)

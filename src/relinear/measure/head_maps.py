@@ -1,4 +1,4 @@
-"""What an encoder's heads attend to on short texts: a method's weights beside softmax attention's, and whether they rise with q.k (Hedgehog,
+"""The attention of an encoder's heads on short texts: a method's weights beside softmax attention's, and whether they rise with q.k (Hedgehog,
 Figures 3 and 7 to 20)."""
 
 from collections.abc import Iterator

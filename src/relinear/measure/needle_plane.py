@@ -24,7 +24,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
 
-AROUND = 2  # tokens of an answer beside the key's: a space, where the tokenizer cuts it off, and a full stop
+AROUND = 2  # tokens of an answer besides the key's own: a full stop, and a space where the tokenizer cuts it off
 
 
 class Options(Strict):

@@ -1,4 +1,4 @@
-"""One prompt with five pass keys in full, and what a model answers: what Lizard's Figure 3 shows (`relinear.get.needles`)."""
+"""One prompt with five pass keys in full, and a model's answer, as Lizard's Figure 3 shows it (`relinear.get.needles`)."""
 
 from collections.abc import Iterator
 from pathlib import Path

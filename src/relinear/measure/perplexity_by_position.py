@@ -1,4 +1,4 @@
-"""Perplexity by position on long whole documents: what a model makes of the tokens far behind it."""
+"""Perplexity by position on long whole documents: how much a model gains from tokens far behind it."""
 
 import math
 from collections.abc import Iterator, Sequence

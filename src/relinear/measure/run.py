@@ -36,7 +36,7 @@ def work(job: Job) -> dict[str, Any]:
         switch_off(model, *without)
     readings = list(metric.measure(model, data_folder(job), options, job))
     found = {reading.metric: reading.value for reading in readings if not reading.at}
-    # No better than guessing each word by how often it occurs: measured all the same, and said so, of the model as it was trained.
+    # A trained model that is no better than guessing words by their frequency is measured all the same, and marked as collapsed.
     collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found and not without else {}
     return {"facts": facts(job) | collapsed, "readings": plain(readings)}
 

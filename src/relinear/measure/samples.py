@@ -1,4 +1,4 @@
-"""What a model answers to a few questions, each a turn of a chat: texts to read, of the kind that Lizard's Appendix F prints one of."""
+"""A model's answers to a few questions, each a turn of a chat: texts to read, such as the one in Lizard's Appendix F."""
 
 import re
 from collections.abc import Iterator, Sequence
