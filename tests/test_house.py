@@ -166,6 +166,27 @@ def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypa
     assert seen == [False, True]
 
 
+FAULTS = """
+import resource, sys
+from relinear.machine import memory
+if sys.argv[1] == "kept":
+    assert memory.keep_freed()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    before = faults()
+    b"x" * (64 << 20)
+print(faults() - before)
+"""
+
+
+def test_memory_that_a_stage_frees_is_not_asked_for_again():
+    """Pages that the kernel fills for a block as large as the one freed before it: all of its 16,384 by default, hardly any for a stage."""
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}
+    runs = [subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, env=env, check=True) for how in ("back", "kept")]
+    given_back, kept = (int(run.stdout) for run in runs)
+    assert kept < 100 < given_back
+
+
 def test_the_command_line_loads_none_before_a_verb_does():
     assert not HEAVY & loads("relinear.cli")
 

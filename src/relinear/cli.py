@@ -125,6 +125,8 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
         return
     hardware, distributed = (importlib.import_module(f"relinear.machine.{name}") for name in ("hardware", "distributed"))
     hardware.set_threads(threads)
+    if wanted == "cpu":
+        importlib.import_module("relinear.machine.memory").keep_freed()
     with distributed.joined(hardware.device_of(wanted)):
         folder = run_stage(plan, node, work)
         if distributed.rank() == 0:
