@@ -1,4 +1,4 @@
-"""The wheel without tests, those of the kernels lie beside them; and an editable installation by path. All else is in pyproject.toml."""
+"""The wheel without the kernels' tests, which lie beside the kernels, and an editable installation by path. All else is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ class WithoutTests(build_py):
     """The files of a wheel, those of tests left out."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        """(package, module, file) of what is installed."""
+        """(package, module, file) of each module that is installed."""
         found = super().find_package_modules(package, package_dir)
         return [entry for entry in found if entry[1] != "conftest" and not entry[1].endswith("_test")]
 
@@ -28,7 +28,7 @@ class ByPath(editable_wheel):
 
 
 class Paths:
-    """What setuptools calls a strategy: it writes a .pth file of these folders into the wheel."""
+    """A strategy, as setuptools calls it: writes a .pth file of these folders into the wheel."""
 
     def __init__(self, folders: list[Path]):
         self.folders = folders

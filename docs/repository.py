@@ -1,4 +1,4 @@
-"""A hook of the site: what pages link to outside docs/ is copied into it, and the report of the committed results is made, a page a paper.
+"""A hook of the site: files outside docs/ that pages link to are copied into it, and the report of the committed results is made, a page a paper.
 
 Pages are written for GitHub, where `../results/reference/x.png` leads to a file of the repository. In the site that file lies at
 `repository/results/reference/x.png`, and this hook rewrites the link. A Markdown file that is linked becomes a page.

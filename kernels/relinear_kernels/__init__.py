@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package, whose attribute `linear_attention` is the op: Python would bind the module of that name on importing it."""
+    """This package. Its attribute `linear_attention` is the op; Python would otherwise bind the module of that name on importing it."""
 
     def __setattr__(self, name: str, value) -> None:
         if isinstance(value, ModuleType) and MODULES.get(name) == name:

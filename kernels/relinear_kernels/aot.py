@@ -1,4 +1,4 @@
-"""Compile the shipped kernels for Hopper without a GPU and report what they take: `python -m relinear_kernels.aot [--all]`.
+"""Compile the shipped kernels for Hopper without a GPU and report their registers and spills: `python -m relinear_kernels.aot [--all]`.
 
 The ops run on CPU tensors against a driver that compiles for sm_90 and launches nothing, so what is compiled is what a GPU would be
 given: same arguments, same tile sizes. Needs a process of its own (the driver is replaced) and no TRITON_INTERPRET.

@@ -1,4 +1,4 @@
-"""What the shipped kernels take of a Hopper GPU, found without one. `-m aot` runs the configurations left out of the default run."""
+"""Registers and spills of the shipped kernels on a Hopper GPU, found without one. `-m aot` runs the configurations left out of the default run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ OLDER = triton.__version__.startswith("3.6.")  # the GPU machine's, whose assemb
 
 
 def compile_cases(*only: str) -> list[dict]:
-    """What every shipped configuration takes whose name contains one of these."""
+    """The resources of every shipped configuration whose name contains one of these."""
     env = {n: x for n, x in os.environ.items() if n not in ("TRITON_INTERPRET", "RELINEAR_KERNELS")}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "relinear_kernels.aot", "--json", "--all", "--only", *only]

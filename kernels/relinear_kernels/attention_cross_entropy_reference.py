@@ -12,7 +12,7 @@ from torch import Tensor
 from relinear_kernels.linear_attention_reference import EPS, _accumulate, linear_attention_weights
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
-FLOOR = 1e-12  # a weight is never smaller: with ReLU features it can be zero where the teacher's is not
+FLOOR = 1e-12  # the least weight: with ReLU features a weight can be zero where the teacher's is not
 
 
 def softmax_weights(
@@ -26,7 +26,7 @@ def softmax_weights(
 
 
 def cross_entropy(target: Float[Tensor, "B H T T"], weights: Float[Tensor, "B H T T"]) -> Float[Tensor, "B T H"]:
-    """That of explicit weights, row = query, of any method."""
+    """The cross-entropy of a method's explicit weights, row = query."""
     return -(target * weights.clamp(min=FLOOR).log()).sum(-1).transpose(1, 2)
 
 

@@ -30,7 +30,7 @@ CASES = LARGE if DEVICE == "cuda" else SMALL
 
 
 def inputs(length, dim, features, heads, groups, spread=1.0):
-    """Teachers of scores that spread far, features of any scale above zero."""
+    """Queries and keys whose scores spread far, and features of any scale above zero."""
     args = {"q": spread * torch.randn(B, length, heads, dim), "k": torch.randn(B, length, groups, dim)}
     return args | {n: torch.randn(B, length, heads, features).exp() for n in ("phi_q", "phi_k")}
 
@@ -55,7 +55,7 @@ def test_fused_equals_definition(case, dtype):
 
 
 def logarithms(args, spread=1.0):
-    """Those of the features, `spread` times as far apart."""
+    """The logarithms of the features, `spread` times as far apart."""
     return args | {n: spread * args[n].log() for n in ("phi_q", "phi_k")}
 
 

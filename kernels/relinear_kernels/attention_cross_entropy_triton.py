@@ -54,7 +54,7 @@ def _seen(rows, cols, mask, start, T):
 
 @triton.jit
 def _of_queries(lse_at, over_at, share_at, g_at, i, at, T):
-    """What the forward pass left of queries i, and their loss's gradient."""
+    """The forward pass's numbers of queries i, and the gradient of their loss."""
     inside = i < T
     lse = tl.load(lse_at + at + i, mask=inside, other=0.0)
     over = tl.load(over_at + at + i, mask=inside, other=0.0)
@@ -85,7 +85,7 @@ def _raised(shift, at, i, T):
 
 @triton.jit
 def _share(over, m):
-    """What turns products into weights: 1 / den, or exp(m - lse), which is finite also where the product it belongs to is 0."""
+    """The factor from products to weights: 1 / den, or exp(m - lse), which is finite also where its product is 0."""
     if m is not None:
         over = tl.exp(tl.minimum(m - over, 80.0))
     return over
@@ -93,7 +93,7 @@ def _share(over, m):
 
 @triton.jit
 def _gradient(s, a, lse, over, share, g, seen, m, floor):
-    """That of the products, from what belongs to the tile's queries and, of its keys, the shifts."""
+    """The gradient of the products, from the numbers of the tile's queries and the shifts of its keys."""
     over = _share(over, m)
     if m is not None:
         share *= over
@@ -254,7 +254,7 @@ def attention_cross_entropy(
         raise ValueError(f"{op} on the Triton path takes float32 features, {COUNTS} of them; got {phi_q.shape[-1]} of {phi_q.dtype}, {phi_k.dtype}")
     phi_q, phi_k = (x.transpose(1, 2).contiguous() for x in (phi_q, phi_k))
     shift = None
-    if log:  # what is taken off is added elsewhere or cancels: it needs no gradient
+    if log:  # the shift that is subtracted is added elsewhere or cancels, so it needs no gradient
         shift = phi_k.detach().amax(-1)
         phi_q, phi_k = (phi_q - phi_q.detach().amax(-1, keepdim=True)).exp(), (phi_k - shift[..., None]).exp()
     mask = None if key_mask is None else key_mask.contiguous()

@@ -1,4 +1,4 @@
-"""Linear attention that is not causal: its form linear in length against its quadratic definition, order of keys, padding, grouped heads."""
+"""Linear attention that is not causal: the form that is linear in length against the quadratic definition; order of keys, padding, grouped heads."""
 
 import pytest
 import torch

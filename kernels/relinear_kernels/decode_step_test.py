@@ -72,7 +72,7 @@ def leaves(state):
 
 
 def laid_out(state):
-    """A state with its ring in order, as the torch form leaves it: where it begins is nobody's business."""
+    """A state with its ring in order, as the torch form leaves it. The place where a ring begins does not matter."""
     if isinstance(state, WindowState):
         k, v, mask = in_order(state)
         return state._replace(k=k, v=v, mask=mask, first=torch.zeros_like(state.first))

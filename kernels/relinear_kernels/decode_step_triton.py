@@ -9,7 +9,7 @@ small enough for several to a multiprocessor, whose loads hide each other: both 
 
 A linear state belongs to a query head, or to a key head and then to R query heads, whose answers one program gives. The keys of a window
 belong to all query heads of a group. Their ring has a place that nobody reads: the group's first program puts the token's key there, and
-nothing moves. What the programs of a sequence share (where its ring begins, how long ago a meta key was seen) is read from the old state
+nothing moves. Numbers that a sequence's programs share (the ring's beginning, the age of meta keys) are read from the old state
 and written to a new one.
 """
 
@@ -26,7 +26,7 @@ from relinear_kernels.linear_attention_reference import EPS, LinearState, every_
 from relinear_kernels.sliding_window_attention_reference import WindowState
 from relinear_kernels.triton_common import check_triton, phi, widest
 
-PROGRAMS = 264  # that a GPU holds at once: with more of them waiting, memory is asked for in a worse order, and the overlap costs
+PROGRAMS = 264  # the programs that a GPU holds at once; with more of them waiting, memory is read in a worse order, and the overlap costs time
 
 
 @triton.jit(do_not_specialize=["batch"])

@@ -1,4 +1,4 @@
-"""Which implementation runs: Triton for CUDA tensors, the chunked torch form elsewhere; `RELINEAR_KERNELS` forces one."""
+"""The choice of an implementation: Triton for CUDA tensors, the chunked torch form elsewhere; `RELINEAR_KERNELS` forces one."""
 
 import os
 
@@ -27,14 +27,14 @@ def use_triton(x: Tensor) -> bool:
 
 
 def one_token(state, return_state: bool, cu_seqlens: Tensor | None, *tensors: Tensor | None) -> bool:
-    """Whether a piece (its queries first) is one token after others with no gradient wanted: what a decode step serves."""
+    """Whether a piece (its queries first) is one token after others without gradients, so that a decode step can serve it."""
     if state is None or not return_state or cu_seqlens is not None or tensors[0].shape[1] != 1:
         return False
     return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *_leaves(state))))
 
 
 def stateless(op: str, **given) -> None:
-    """Raises ValueError where the quadratic definition is asked for what only the other forms have."""
+    """Raises ValueError where the quadratic definition is given arguments that only the other forms take."""
     if wrong := [n for n, x in given.items() if x is not None and x is not False]:
         raise ValueError(f"RELINEAR_KERNELS=reference: the definition of {op} takes no {', '.join(wrong)}; have auto, torch and triton")
 

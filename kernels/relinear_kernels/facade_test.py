@@ -1,4 +1,4 @@
-"""The package's public names: fetched when asked for, and the same things whatever was imported before."""
+"""The package's public names: fetched when asked for, and the same objects whatever was imported before."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ for name, module in relinear_kernels.MODULES.items():
 
 
 def python(program: str) -> None:
-    """Run it in a process that has imported nothing yet."""
+    """Run code in a process that has imported nothing yet."""
     program = f"import importlib, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{program}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

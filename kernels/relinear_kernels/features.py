@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 LOG2E = math.log2(math.e)
-FLOOR = 1e-12  # the smallest feature of softmax_pm: a key can never be dropped from the normaliser altogether
+FLOOR = 1e-12  # the smallest feature of softmax_pm, so that no key vanishes from the normaliser
 
 
 def check_map(w: Tensor | None, b: Tensor | None, heads: int, groups: int, dim: int) -> None:
@@ -51,7 +51,7 @@ def _softmax_pm(x: Tensor) -> Tensor:
     return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1).clamp(min=FLOOR)
 
 
-# Activations whose values cannot overflow. The exponential ones are of logits whose maximum is taken off first, each op in its own way.
+# Activations whose values cannot overflow. Before an exponential one each op subtracts the maximum of the logits in its own way.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax_pm": _softmax_pm,
     "relu": torch.relu,
@@ -66,7 +66,7 @@ FEATURES = (*ACTIVATIONS, *EXPONENTIAL)
 
 
 def check_feature(feature: str) -> str:
-    """The name itself. Raises ValueError naming the possible ones."""
+    """Return the name of a feature map. Raises ValueError, naming the possible ones, for any other."""
     if feature not in FEATURES:
         raise ValueError(f"no feature map {feature!r}; have {', '.join(FEATURES)}")
     return feature

@@ -4,7 +4,7 @@
 
 with G the running sum of ``log_gate``. Lizard Section 3.1; GLA (Yang et al. 2023). Lizard absorbs exp(G) into q and exp(-G) into k, which
 overflows; relative to the middle of a block of `CHUNK` rows neither factor can, if no gate falls below e^`FLOOR`. Gates that do count as
-e^`FLOOR`: what is behind them fades by 3e-4 instead.
+e^`FLOOR`: older tokens then fade by 3e-4 instead.
 """
 
 import torch

@@ -106,7 +106,7 @@ def test_blocks_of_bfloat16_equal_the_definition_in_float32(kind, block, monkeyp
 def test_blocks_of_one_sided_features_equal_the_definition(feature, normalize, monkeypatch):
     blocks(monkeypatch, 64)
     args = inputs(100, 16, 16, 2, 1, feature, False) | {"log_gate": gates("mixed", B, 100, 2, 16)}
-    args |= {n: args[n].abs() for n in "qk"}  # denominators that do not cancel
+    args |= {n: args[n].abs() for n in "qk"}  # so that denominators do not cancel
     check(fused, definition, args, {"feature": feature, "normalize": normalize}, torch.float32, ("log_gate",))
 
 

@@ -25,8 +25,8 @@ from relinear_kernels.projection_triton import Side, gradients, group_sum
 from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, tile
 
 DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-MILD = -60.0  # the log of what half a step may fade by
-ROWS = 256  # of a program that makes features
+MILD = -60.0  # the log of the most that half a step may fade
+ROWS = 256  # rows of a program that makes features
 
 
 @triton.jit(do_not_specialize=["T", "L"])

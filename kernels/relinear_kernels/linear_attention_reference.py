@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, exp, project
 
 CHUNK = 64
-EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature: fewer of them, less spread to lose below it
-EPS = 1e-6  # a normaliser is never smaller: with ReLU features a row can be all zero
+EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature; fewer keys spread less, and lose less below it
+EPS = 1e-6  # the least normaliser: with ReLU features a row can be all zero
 
 
 class LinearState(NamedTuple):
@@ -64,7 +64,7 @@ def blocks(length: int, size: int) -> tuple[int, int, int]:
 
 
 def _accumulate(x: Tensor) -> Tensor:
-    """Accumulation is float32, or float64 where the caller brings it (the oracle of the tests)."""
+    """The dtype of accumulation: float32, or float64 where an input has it (the oracle of the tests)."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -130,7 +130,7 @@ def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> F
     dtype, x, y = x.dtype, x.double(), y.double()
     top = y.detach().amax(-1)
     sums = (x - x.detach().amax(-1, keepdim=True)).exp() @ (y - top[..., None]).exp().transpose(-1, -2)
-    return (sums.clamp(min=1e-300).log() + top[:, :, None]).to(dtype)  # not the tiniest number: its reciprocal is next to infinity
+    return (sums.clamp(min=1e-300).log() + top[:, :, None]).to(dtype)  # not the tiniest number, whose reciprocal nearly overflows
 
 
 def linear_attention_weights(
@@ -152,7 +152,7 @@ def linear_attention_weights(
         act = EXPONENTIAL[feature]
         logits = _log_products(act(project(q, w_q, b_q, heads)), act(project(k, w_k, b_k, heads)))
         seen = reach if key_mask is None else reach & key_mask[:, None, None, :]
-        # Masked before the exponential: what a row does not see may be far above all it does, and zero times infinity has no gradient.
+        # Masked before the exponential: scores that a row does not see may be far above those it sees, and zero times infinity has no gradient.
         logits = logits.masked_fill(~seen, -torch.inf)
         top = logits.detach().amax(-1, keepdim=True)
         a = (logits - top.masked_fill(top.isinf(), 0.0)).exp()
@@ -183,7 +183,7 @@ def linear_sums(
     states = state_heads(w_k, heads)
     state = per_query_head(initial_state, heads)
     decay = per_query_head(every_decay(log_decay, batch, length, heads, states), heads, 2)
-    if pad:  # whole chunks; what is added is padding that leaves no trace
+    if pad:  # whole chunks, filled up by padding that leaves no trace
         q, k, v = (nn.functional.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q, k, v))
         real = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
         key_mask = nn.functional.pad(real, (0, pad))
@@ -209,7 +209,7 @@ def linear_sums(
         shift = reference[:, :, -1]
     kv, z, entering, entering_z = state.kv, state.z, [], []
     for i in range(n):
-        if rescale is not None:  # what enters a chunk is held relative to that chunk's reference
+        if rescale is not None:  # the state that enters a chunk is held relative to that chunk's reference
             kv, z = kv * rescale[:, :, i, :, None], z * rescale[:, :, i]
         entering.append(kv)
         entering_z.append(z)
@@ -223,7 +223,7 @@ def linear_sums(
 
 
 def check_causal(causal: bool, **given) -> None:
-    """Raises ValueError where attention that is not causal is given what only an order of keys has a meaning for."""
+    """Raises ValueError where attention that is not causal is given arguments that need an order of keys."""
     if not causal and (wrong := [name for name, x in given.items() if x is not None]):
         raise ValueError(f"attention that is not causal reads a whole sequence at once and takes no {', '.join(wrong)}; possible: causal=True")
 

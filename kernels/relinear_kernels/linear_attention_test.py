@@ -67,7 +67,7 @@ def call(op, args, **options):
         kv, z = args.pop("kv"), args.pop("z")
         options["initial_state"] = LinearState(kv, z, torch.full_like(z, 0.0 if exponential else -torch.inf))
     y, s = op(**args, return_state=True, **options)
-    if exponential:  # whatever reference the sums are held relative to
+    if exponential:  # for any reference that the sums are held relative to
         scale = s.shift.exp()
         s = s._replace(kv=s.kv * scale[..., None], z=s.z * scale)
     return {"out": y, "kv": s.kv, "z": s.z}
@@ -130,7 +130,7 @@ def test_gates_choose_the_launch_that_writes_a_segment(monkeypatch):
         with monkeypatch.context() as patch:
             only = getattr(linear_attention_triton, name).value
             patch.setattr(linear_attention_triton.Walk, "gates", lambda *_, only=only: (only,))
-            found[name] = call(linear_attention, args)["out"].isnan()  # what no launch writes stays as it was
+            found[name] = call(linear_attention, args)["out"].isnan()  # memory that no launch writes stays NaN
     assert torch.equal(found["MILD"], ~found["HARD"])
     assert found["MILD"][:, :, 1].all()
     assert found["HARD"][:, :, 0].all()

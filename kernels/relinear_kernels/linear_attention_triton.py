@@ -64,10 +64,10 @@ from relinear_kernels.triton_common import (
 
 NONE, MILD, HARD, ANY = (tl.constexpr(i) for i in range(4))  # gates: none, absorbed by the columns, of every pair, of every pair in all
 COARSE, FINE = (tl.constexpr(i) for i in (1, 2))  # MILD gates a channel: in segments that are not `hard`, in those that are
-LEAST = tl.constexpr(-96.0)  # the power of two that a step may fade by where columns absorb its gates
-FINE_STEP = CHUNK  # rows of a step that no gate a channel overflows
+LEAST = tl.constexpr(-96.0)  # the least power of two by which a step may fade where columns absorb its gates
+FINE_STEP = CHUNK  # rows of a step in which no channel's gate can overflow
 PROGRAMS = 264  # two for each multiprocessor of an H200
-SEGMENT = 512  # the shortest segment worth its state and the two launches that find it
+SEGMENT = 512  # the shortest segment that is worth its state and two more launches
 
 
 class Config(NamedTuple):
@@ -76,7 +76,7 @@ class Config(NamedTuple):
     block: int  # rows of a step
     part: int  # columns of v in one tile of the state
     parts: int  # tiles of the state along v that `_outputs` holds
-    wide: int  # columns of v in one tile of `_maps`, which holds all: few wide products wait less for each other than many
+    wide: int  # columns of v in one tile of `_maps`, which holds all tiles: few wide products wait less for each other than many
     stages: int
 
 
@@ -204,7 +204,7 @@ def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.
     MILD: a row's from where g begins and a column's until there, the other way round for REVERSE. Their product is a pair's decay.
     """
     end = tl.load(g + tl.minimum(j + BT, last) - 1)
-    gr = tl.load(g + tl.minimum(rows, last - 1))  # beyond the end as at it: no difference of two rows is ever positive
+    gr = tl.load(g + tl.minimum(rows, last - 1))  # rows beyond the end have the last row's value, so that no difference of two rows is positive
     if GATES == MILD:
         if REVERSE:
             return gr, tl.exp2(-gr), tl.exp2(gr), tl.exp2(end)
@@ -303,7 +303,7 @@ def _sums(
     FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
     BV: tl.constexpr,
 ):  # fmt: skip
-    """What a segment adds to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]` (`[.., F]`)."""
+    """A segment's addition to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]` (`[.., F]`)."""
     part = tl.program_id(0) % (V // BV)
     half = tl.program_id(0) // (V // BV) % P
     h = tl.program_id(0) // (V // BV * P) % H
@@ -631,7 +631,7 @@ def _maps(
         inside = rows < last
         use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
         lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
-        # what no product reads is not pipelined: asked for here, used at the end
+        # numbers that no product reads are not pipelined: they are loaded here and used at the end
         if CHANNEL:
             y = None
         elif GIVEN:
@@ -698,7 +698,7 @@ def _maps(
         d = tl.dot(a, b, d, input_precision="ieee")
         if row_mask is not None or shift is not None:
             d *= kept(row_mask, lead, place, end).to(tl.float32)[:, None]
-        if weight is not None or GATES >= HARD or (ABSORBS and REVERSE):  # what the state takes is not what the scores took
+        if weight is not None or GATES >= HARD or (ABSORBS and REVERSE):  # the state takes other numbers than the scores took
             c = c.to(tl.float32)
             if weight is not None:
                 c *= w[:, None]
@@ -722,7 +722,7 @@ def _maps(
             p = y.to(tl.float32)
             if not GIVEN:
                 p = phi(p, sign, None, FEATURE)
-            if dg is not None:  # from the rounded features, as on the other side
+            if dg is not None:  # computed from the rounded features, as on the other side
                 b = p * row_fade[:, None] if ABSORBS and REVERSE else p
                 tl.store(dg + half * (H * total) + lane, tl.sum(b.to(DT).to(tl.float32) * d, 1), mask=inside)
             if ABSORBS and REVERSE:
@@ -753,7 +753,7 @@ def _numerators(
         x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     x = x.to(g.dtype.element_ty)
     tl.store(g + at, x, mask=inside[:, None])
-    x = x.to(tl.float32)  # as it is read: what cancels in products with it does so here
+    x = x.to(tl.float32)  # rounded as products read it, so that terms that cancel there cancel here
     e = tl.sum(x * tl.load(o + at, mask=inside[:, None], other=0.0).to(tl.float32), 1)
     e = tl.where(d >= eps, e, 0.0)
     tl.store(delta + lane, -e, mask=inside)

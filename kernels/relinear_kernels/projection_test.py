@@ -48,7 +48,7 @@ def launches(monkeypatch):
 def test_both_gradients_of_one_reading_equal_the_definition(rows, heads, dim, width, parts, onto, dtype, monkeypatch):
     found = launches(monkeypatch)
     sides = [side(n, heads, heads, dim, width, parts, dtype, onto=onto) for n in (rows, rows + 1)]
-    want = [definition(s) for s in sides]  # before what they are added onto is written
+    want = [definition(s) for s in sides]  # before the tensors that they are added to are written
     for got, w in zip(gradients(*sides), want, strict=True):
         for x, y in zip(got[:2], w, strict=True):
             assert relative(x, y) < (1e-6 if dtype == torch.float32 else 4e-3)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relinear_kernels.triton_common import cdiv, matrix, phi, put, tile
 
-ROWS = 256  # that a program projects
+ROWS = 256  # rows that a program projects
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "splits", "per"])
@@ -47,7 +47,7 @@ def _project(
         coming = tl.load(scale + tl.arange(0, BT), mask=tl.arange(0, BT) < end - begin, other=0.0)
     for i in range(0, (end - begin).to(tl.int32), BT):
         rows = i + tl.arange(0, BT)
-        if scale is not None:  # asked for a block ahead
+        if scale is not None:  # loaded a block ahead
             fade = tl.exp2(sign * coming)
             coming = tl.load(scale + rows + BT, mask=rows + BT < end - begin, other=0.0)
         value = tl.dot(tile(x, rows, end - begin, heads, D), w, input_precision="ieee")
@@ -200,7 +200,7 @@ class Side(NamedTuple):
     w: Tensor | None
     b: Tensor | None
     wanted: tuple[bool, bool, bool]  # x, W, b
-    onto: Tensor | None = None  # what the gradient of x is added to, in place
+    onto: Tensor | None = None  # the tensor to which the gradient of x is added, in place
 
 
 def gradients(*sides: Side | None) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:

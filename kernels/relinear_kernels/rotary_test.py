@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("triton_path")
 
 
 def angles(batch, length, dim):
-    """Of any kind: the two halves need not be equal."""
+    """Cosines and sines of arbitrary angles, whose two halves need not be equal."""
     x = torch.randn(batch, length, dim)
     return {"cos": x.cos(), "sin": x.sin()}
 

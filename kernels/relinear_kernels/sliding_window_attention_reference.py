@@ -104,7 +104,7 @@ def window_scores(q, keys, mask, window: int, scale: float) -> tuple[Tensor, int
     q = nn.functional.pad(q * scale, (0, 0, 0, 0, 0, pad)).view(batch, n, c, groups, heads // groups, dim).permute(0, 3, 4, 1, 2, 5)
     k = window_blocks(nn.functional.pad(keys, (0, 0, 0, 0, 0, pad)), c, window)  # [B, N, Hkv, D, C + w - 1]
     scores = q @ k.permute(0, 2, 1, 3, 4).unsqueeze(2)
-    # Added, not filled in, which takes ten times as long on a CPU.
+    # Added as a mask of -inf; filling in takes ten times as long on a CPU.
     unseen = torch.zeros((), device=q.device, dtype=q.dtype).masked_fill(~_near(mask, c, window, pad), -torch.inf)
     return scores + unseen[:, None, None], n, c
 
@@ -174,7 +174,7 @@ def sliding_window_attention(
     batch, length, heads, dim = q.shape
     groups, dtype = k.shape[2], v.dtype
     q, k = q.to(dtype), k.to(dtype)
-    held = torch.promote_types(dtype, torch.float32)  # as every state is, whoever made it
+    held = torch.promote_types(dtype, torch.float32)  # the dtype of every state
     state = initial_state or window_state(batch, window - 1, groups, dim, meta=meta, device=q.device, dtype=held)
     keys, values, mask, after = extend(state, k, v, key_mask)
     c, n, pad = _blocks(length, window)
@@ -189,7 +189,7 @@ def sliding_window_attention(
         seen = torch.cat([beyond.view(batch, n, c, meta), seen], -1)
         front = lambda m, x: torch.cat([m.to(dtype).transpose(1, 2).unsqueeze(1).expand(batch, n, groups, meta, dim), x], 3)  # noqa: E731
         keys, values = front(after.meta_k, keys), front(after.meta_v, values)
-    nothing = ~seen.any(-1, keepdim=True)  # padding sees nothing; let it see something rather than divide by zero, and zero it after
+    nothing = ~seen.any(-1, keepdim=True)  # a row at padding sees nothing: it is given keys, against a division by zero, and zeroed later
     out = nn.functional.scaled_dot_product_attention(
         q.transpose(2, 3).flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=(seen | nothing).flatten(0, 1)[:, None],
         scale=dim**-0.5 if scale is None else scale, enable_gqa=True,

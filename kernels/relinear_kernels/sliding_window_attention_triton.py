@@ -22,16 +22,16 @@ from torch import Tensor
 from relinear_kernels.sliding_window_attention_reference import WindowState, begin, extend
 from relinear_kernels.triton_common import Pieces, block_of, cdiv, check_packed, check_triton, kept, pieces, put, sequence, tile, widest
 
-ABSENT = 2**30  # the position of a meta key that is not there: no query is that far behind it
+ABSENT = 2**30  # the position of a meta key that is not there yet: no query is that far behind it
 META = 16  # meta keys of one tile
 
 
 class Config(NamedTuple):
     """How a kernel walks its blocks. 128 registers a thread are four programs a multiprocessor, which wait for less than two that spill none."""
 
-    rows: int  # of a block that is walked
+    rows: int  # rows of a block that is walked
     stages: int
-    registers: int | None = None  # a thread's; None: as many as it takes
+    registers: int | None = None  # registers of a thread; None: as many as it takes
 
 
 def config(dim: int, dtype: torch.dtype, meta: bool) -> tuple[int, Config, Config, Config]:

@@ -1,4 +1,4 @@
-"""What the kernel tests share: where they run, how a fused op is held against its float64 definition, and to what tolerance."""
+"""The parts that kernel tests share: the device, the comparison of a fused op with its float64 definition, and tolerances."""
 
 import os
 
@@ -34,7 +34,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 def fill_empty_with_nan(monkeypatch) -> None:
-    """Make torch.empty hand out NaN, so that what a kernel fails to write is seen."""
+    """Make torch.empty return NaN, so that memory that a kernel fails to write is seen."""
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
         poison = lambda *a, _real=real, **k: x.fill_(torch.nan) if (x := _real(*a, **k)).is_floating_point() else x  # noqa: E731
@@ -76,13 +76,13 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
         """Error and tolerance of each output and gradient."""
         found = {}
         for n, w in want.items():
-            if w.norm() < 1e-9:  # zero by definition: no relative error, only float32's rounding is left
+            if w.norm() < 1e-9:  # zero by definition: there is no relative error, only float32's rounding
                 assert got[n].abs().max() < 1e-6, f"{n} should vanish"
             else:
                 found[n] = relative(got[n], w), times * tolerance(dtype)
         for n, w in want_grad.items():
             g = got_grad[n]
-            if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key): only rounding is left
+            if w is None or w.norm() < 1e-9:  # a gradient that is zero by symmetry (one visible key) has rounding alone
                 small = 1e-3 if dtype == torch.float32 else 5.0
                 assert g is None or g.abs().max() < small, f"gradient of {n} should vanish"
                 continue
@@ -97,7 +97,7 @@ def check(op, definition, args: dict[str, Tensor], options: dict, dtype: torch.d
         summed = run(op, None, args | {"log_decay": each})[1]["log_decay"].sum((0, 1))
         assert (got[1]["log_decay"] - summed).norm() <= 1e-4 * sizes.norm(), "one decay a head is not the sum of its positions"
     bad = {n: (e, t) for n, (e, t) in errors(*got).items() if not e <= t}
-    if bad and dtype != torch.float32:  # numbers that cancel to less than their rounding: the definition is no nearer to itself
+    if bad and dtype != torch.float32:  # numbers that cancel to less than their rounding: the definition in bfloat16 is as far off
         rounded = errors(*run(definition, None))
         bad = {n: (e, t) for n, (e, t) in bad.items() if not e <= 1.5 * rounded[n][0]}
     assert not bad, {n: f"{e:.1e} > {t:.0e}" for n, (e, t) in bad.items()}

@@ -29,14 +29,14 @@ def _token_loss(logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, V, BLOCK, num_stages=3):  # the next blocks are on their way
         x = tl.load(x_at + start + lanes, mask=start + lanes < V, other=float("-inf")).to(tl.float32)
-        less = tl.exp(-tl.abs(x - top))  # the one power besides exp(0) that either case needs
+        less = tl.exp(-tl.abs(x - top))  # the one exponential besides exp(0) that either case needs
         total = tl.where(x > top, total * less + 1.0, total + less)
         top = tl.maximum(top, x)
     highest = tl.max(top, 0)
     rest = tl.log(tl.sum(total * tl.exp(top - highest), 0))
     known = (label >= 0) & (label < V)
     own = tl.load(x_at + label, mask=known, other=float("nan")).to(tl.float32)
-    tl.store(loss + row, tl.where(label == IGNORED, 0.0, highest - own + rest))  # in this order: large logits cancel exactly
+    tl.store(loss + row, tl.where(label == IGNORED, 0.0, highest - own + rest))  # in this order large logits cancel exactly
     tl.store(lse_at + row, tl.where(known, highest + rest, float("nan")))
 
 

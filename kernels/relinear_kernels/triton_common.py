@@ -1,4 +1,4 @@
-"""What every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, checks.
+"""The parts that every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, checks.
 
 Imported only when a Triton op is called, so the package works where triton is not installed.
 """
@@ -134,7 +134,7 @@ def tile(x, rows, T, N, W: tl.constexpr):
 
 @triton.jit
 def put(x, value, rows, T, N, W: tl.constexpr):
-    """Store what `tile` reads."""
+    """Store rows at the places from which `tile` reads."""
     cols = tl.arange(0, W)
     at = x + rows[:, None] * (N * W) + cols[None, :]
     tl.store(at, value.to(x.dtype.element_ty), mask=((rows >= 0) & (rows < T))[:, None])
@@ -198,7 +198,7 @@ def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
             dp = dp * p
             p *= 1 / fade
         dy = (dp - p * tl.sum(dp, 1)[:, None]) * sign
-    elif FEATURE == "exp_pm" or FEATURE == "exp":  # what is taken off a row cancels on normalisation
+    elif FEATURE == "exp_pm" or FEATURE == "exp":  # the maximum subtracted from a row cancels on normalisation
         dy = dp * p * sign
     elif FEATURE == "relu":
         dy = tl.where(p > 0, dp, 0.0)

@@ -11,12 +11,12 @@ from relinear.errors import UserError
 from relinear.files import sha256
 
 SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
-FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # that every record has
+FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
 
 
 class BrokenError(UserError):
-    """A record that is there and cannot be believed; the message names the file and what is wrong with it."""
+    """A record that exists and cannot be believed. The message names the file and the fault."""
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ def set_aside(root: Path) -> Iterator[str]:
             believed(path.parent)
         except BrokenError:
             try:
-                believed(path.parent)  # a step may have moved its folder in just then
+                believed(path.parent)  # read again: a step may just have moved its folder in
             except BrokenError as error:
                 with suppress(FileNotFoundError):
                     path.replace(path.with_name(ASIDE))

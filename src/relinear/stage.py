@@ -38,7 +38,7 @@ from relinear.tracking.mirror import describe
 from relinear.tracking.rows import tags_of
 
 PACKAGES = ("relinear", "torch", "transformers", "peft", "lm_eval", "datasets", "triton", "mlflow", "snakemake", "numpy")
-FREE_BYTES = 1 << 30  # a stage refuses to start with less than this on the disk beside what it says it needs
+FREE_BYTES = 1 << 30  # a stage refuses to start unless this much is free on the disk besides its own needs
 
 
 class StageError(UserError):
@@ -94,11 +94,11 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         _run(plan, node, job, key, parents, work, progress)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if ours and contents(record) == contents(records.read(out)):
-            # What was made from it need not be made anew: rules compare times.
+            # Its time stays, so that rules, which compare times, do not make its children anew.
             shutil.copystat(folder / "run.json", out / "run.json")
         sync(out)
         if folder.exists():
-            # A folder cannot be renamed onto a full one; without its run.json the old one is not finished any more.
+            # A folder cannot be renamed onto one with files. Without its run.json the old one does not count as finished.
             (folder / "run.json").unlink(missing_ok=True)
             shutil.rmtree(folder)
         os.replace(out, folder)
@@ -124,7 +124,7 @@ def stands(plan: Plan, node: Node) -> bool:
 
 
 def contents(record: dict[str, Any]) -> str:
-    """One sha256 of all that a stage made, by name; but of its history, which says when."""
+    """The sha256 of every file that a stage made, as one hash, without its history, which has times."""
     return digest({name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"})
 
 
@@ -213,7 +213,7 @@ def _locked(path: Path, node: Node):
 def _progress(work: Path, key: str, node: Node) -> dict:
     """Count this attempt. What an earlier attempt left behind goes where it is of another key or cannot be read: this one begins anew."""
     path = work / "attempt.json"
-    last = {"attempt": 0, "key": None}  # nobody knows whose what is there is
+    last = {"attempt": 0, "key": None}  # the owner of the files that are there is unknown
     try:
         if path.is_file():
             told = records.read_json(path)

@@ -1,4 +1,4 @@
-"""Which finished results are no longer what this clone would make: a comparison of their records with the plan."""
+"""The finished results that this clone would make otherwise now: a comparison of their records with the plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ def lines(plan: Plan) -> list[str]:
     Reasons: the plan would make it anew, or knows no such result; another code computes its operations on a GPU; requirements.lock has
     changed; an asset that it read is another. The last three rerun nothing by themselves. Raises UserError where nothing is finished.
     """
-    plan = replace(plan, teacher=None)  # which only chooses what tables show; folders name their model
+    plan = replace(plan, teacher=None)  # the teacher only chooses the rows of tables; folders name their model
     folders = sorted({path.parent for depth in DEPTHS for path in plan.root.glob(depth) if not path.relative_to(plan.root).parts[0].startswith(".")})
     if not folders:
         raise UserError(f"no finished result in {plan.root}; `snakemake` makes them, or choose another --scale, --budget, --seed or --results")

@@ -1,4 +1,4 @@
-"""What a file of weights holds, by its header, and whether all of it is finite. Neither torch nor transformers."""
+"""The tensors of a file of weights, by its header, and whether all numbers are finite. Imports neither torch nor transformers."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from relinear.errors import UserError
 
-TRAINED = ("model.safetensors", "method.safetensors", "adapter/adapter_model.safetensors")  # what a step of a run may leave
+TRAINED = ("model.safetensors", "method.safetensors", "adapter/adapter_model.safetensors")  # the files of weights that a step of a run may leave
 INDEX = "model.safetensors.index.json"  # of a model that is cut into several files
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by safetensors' names of the dtypes that a model has
 EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00}  # all of these bits set: infinite, or no number
@@ -51,7 +51,7 @@ def header(path: Path) -> dict[str, Tensor]:
 
 def require_finite(path: Path) -> None:
     """Raise UserError where a file of weights holds a number that is infinite or none; it names the tensor."""
-    import numpy as np  # planning loads none
+    import numpy as np  # not at the top, since planning loads no numpy
 
     kinds = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
     for name, tensor in header(path).items():
@@ -79,7 +79,7 @@ def files_of(folder: Path) -> list[Path]:
         raise UserError(f"{folder / INDEX} is no index of weights: {error!r}") from None
 
 
-Names = Sequence[str]  # of one tensor, which a tied one has several of
+Names = Sequence[str]  # the names of one tensor; a tied one has several
 
 
 def require_whole(files: Sequence[Path], expected: Mapping[str, tuple[int, ...]], tied: Sequence[Names] = ()) -> None:

@@ -1,1 +1,1 @@
-"""What is to be done, without torch: the catalogue, keys and paths, code closures."""
+"""The plan, without torch: the catalogue, keys and paths, code closures."""

@@ -74,12 +74,12 @@ class Asset(Strict):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Its entry as plain data, for keys: without what it does not have, so that a new kind of entry changes no other's."""
+        """Its entry as plain data, for keys, without empty fields, so that a new field changes no other asset's key."""
         return self.model_dump(mode="json", exclude=() if self.parts else {"parts", "file", "hub"})
 
     @property
     def folder(self) -> str:
-        """The folder's name in the cache: another archive or another choice of members is another folder."""
+        """The folder's name in the cache. Another archive or another choice of members has another name."""
         key = hashlib.sha256(json.dumps([self.sha256, sorted(self.members)]).encode()).hexdigest()[:12]
         return f"{self.name}-{self.version}-{key}".replace("/", "_")
 

@@ -1,4 +1,5 @@
-"""What can be run: models.yaml, data.yaml, measures.yaml and every paper's runs.yaml, typed and checked. Imports neither torch nor transformers."""
+"""The catalogue of runs: models.yaml, data.yaml, measures.yaml and every paper's runs.yaml, typed and checked. Imports neither torch nor
+transformers."""
 
 import itertools
 import re
@@ -18,7 +19,7 @@ SEED = re.compile(r"-seed\d+$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
-KEEP = "keep_softmax_layers"  # an option of `relinear.linearize` beside every method's own
+KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 
 
 class Model(Strict):
@@ -26,11 +27,11 @@ class Model(Strict):
 
     family: str  # families/<family>.py opens or makes it
     layout: str | None = None  # the family whose classes it has, where that is another: tiny makes a Llama, which is decoder's
-    assets: tuple[str, ...] = ()  # of assets.yaml: the one that holds it, or the parts of its file in order
+    assets: tuple[str, ...] = ()  # names in assets.yaml: the asset that holds it, or the parts of its file in order
     init: Literal["pretrained", "random"] = "pretrained"
-    options: dict[str, Any] = {}  # of a random one: its family's sizes
+    options: dict[str, Any] = {}  # the sizes of a random model, which its family names
     positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
-    data: str | None = None  # of data.yaml, where its vocabulary is that data set's alone: it reads that in the place of every text
+    data: str | None = None  # the one data set whose vocabulary it has; it reads that data set in the place of every text
     causal: bool = True  # a token sees those before it only; false: an encoder
 
 
@@ -54,13 +55,13 @@ class Measure(Strict):
 class Run(Strict):
     """A chain of training steps on a named model. An entry with `over` is a sweep: one run for each combination of its values."""
 
-    model: str  # of models.yaml; the scale says what stands in for it
-    after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": with what that step of it made
+    model: str  # a name in models.yaml; the scale names the model that stands in for it
+    after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": begin with that step's result
     method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is. Left out after another run: that run's
     options: dict[str, Any] = {}  # the method's, and keep_softmax_layers
     steps: tuple[dict[str, dict[str, Any]], ...] = ()  # a step once, in order: [{distill: {...}}, {finetune: {...}}]
     over: dict[str, tuple[Any, ...]] = {}  # field -> values; {field} stands for one of them in the name and in any setting
-    shown: tuple[str, ...] = ()  # tables, as <paper>/<table>, that show the run after the rows they name
+    shown: tuple[str, ...] = ()  # tables, as <paper>/<table>, that show the run after their own rows
 
     @property
     def recipes(self) -> dict[str, dict[str, Any]]:
@@ -75,7 +76,7 @@ class Run(Strict):
 
 
 def one_of(what: str, name: str, have) -> str:
-    """The name itself. Raises ConfigError naming the possible ones."""
+    """Return the name. Raises ConfigError, naming the possible ones, for any other."""
     if not isinstance(name, str) or name not in have:
         raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}")
     return name
@@ -130,7 +131,7 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
 
 
 def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, Run]:
-    """All runs of all papers, sweeps expanded. Raises ConfigError for a name that two entries have, and whatever does not exist."""
+    """All runs of all papers, sweeps expanded. Raises ConfigError for a name that two entries have, and for names of things that do not exist."""
     runs: dict[str, Run] = {}
     for path in sorted((workflow / "papers").glob("*/runs.yaml")):
         where = f"{path.parent.name}/runs.yaml"
@@ -216,7 +217,7 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
 
 
 def _check_kept(keep: Any, where: str) -> None:
-    """Raises ConfigError for what names no layers of any model; how many layers a model has is known once it is there."""
+    """Raises ConfigError for a value that names no layers of any model. The number of a model's layers is known only once it is there."""
     share = isinstance(keep, int | float) and not isinstance(keep, bool) and 0 <= keep < 1
     layers = isinstance(keep, list) and all(type(layer) is int and layer >= 0 for layer in keep)
     if not (keep is None or share or layers):

@@ -1,4 +1,4 @@
-"""What every spec of a table or figure says: its label, its claims, where published numbers come from and what is misprinted in them."""
+"""The parts that every spec of a table or figure has: its label, its claims, the sources of published numbers and their misprints."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ class Point(Strict):
 
 
 class Required(Point):
-    """A number below which a claim says nothing: what a teacher itself fails at, no method can be told apart by."""
+    """A number that must be reached before a claim is judged: where a teacher itself fails, methods cannot be told apart."""
 
     least: float  # in the column's unit
 
@@ -87,7 +87,7 @@ class Claim(Strict):
     recipe: str | None = None
     requires: tuple[Required, ...] = ()
     published: str | None = None  # the paper's own figures, in its words
-    tie: Annotated[float, Field(ge=0)] = 0.0  # of two outcomes of one item: shares, or nats a token, that differ by no more are tied
+    tie: Annotated[float, Field(ge=0)] = 0.0  # two outcomes of one item (shares, or nats a token) that differ by no more are tied
 
     @model_validator(mode="after")
     def _difference_or_ratio(self) -> Self:

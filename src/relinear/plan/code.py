@@ -1,4 +1,5 @@
-"""Which code made a result: a hash over the sources a stage can reach, so that editing one method reruns that method and nothing else.
+"""The hash of the code that made a result: it covers the sources that a stage can reach, so that editing one method reruns that method and nothing
+else.
 
 Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `__version__` do not count; whatever else changes the syntax tree
 does. Sources are read, never imported.
@@ -30,14 +31,15 @@ def find(module: str) -> Path | None:
     return root and _source(root, module)
 
 
-@functools.cache  # each key asks for all modules that it reaches: 15,000 times in a plan of one table
+@functools.cache  # each key asks for all modules that it reaches, 15,000 times in a plan of one table
 def _source(root: Path, module: str) -> Path | None:
     path = root.joinpath(*module.split(".")[1:])
     return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
 
 
 def _without_words(tree: ast.AST) -> ast.AST:
-    """The tree without docstrings, without the text of each error that is raised, and without what is `UNCOUNTED`: what no result can hold."""
+    """The tree without docstrings, without the text of each error that is raised, and without the `UNCOUNTED` constants: no result depends on
+    these."""
     tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNCOUNTED)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -45,7 +47,7 @@ def _without_words(tree: ast.AST) -> ast.AST:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                node.body = node.body[1:] or [ast.Pass()]  # as if there had never been one
+                node.body = node.body[1:] or [ast.Pass()]  # as if it had never had a docstring
     return tree
 
 
@@ -72,7 +74,7 @@ def _public(path: Path) -> dict[str, str]:
 
 
 def home(module: str, name: str) -> str:
-    """The module that has what `from module import name` takes: another one where relinear_kernels itself is asked, which fetches it."""
+    """The module that defines the name of `from module import name`. Names of relinear_kernels are fetched from its modules."""
     place = _public(find(KERNELS)).get(name) if module == KERNELS else None
     return f"{KERNELS}.{place}" if place else module
 
@@ -92,7 +94,7 @@ def _read(path: Path) -> tuple[str, frozenset[str]]:
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
             if any(f"{a.name}.".startswith(f"{KERNELS}.") and not (a.asname and "." in a.name) for a in node.names):
-                names |= {home(KERNELS, name) for name in _public(find(KERNELS))}  # the package itself: any op of it may be meant
+                names |= {home(KERNELS, name) for name in _public(find(KERNELS))}  # the package itself, so any of its operations may be called
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for a in node.names:
                 names |= {home(node.module, a.name), f"{node.module}.{a.name}"}
@@ -109,7 +111,7 @@ def _reached(modules: Iterable[str], meet: Callable[[str], str]) -> dict[str, Pa
         path = find(module)
         if path is None:
             raise ValueError(f"no module {module!r} in {', '.join(PACKAGES)}")
-        if module in found or module == KERNELS:  # the package fetches names from its modules, and nothing else
+        if module in found or module == KERNELS:  # the package does nothing but fetch names from its modules
             continue
         found[module] = path
         parents = [".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 1)]

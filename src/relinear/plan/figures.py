@@ -17,7 +17,7 @@ TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as
 
 
 class Series(Strict):
-    """A line: a run along an axis of its readings, `points`, a run for each value of x, or `runs`, each at the tokens that it was trained on.
+    """A line: a `run` along an axis of its readings; or `points`, a run for each value of x; or `runs`, each at the tokens that it was trained on.
 
     It looks as the method of its first run does in every figure (`relinear.draw.style`).
     """
@@ -219,7 +219,7 @@ class Where(Strict):
 
 
 class GridPanel(Where):
-    """One heatmap; what it leaves out is the figure's `cell`."""
+    """One heatmap; a field that it leaves out has the value of the figure's `cell`."""
 
     run: str
     title: str = ""

@@ -29,7 +29,7 @@ class Job:
     """
 
     name: str  # for progress bars
-    settings: Mapping[str, Any]  # everything the key counts but code and parents
+    settings: Mapping[str, Any]  # everything that the key counts besides code and parents
     parents: Mapping[str, Path]  # role -> folder of a finished stage
     out: Path
     work: Path
@@ -41,14 +41,14 @@ class Job:
     engine: str = "auto"
     checkpoint_seconds: float = 0.0
     leads: bool = True
-    workflow: Path = Path("workflow")  # for files of the repository that the settings name
+    workflow: Path = Path("workflow")  # the folder of the repository's files that the settings name
     mirror: Callable[[dict[str, Any], int, float], None] = lambda metrics, step, time: None
     tokens: int = 0  # training tokens seen, noted by stages that train
     hardware: dict[str, Any] = field(default_factory=dict)  # noted by the work: device, dtype, threads, engine
 
     @property
     def history(self) -> Path:
-        """Kept in the work folder while the stage runs, so that an interrupted one goes on with it."""
+        """The path of the history. It is in the work folder while the stage runs, so that an interrupted stage goes on with it."""
         return self.work / "history.jsonl"
 
     def log(self, metrics: dict[str, Any], step: int) -> None:

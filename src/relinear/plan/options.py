@@ -80,14 +80,14 @@ class Definitions:
         return self._made[name]
 
     def _carry_out(self, name: str) -> None:
-        node = self._nodes.pop(name, None)  # once, also where it needs itself
+        node = self._nodes.pop(name, None)  # removed first, since a definition may need itself
         if node is None or name in self._made:
             return
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._made |= _imported(node, name)
             return
         for part in ast.walk(node):
-            if isinstance(part, ast.FunctionDef):  # nobody asks what a validator says that it takes
+            if isinstance(part, ast.FunctionDef):  # the annotations of a validator are not needed
                 part.returns = None
                 for argument in (*part.args.args, *part.args.kwonlyargs):
                     argument.annotation = None
@@ -114,7 +114,7 @@ def _light(module: str) -> bool:
     return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
 
 
-@functools.cache  # the files that begin with `_` are read for each of the others
+@functools.cache  # files that begin with `_` are read for each file that imports them
 def _classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
 

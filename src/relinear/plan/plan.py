@@ -1,4 +1,4 @@
-"""The plan: for every node its settings, its parents, its folder and its key. Rules and stages both read it, so they agree.
+"""The plan: for every node its settings, its parents, its folder and its key. Rules and stages both read it, so that they agree.
 
 A key is a hash over the settings, the code that the work reaches and the parents' keys; it changes exactly when the result could. Whatever
 changes a key changes a folder: a budget and a seed end the name of the scale's folder, another model and another training seed end a run's.
@@ -27,8 +27,8 @@ from relinear.stages._stage import Node
 
 TEXTS = ("text", "sentences", "documents", "passkeys", "pieces")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
-FURTHEST_SEED = 1000  # of a run's training, counted from the plan's seed
-# What a choice may be: beyond it numbers overflow, generators refuse a seed, or planning alone takes minutes.
+FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
+# The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
 BOUNDS = {
     "budget": (1e-6, 10**6, "the multiple of every amount"),
     "seed": (0, 2**32 - 1 - FURTHEST_SEED, "where random numbers begin"),
@@ -179,7 +179,7 @@ class Plan:
         return base + name.removeprefix(self._parts(name)[0])
 
     def _ahead(self, node: Node) -> list[LinkNodes]:
-        """What a step or a measurement of a run begins with."""
+        """The chain that a step or a measurement of a run begins with."""
         before = node.stage if stages.stage(node.stage).trains else self.measures[node.part].before
         return self.chain(node.name, before)
 
@@ -318,7 +318,7 @@ class Plan:
         return self.root / stages.stage(node.stage).folder(node)
 
     def settings(self, node: Node) -> dict[str, Any]:
-        """All that a node's work is told, and the assets it reads: plain data, part of the key."""
+        """The settings of a node's work, and the assets it reads: plain data, part of the key."""
         stage = stages.stage(node.stage)
         names = stage.assets(self, node)
         for name in names:
@@ -408,7 +408,7 @@ class Plan:
     # --- checks ---
 
     def check(self) -> None:
-        """Raise ConfigError for everything that can be known to be wrong before any work starts."""
+        """Raise ConfigError for every mistake that can be found before any work starts."""
         for name, (least, most, what) in BOUNDS.items():
             if not least <= (given := getattr(self, name)) <= most:
                 raise ConfigError(f"{name}, {what}, must be at least {least:g} and at most {most}; got {str(given)[:40]}")
@@ -416,7 +416,7 @@ class Plan:
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
             self.stand_in("models", self.teacher)
-        self.catalogue, stages.load("measure").check_tasks(self.workflow)  # whatever of them this scale reads
+        self.catalogue, stages.load("measure").check_tasks(self.workflow)  # all of them, also those that this scale does not read
         for kind in ("models", "data"):
             for name in getattr(self.config.stand_ins, kind):
                 self.stand_in(kind, name)
@@ -435,7 +435,7 @@ class Plan:
             self.check_processes(node, max(self.gpus(node.stage), 1))
 
     def check_processes(self, node: Node, processes: int) -> None:
-        """Whether a node can be the work of that many processes. Raises ConfigError."""
+        """Raise ConfigError for a node that cannot be the work of this many processes."""
         stage = stages.stage(node.stage)
         if processes > 1 and not stage.spread:
             spread = ", ".join(s for s in stages.available() if stages.stage(s).spread)
@@ -458,7 +458,7 @@ class Plan:
     # --- the command line ---
 
     def node_options(self) -> str:
-        """This plan as options of the verb of a node, whose name says the teacher already."""
+        """This plan as options of a node's verb, without the teacher, which the node's name has."""
         return replace(self, teacher=None).as_options()
 
     def as_options(self) -> str:

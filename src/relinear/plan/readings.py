@@ -1,4 +1,4 @@
-"""What a measurement yields: a list of readings, and how they lie on disk."""
+"""The result of a measurement, a list of readings, and its form on disk."""
 
 import json
 from collections.abc import Iterable, Mapping

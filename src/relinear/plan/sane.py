@@ -1,4 +1,4 @@
-"""YAML below `workflow/` whose values a setting can have: no number that is none, none beyond what a float counts exactly, no control characters."""
+"""YAML below `workflow/`, checked for values that no setting can have: NaN, numbers beyond a float's exact integers, control characters."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 from relinear.plan.strict import ConfigError, read_yaml
 
-LARGEST = 2**53  # whole numbers up to it are exact as floats, too
+LARGEST = 2**53  # whole numbers up to it are exact as floats too
 LONGEST = 4096  # characters of a text or a name
 
 

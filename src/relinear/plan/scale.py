@@ -1,4 +1,4 @@
-"""A scale: what stands in for the papers' models and texts, how much is trained and measured, and on which hardware."""
+"""A scale: the models and texts that stand in for the papers', the amounts of training and measuring, and the hardware."""
 
 import math
 import re
@@ -32,14 +32,14 @@ class Hardware(Strict):
     device: Literal["cpu", "cuda"]
     dtype: Literal["auto", "float32", "bfloat16"]
     checkpoint_seconds: Annotated[float, Field(ge=0)]
-    gpus: Positive = 1  # that each stage which can be spread is spread over
-    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several: a replica of the model on each, or its shards; auto: shards if it must
+    gpus: Positive = 1  # the GPUs of each stage that can be spread over several
+    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several GPUs: replicas or shards of the model; auto: shards where no replica fits
 
 
 class Jobs(Strict):
     """The memory and the minutes that a cluster reserves for a stage, and ends it for exceeding; one machine enforces nothing."""
 
-    memory_mb: Positive  # of the host
+    memory_mb: Positive  # the host's memory
     minutes: dict[str, Positive]  # by stage, at budget 1; `default` is for every stage that is not named
 
     @field_validator("minutes")
@@ -60,8 +60,8 @@ class Amounts(BaseModel):
 
     tokens: Positive | None = None
     seq_len: Positive = 1
-    items: dict[str, Annotated[int, Field(ge=2)] | None] = {}  # of each task, two for a standard error; null: all
-    prompts: Annotated[int, Field(ge=2)] | None = None  # of each place that readings are of
+    items: dict[str, Annotated[int, Field(ge=2)] | None] = {}  # items of each task, two at least for a standard error; null: all
+    prompts: Annotated[int, Field(ge=2)] | None = None  # prompts of each place that readings are of
 
 
 class Scale(Strict):

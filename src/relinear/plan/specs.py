@@ -22,7 +22,7 @@ from relinear.plan.tables import Bars, Scatter, Table
 SHAPES: dict[str, type[Spec]] = {
     "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
-NO_SPECS = ("paper", "runs")  # stems of a paper's folder that are no table or figure
+NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
 
 
 class Finding(Strict):
@@ -37,7 +37,7 @@ class Finding(Strict):
 
 
 class Paper(Strict):
-    """A paper.yaml: what the paper is called, where it is, the labels of all its tables and figures, and what it came to here."""
+    """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings."""
 
     title: str
     arxiv: str | None = Field(default=None, pattern=r"^\d{4}\.\d{4,5}$")

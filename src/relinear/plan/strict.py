@@ -1,4 +1,4 @@
-"""The one strict reader of every YAML below `workflow/`, and the base of all models of what they may say."""
+"""The one strict reader of every YAML below `workflow/`, and the base of all models of their content."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +91,7 @@ def read_yaml(path: Path) -> dict:
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506, a SafeLoader
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if data is None:
         raise ConfigError(f"{where} is empty; it must hold names with their settings")
@@ -112,7 +112,7 @@ def _explain(model: type[BaseModel], error: dict, where: str) -> str:
     *path, key = error["loc"] or ("",)
     at = ".".join(map(str, (where, *error["loc"])))
     if error["type"] == "extra_forbidden":
-        for part in path:  # down to the model in which the unknown key stands
+        for part in path:  # down to the model that has the unknown key
             model = _within(model, part)
         return f"{where}: unknown key {key!r} in {at.rsplit('.', 1)[0]}; possible: {', '.join(model.model_fields)}"
     return f"{at}: {error['msg']}; got {error['input']!r}"

@@ -28,7 +28,7 @@ class Place(Strict):
 
 
 class RowPlace(Place):
-    """A cell of one row that is not read where its column says; `undefined`, alone, is the reason why the row has no such number."""
+    """A cell that is read elsewhere than its column says. `undefined`, alone, is the reason why the row has no such number."""
 
     undefined: str | None = None
 
@@ -43,14 +43,14 @@ class Cell(Place):
     """The place of every cell of a table whose rows or columns are axes, and the unit of its numbers: `percent` reads fractions."""
 
     unit: Literal["percent", "raw"] = "raw"
-    digits: Annotated[int, Field(gt=0)] | None = None  # significant ones in the Markdown
+    digits: Annotated[int, Field(gt=0)] | None = None  # significant digits in the Markdown
 
 
 DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
 
 
 class Recovery(Strict):
-    """How much of one row's score above `chance`, in its column's unit, each row has; of a score that is the better the higher it is."""
+    """The share of one row's score above `chance` (in its column's unit) that each row has. Higher scores must be better."""
 
     column: str
     row: str
@@ -174,7 +174,7 @@ class Address(NamedTuple):
 
 
 class Undefined(NamedTuple):
-    """A number that there cannot be, and why."""
+    """The reason why a number cannot exist."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What a target of `snakemake` that no rule makes was meant to be."""
+"""A guess at what was meant by a target of `snakemake` that no rule makes."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""What a self-contained folder has in place of pydantic and jaxtyping: options that were validated when the model was made, shapes unread."""
+"""The stand-ins of a self-contained folder for pydantic and jaxtyping: options were validated when the model was made, and shapes are ignored."""
 
 
 class BaseModel:
@@ -12,7 +12,7 @@ class BaseModel:
 
 
 ConfigDict = dict
-ValidationError = ()  # nothing is validated, so nothing is caught
+ValidationError = ()  # nothing is validated, so no error is caught
 
 
 def Field(default, **_):

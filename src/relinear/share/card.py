@@ -1,4 +1,4 @@
-"""The model card of an exported folder: what it is, how it was made, what it scores, whose work it stands on, and what it does not do."""
+"""The model card of an exported folder: the model, its making, its scores, the work that it stands on, and its limits."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from relinear.draw.render import markdown
 from relinear.plan.plan import Plan
 from relinear.share.runs import Chain
 
-SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> what of it is shown
+SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
 NO_TRAINING = "Nothing was trained."
 
 

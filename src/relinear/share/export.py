@@ -27,7 +27,7 @@ from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
 CARD = "README.md"
-RECORD = "relinear.json"  # what this module wrote and from what; a folder without it is not ours to replace
+RECORD = "relinear.json"  # names the files that this module wrote and their sources; a folder without it is never replaced
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
@@ -83,7 +83,7 @@ def verified(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
     committed = (run.parents[1] / MANIFEST).is_file()
     for own, record in read.items():
         for role, parent in record["parents"].items():
-            made = next((folder for folder, name in names.items() if parent["path"].endswith(f"/{name}")), None)  # the scale's may have been moved
+            made = next((folder for folder, name in names.items() if parent["path"].endswith(f"/{name}")), None)  # the scale's may have moved
             if made is not None and parent["key"] != read[made]["key"]:
                 raise UserError(f"{own} was made from another {role} than {made}; {again(record)}")
         for name in () if committed else record["artefacts"]:

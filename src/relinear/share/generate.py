@@ -26,7 +26,7 @@ class Speed(NamedTuple):
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
     state_bytes: int
-    recurrent: bool  # else the state is a key-value cache, which grows with each token
+    recurrent: bool  # False: the state is a key-value cache, which grows with each token
 
     def __str__(self) -> str:
         kind = "recurrent state" if self.recurrent else "key-value cache after the last token"
@@ -93,7 +93,7 @@ def generate(
     ):
         if not fits:
             raise UserError(f"{what} must be {possible}; got {value}")
-    logging.disable_progress_bar()  # its bars of weights would stand in front of the text
+    logging.disable_progress_bar()  # its progress bars would stand in front of the text
     model, tokenizer = load(folder, dtype, device_of(device))
     inputs = {name: x.to(device) for name, x in encode(tokenizer, prompt, chat).items()}
     length = inputs["input_ids"].shape[1]

@@ -19,7 +19,7 @@ class Unloaded:
 
     @classmethod
     def from_dict(cls, config_dict: dict, **kwargs):
-        """What the real class makes of it."""
+        """The config as the real class makes it."""
         importlib.import_module("relinear.linearize.model")  # puts the real classes into the table
         return sys.modules[AUTO].CONFIG_MAPPING[config_dict["model_type"]].from_dict(config_dict, **kwargs)
 

@@ -23,7 +23,7 @@ from relinear.share.tensors import require_loadable
 from relinear.weights import TRAINED
 
 ADAPTER = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
-LEAVES = {"distill": ("method.safetensors",), "pretrain": ("model.safetensors",)}  # what a step must leave
+LEAVES = {"distill": ("method.safetensors",), "pretrain": ("model.safetensors",)}  # the files that a step must leave
 FINETUNED = {"lora": ADAPTER, "full": ("model.safetensors",), "method": ("method.safetensors",)}  # a finetuning by its kind
 
 
@@ -45,7 +45,7 @@ def load_run(folder: Path | str, dtype: torch.dtype = torch.float32, device: str
 
 
 def chain_of(folder: Path | str) -> Chain:
-    """What a run's model is made of, as the records in its folder tell, every file of it read and checked.
+    """The parts of a run's model, from the records in its folder, with every file read and checked.
 
     Raises UserError for a folder that is no run, a record that cannot be believed, a file that is missing or another than its record's, weights
     that are not finite, and tensors that are not those of the model.
@@ -78,7 +78,7 @@ def _told(run: Path) -> tuple[str, list[Link]]:
 def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link]]:
     config, parents, newer = record["config"], {role: Path(parent["path"]) for role, parent in record["parents"].items()}, record["schema"] > 1
     model = parents["model" if newer else "teacher"]
-    scale = model.parents[1 if newer else 0]  # as it was called and lay then
+    scale = model.parents[1 if newer else 0]  # by its name and place at that time
     below = {role: path.relative_to(scale) for role, path in parents.items()}
     if any(".." in path.parts for path in below.values()):
         raise ValueError("a parent that lies elsewhere")
@@ -103,7 +103,7 @@ def _changed(scale: Path) -> dict[Path, tuple[str, str]] | None:
 def _require_weights(steps: list[Path], scale: Path, changed: dict[Path, tuple[str, str]] | None) -> None:
     """Raises UserError unless each step's folder has all that its record names and a model needs, as it was written or as it was committed."""
     read = {step: _step(step) for step in steps}
-    for step in reversed(steps):  # what makes a step makes those before it
+    for step in reversed(steps):  # the command that makes a step makes those before it
         record = read[step]
         if missing := [name for name in _named(record) if not (step / name).is_file()]:
             if changed is not None:

@@ -70,7 +70,7 @@ def generate(wanted: dict[str, set[str]]) -> dict[str, str]:
     waiting = list(wanted)
     while waiting:
         module = waiting.pop()
-        text, needs = _reduced(module, wanted[module])  # again, if more is wanted of it later
+        text, needs = _reduced(module, wanted[module])  # reduced again if more of it is wanted later
         files[module] = text
         for other, names in needs:
             if not names <= wanted[other]:

@@ -17,12 +17,12 @@ from relinear.measure import _harness as harness
 from relinear.plan.plan import Plan
 from relinear.plan.strict import read_yaml
 
-METRIC = "lm_eval"  # whose items they are
+METRIC = "lm_eval"  # the metric that scores these items
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
 
 
 class Items(NamedTuple):
-    """What is scored of a task: so many items, None: all; of an asset, None: the hand-written ones."""
+    """The items of a task that are scored: their number (None: all) and their asset (None: the hand-written ones)."""
 
     limit: int | None
     asset: str | None
@@ -72,7 +72,7 @@ def _part(settings: dict, task: harness.LocalTask, out: Path) -> str:
     bundled = harness.BUNDLED / settings["include"].format(subject=task.config.dataset_name)
     ours = {key: value for key, value in settings.items() if key not in OURS}
     documents = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
-    # No tag: lm-eval's own groups, such as ai2_arc, stay what they are.
+    # No tag, so that lm-eval's own groups, such as ai2_arc, do not get these tasks.
     _dump(out / f"{name}.yaml", {"include": str(bundled), "task": name, "tag": [], **ours, **documents})
     return name
 

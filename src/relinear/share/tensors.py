@@ -27,7 +27,7 @@ def require_loadable(model: Path, links: Sequence[Link]) -> None:
     """Raise UserError unless the folders of a model and of the steps behind it hold exactly the tensors that are loaded, in their shapes, all
     finite. The message names the file and the tensor."""
     with warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore")  # loading warns
+        warnings.simplefilter("ignore")  # loading warns of tensors that are compared here
         built = _empty(model)
         _require(files_of(model), *_names(built))
         for link in links:
@@ -44,7 +44,7 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         for path in (*files_of(folder), *([adapter] if adapter.is_file() else [])):
             require_finite(path)
         if (folder / "adapter_config.json").is_file():
-            # What transformers then says of what it found is of the adapter alone, so the base is compared here.
+            # transformers' report is of the adapter alone then, so the base is compared here.
             with torch.device("meta"):
                 built = _empty(folder)
                 require_whole(files_of(folder), *_names(built))
@@ -65,7 +65,7 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """transformers' report of what it found, a table, is not printed: what is wrong is an error."""
+    """A context without transformers' printed report of missing tensors: these are an error here."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,4 +1,4 @@
-"""The contract of a stage: where its results lie, what its work is told, what it reads, which hardware it wants."""
+"""The contract of a stage: the place of its results, the settings of its work, the nodes it reads, the hardware it wants."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +25,9 @@ class Node(NamedTuple):
 class Stage:
     """The methods and facts that a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
 
-    help: str = ""  # of its verb
+    help: str = ""  # the help text of its verb
     work: str = ""  # the module with `work(job) -> metrics`, imported by name when the stage runs
-    device = False  # computes on the scale's device; else on the CPU
+    device = False  # True: computes on the scale's device; False: on the CPU
     spread = False  # can be the work of several processes, each with a GPU
     trains = False  # is a step of a run
     torch = True  # its work needs torch
@@ -38,7 +38,7 @@ class Stage:
         return f"{node.stage}/{node.name}"
 
     def settings(self, plan, node: Node) -> dict[str, Any]:
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         raise NotImplementedError
 
     def parents(self, plan, node: Node) -> dict[str, Node]:

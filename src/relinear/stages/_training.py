@@ -1,4 +1,4 @@
-"""What the training steps of a run share: recipe, budget, and what they begin with."""
+"""The parts that training steps of a run share: recipe, budget, and the model they begin with."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ class Budget(Strict):
     seq_len: Positive
     batch_size: Positive
     accumulate: Positive
-    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # no run learns slower: the papers' rates are for thousands of steps, not for tens
+    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # the least learning rate: the papers' rates are for thousands of steps, not for tens
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -32,7 +32,7 @@ class Recipe(Strict):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     dose: Annotated[float, Field(gt=0)] = 1.0  # unique training tokens, as a multiple of the scale's
-    epochs: Positive | None = None  # the scale's where not given; so are the next three
+    epochs: Positive | None = None  # the scale's where not given, as are the next three
     seq_len: Positive | None = None
     batch_size: Positive | None = None
     accumulate: Positive | None = None

@@ -12,7 +12,7 @@ class Stage(_stage.Stage):
     device = True
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         return {"seq_len": _training.of_scale(plan, "distill")["seq_len"]}
 
     def parents(self, plan, node):

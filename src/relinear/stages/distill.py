@@ -1,4 +1,4 @@
-"""Stage 1 of most methods: the method's own parameters learn to do what the model's softmax attention does."""
+"""Stage 1 of most methods: the method's own parameters learn to imitate the model's softmax attention."""
 
 from typing import Annotated, Literal
 

@@ -8,7 +8,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 from relinear.stages._stage import Node
 
-MADE_HERE = ("smoke",)  # sources that are no assets
+MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
 
 class Options(Strict):
@@ -17,7 +17,7 @@ class Options(Strict):
     `part` heldout: only those that texts of the same sources hold out, a tenth by their hash; all: of sources that nothing trains on.
     """
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; how each is read: get/documents.py
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; get/documents.py has the reader of each
     shortest: Positive
     part: Literal["all", "heldout"] = "all"
 
@@ -29,7 +29,7 @@ class Stage(_stage.Stage):
     work = "relinear.get.documents"
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         return dict(plan.data[plan.text_of(node).data].options)
 
     def parents(self, plan, node):

@@ -27,7 +27,7 @@ Splits = Annotated[dict[Literal["train", "dev", "validation", "test"], File], Fi
 class Task(Strict):
     """A file of workflow/tasks: one of lm-eval's tasks, over files of items. What it says of shots and splits takes the place of lm-eval's."""
 
-    include: File  # {subject}: a task for each
+    include: File  # with {subject}, one task for each subject
     training_split: File | None = None
     validation_split: File | None = None
     test_split: File | None = None
@@ -68,7 +68,7 @@ class Stage(_stage.Stage):
     def options(self, plan, measure: str) -> dict[str, Any]:
         """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
         options = {**plan.config.measures.get(plan.measures[measure].metric, {}), **plan.measures[measure].options}
-        if "tasks" in options:  # names of workflow/tasks; of the scale's `items` only theirs count
+        if "tasks" in options:  # names of workflow/tasks, the only ones of the scale's `items` that count
             items = options.get("items", {})
             options["items"] = {task: items.get(task) for task in options.pop("tasks")}
         return options
@@ -142,7 +142,7 @@ class Stage(_stage.Stage):
     def _data_name(self, plan, node: Node) -> str | None:
         data = plan.measures[node.part].data
         if node.part == GATE and not plan.models[plan.run(node.name).model].causal:
-            return None  # nothing to decode: that padding and order leave no trace can be seen on any tokens
+            return None  # an encoder decodes nothing, and the effects of padding and order show on any tokens
         return None if data is None else plan.data_for(data, plan.run(node.name).model)
 
     def _items(self, plan, node: Node) -> dict | None:

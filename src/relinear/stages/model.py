@@ -14,7 +14,7 @@ class Stage(_stage.Stage):
         return f"models/{node.name}"
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         return {"model": plan.models[node.name].model_dump(mode="json"), "seed": plan.seed}
 
     def assets(self, plan, node):

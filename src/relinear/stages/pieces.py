@@ -8,7 +8,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 from relinear.stages._stage import Node
 
-MADE_HERE = ("smoke",)  # sources that are no assets
+MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
 
 class Options(Strict):
@@ -17,7 +17,7 @@ class Options(Strict):
     A training sequence has `length` tokens, which divide a piece: with another length the same tokens are trained on, in the same order.
     """
 
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; how each is read: get/pieces.py
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]  # assets, or `smoke`; get/pieces.py has the reader of each
     piece: Positive
     length: Positive
 
@@ -35,7 +35,7 @@ class Stage(_stage.Stage):
     work = "relinear.get.pieces"
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         text = plan.text_of(node)
         options = plan.data[text.data].options
         piece = options["piece"]

@@ -17,7 +17,7 @@ class Options(_training.Recipe):
 
 
 class OfRecall(Strict):
-    """What a scale's budget says otherwise for sequences of associative recall, which are far shorter than a text's."""
+    """The amounts in which a scale's budget differs for sequences of associative recall, which are far shorter than a text's."""
 
     epochs: Positive | None = None
     batch_size: Positive | None = None

@@ -8,18 +8,18 @@ from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 from relinear.stages._stage import Node
 
-MADE_HERE = ("smoke",)  # sources that are no assets
+MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
 
 class Options(Strict):
     """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
 
     source: str  # an asset, or `smoke`
-    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # how the source is read: get/sentences.py
+    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # the form of the source; get/sentences.py has the reader of each
     task: str | None = None  # of glue and requests
     words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
     chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
-    train: Positive | None = None  # this many texts, of which there must be as many; None: all
+    train: Positive | None = None  # this many texts, an error where there are fewer; None: all
     heldout: Positive | None = None
 
     @model_validator(mode="after")
@@ -36,7 +36,7 @@ class Stage(_stage.Stage):
     work = "relinear.get.sentences"
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         text = plan.text_of(node)
         return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
 

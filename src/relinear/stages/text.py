@@ -8,7 +8,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 from relinear.stages._stage import Node
 
-MADE_HERE = ("smoke", "written")  # sources that are no assets
+MADE_HERE = ("smoke", "written")  # sources that are made here and are no assets
 
 
 class Written(Strict):
@@ -48,7 +48,7 @@ class Stage(_stage.Stage):
         return f"text/{node.name}"
 
     def settings(self, plan, node):
-        """All that the work is told, as plain data; part of the key."""
+        """The settings of the work as plain data; part of the key."""
         text = plan.text_of(node)
         options = plan.data[text.data].options
         return {

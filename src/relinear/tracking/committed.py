@@ -1,4 +1,4 @@
-"""A folder of results small enough to commit: what a reader, MLflow and a table need of it, and none of what can be made again.
+"""A folder of results small enough to commit: the files that a reader, MLflow and a table need, without files that can be made again.
 
 Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the outcome of each item; of the headline
 table's rows also the items' scores and targets, adapters and the parameters that a method added. Left behind are whole models, corpora,
@@ -29,10 +29,10 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import PACKED as ITEMS
 from relinear.plan.items import read_items as read_items
 
-LARGEST = 90_000_000  # bytes of all that is committed, of one folder too
-LINES = 250  # of a curve, and its last
+LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
+LINES = 250  # lines of a curve, besides its last
 PARTS_EVERY = 10  # of these lines have the parts of a loss (by layer), and the last
-DECIMALS = 2  # of an item's scores, in nats
+DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # of an item, in the headline table's rows alone
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
@@ -84,7 +84,7 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
 
 
 def _files(results: Path) -> Iterator[Path]:
-    """All files of a scale but what the machinery keeps for itself."""
+    """All files of a scale without those of the machinery."""
     for path in results.rglob("*"):
         parts = path.relative_to(results).parts
         if path.is_file() and parts[0] != "logs" and not any(part.startswith(".") for part in parts):

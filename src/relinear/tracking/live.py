@@ -1,6 +1,6 @@
 """The run of a stage in MLflow while the stage goes on: its numbers are sent as they come, and its end is told, however it ends.
 
-A store that fails costs a warning and no training run; `relinear track rebuild` fills it later.
+If a store fails, the training goes on after one warning, and `relinear track rebuild` fills the store later.
 """
 
 import importlib.util
@@ -58,8 +58,8 @@ class Tracker:
         self._buffer: list[Entry] = []
         self._last_step = 0
         self._last_flush = monotonic()
-        self._record: dict[str, Any] | None = None  # once the stage is complete
-        self._compared: dict[str, float] = {}  # what the row has of this stage
+        self._record: dict[str, Any] | None = None  # set once the stage is complete
+        self._compared: dict[str, float] = {}  # the numbers of this stage that its row shows
         self._given_up = False
 
     def __enter__(self) -> Self:

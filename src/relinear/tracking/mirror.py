@@ -217,7 +217,7 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
         if scale and not any(parent in but for parent in path.parents):
             inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)
             first = inside.partition("/")[0]
-            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale  # of another budget or seed
+            of = first if first.startswith((f"{scale}-x", f"{scale}-seed")) else scale  # results of another budget or seed
             found.setdefault(of, {}).update({file: inside for file in sorted(path.parent.glob(f"{stem}.*")) if _is_small(file)})
     return found
 

@@ -27,7 +27,7 @@ INPUTS = "inputs"  # the run above those of shared stages
 KIND = "relinear.kind"  # of a run: row, seed, earlier, inputs, stage, tables
 SHOWN = ("paper", "table", "row", "method", "variant", "model", "scale")  # tags of a stage that are its row's too
 SHARED = "What the rows share: assets, models, texts and activations, each made once."
-RECORDS = "\n\nRecords: "  # ends a row's description
+RECORDS = "\n\nRecords: "  # stands before the links at the end of a row's description
 HEADLINE = "comparison"  # the paper whose columns name a reading that tables of several papers show
 
 
@@ -50,7 +50,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 
 def tags_of(plan: Plan, node: Node) -> dict[str, str]:
-    """What run.json says a stage is for: its row and, of a run's stage, method, variant, model, and the tables that show it."""
+    """The tags of a stage from its run.json: its row and, of a run's stage, method, variant, model, and the tables that show it."""
     if not node.part and not stages.stage(node.stage).trains:
         return {"row": node.name, "scale": plan.scale}
     run, shown = plan.run(node.name), plan.artefacts_of(node.name)
@@ -83,7 +83,7 @@ def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
         return Row(name, "", {}, {KIND: INPUTS, "scale": last["scale"]}, SHARED)
     base, tags = SEED.sub("", name), last["tags"]
     params: dict[str, Any] = {}
-    for record in sorted(records, key=lambda r: not (r.get("measure") or compares(r))):  # what a training says goes before what a measurement says
+    for record in sorted(records, key=lambda r: not (r.get("measure") or compares(r))):  # facts from trainings go before facts from measurements
         params |= _parameters(record)
     shown = {tag: tags[tag] for tag in SHOWN if tag in tags}
     shown |= {KIND: "row" if base == name else "seed", "base_run": base, "seed": str(params["seed"])}
@@ -92,7 +92,8 @@ def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
 
 
 def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage says of its row: method, options with their defaults, window and gate; of a training its recipe, budget and tokens."""
+    """The parameters that a stage gives its row: method, options with their defaults, window and gate; of a training its recipe, budget and
+    tokens."""
     config, tags, stage = record["config"], record["tags"], record["stage"]
     method = tags["method"]
     options = dict(config.get("options") or {})
@@ -133,7 +134,7 @@ def sentence(name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> s
 
 
 def find(client: Any, experiment: str, name: str) -> Any:
-    """A row's run; None where there is none. Of several the oldest, which all nodes take alike."""
+    """A row's run, None where there is none. If there are several it is the oldest, so that all nodes take the same."""
     found = store.search(client, experiment, f"tags.`relinear.row` = '{name}'")
     return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 

@@ -54,7 +54,7 @@ def connect(uri: str) -> Any:
         if path.name == "":
             raise FileNotFoundError("it names no file")
         _create_sqlite(uri, path)
-        # Fails at once for what is no database of mlflow's; mlflow itself would spend minutes on retries.
+        # Fails at once for a file that is no database of mlflow's; mlflow itself would retry for minutes.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
             database.execute("SELECT 1 FROM experiments LIMIT 1")
     return MlflowClient(uri)
@@ -198,7 +198,7 @@ def search(client: Any, experiment: str, where: str = "") -> Iterator[Any]:
 
 
 def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str, str] | None = None, tags: dict[str, Any] | None = None) -> None:
-    """Write all of it in as few calls as mlflow's limits allow."""
+    """Write metrics, parameters and tags in as few calls as mlflow's limits allow."""
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(*entry) for entry in metrics]

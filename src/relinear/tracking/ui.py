@@ -1,4 +1,4 @@
-"""Where MLflow's UI shows the runs of each experiment, which its own first page lists none of, and a view in it that compares rows.
+"""The addresses of MLflow's UI for the runs of each experiment, which its first page does not list, and a view that compares rows.
 
 MLflow keeps a shared view as a tag of the experiment and opens it by its key: which runs, columns and charts it shows.
 """

@@ -44,7 +44,7 @@ def save(
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
     if shards:
-        agreed(None)  # the folder is there
+        agreed(None)  # wait until the folder is there
     own = scratch / TENSORS.format(rank())
     save_file(dict(_tensors(parameters, optimiser)), own)
     written = [(own.name, sha256(own))]
@@ -72,7 +72,7 @@ def restore(
 ) -> tuple[int, list[float]]:
     """Go on from the newest whole checkpoint, also with another number of processes: the steps that are done, and their losses; (0, []) without one.
 
-    A broken checkpoint is told on stderr and removed. The files `beside` are then as they were at that step; without a checkpoint they are gone.
+    A broken checkpoint is named on stderr and removed. The files `beside` are then as they were at that step; without a checkpoint they are gone.
 
     Raises UserError for a checkpoint of other parameters.
     """

@@ -1,4 +1,4 @@
-"""Stage 1, attention transfer: the methods' own parameters learn to do what the teacher's softmax attention does on the teacher's inputs.
+"""Stage 1, attention transfer: the methods' own parameters learn to imitate the teacher's softmax attention on the teacher's inputs.
 
 All layers in one teacher-forced pass, no back-propagation through the model (LoLCATs Section 3; Hedgehog Section 4.3; Lizard Section 3.1).
 """
@@ -45,7 +45,7 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     job.hardware["engine"] = spread(model, parameters, device, job.engine)
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
-    trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # kept softmax layers have nothing to train
+    trained = [bool(list(layer.method.parameters())) for layer in model.attention_layers()]  # softmax layers that are kept have nothing to train
     replayed = device == "cuda" and job.hardware["engine"] == "ddp"
     stored = _Stored(job.parents["activations"], device) if "activations" in job.parents else None
 

@@ -39,7 +39,7 @@ def work(job: Job) -> dict:
         if full:
             save_file(weights, job.out / "model.safetensors")
         if recipe["kind"] == "lora":
-            model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft has a set, which each process writes in another order
+            model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft's set has another order in each process
             model.save_pretrained(job.out / "adapter")
         if recipe["kind"] == "method" or recipe["train_method"]:
             save_method(base, job.out / "method.safetensors")
@@ -92,7 +92,7 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
     recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(base)
     if full:
-        groups = [(list(model.parameters()), groups[0][1])]  # those of a sharded model are new objects
+        groups = [(list(model.parameters()), groups[0][1])]  # a sharded model has new parameter objects
     model.train()
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
@@ -123,7 +123,7 @@ def compute_in_input_dtype(model: PeftModel) -> PeftModel:
         if isinstance(layer, LoraLayer):
             layer.cast_input_dtype_enabled = False
             for part in (*layer.lora_A.values(), *layer.lora_B.values()):
-                part.forward = MethodType(_linear, part)  # a method: a copy of the model has its own
+                part.forward = MethodType(_linear, part)  # a bound method, so that a copy of the model has its own
     return model
 
 

@@ -16,7 +16,7 @@ from relinear.machine.distributed import agreed, rank, sum_gradients, summed, wh
 from relinear.train.checkpoint import restore, save
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
-BELOW = 0.95  # of chance: a run that began no lower had nothing to lose
+BELOW = 0.95  # the share of chance below which a run must begin, or it cannot collapse
 
 
 class CollapseError(RuntimeError):
@@ -91,7 +91,7 @@ def train(
             values = sum(gradients(*batch) for batch in batches(step))
             sum_gradients(parameters)
             norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
-            # Read once: each reading of a number waits for the GPU.
+            # Read together: each reading of a number waits for the GPU.
             *values, norm = torch.cat([values, norm.to(values).reshape(1)]).tolist()
             terms = summed(dict(zip(names, values, strict=True)))
             total = sum(terms.values())

@@ -31,7 +31,7 @@ def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.d
     """The summed loss of all labelled tokens but each sequence's first, computed in `dtype` by autocast where one is given."""
     with torch.autocast(tokens.device.type, dtype, enabled=dtype not in (None, torch.float32)):
         logits = model(tokens, use_cache=False).logits
-    # Labels are moved and not logits cut: a copy of the largest tensor there is.
+    # Labels are shifted instead of logits, whose copy would be the largest tensor of the step.
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
 

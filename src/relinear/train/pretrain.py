@@ -28,7 +28,7 @@ from relinear.train.next_token import batches_of, collected, summed_loss
 
 BEST = "best.safetensors"  # in the job's work folder: the weights of the lowest validation loss so far
 WEIGHTS = "model.safetensors"
-APART = 1_000_003  # of the seed that weights are drawn anew by: a model that is from scratch itself was drawn by the seed, and would come again
+APART = 1_000_003  # added to the seed of new weights: a model from scratch was drawn by the seed itself, and the same weights would come again
 
 
 class Converged(Exception):  # noqa: N818, an end and no error

@@ -10,7 +10,7 @@ from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
 SHAPE = {"mode": "forward", "B": "1", "H": "12", "D": "64"}
-LINES = {  # op, provider (None: any but the torch form) -> how it is called, and looks
+LINES = {  # op, provider (None: any but the torch form) -> its name and its look
     ("linear_attention", "relinear"): ("Hedgehog (fused)", look_of("hedgehog")),
     ("softmax attention", None): ("softmax, FlashAttention", look_of("softmax")),
     ("taylor map", None): ("Taylor map (torch)", look_of("taylor")),

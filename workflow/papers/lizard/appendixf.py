@@ -1,4 +1,4 @@
-"""Lizard Appendix F: questions, and under each what the paper prints and what our runs answer."""
+"""Lizard Appendix F: questions, and under each the paper's answers and those of our runs."""
 
 import textwrap
 from pathlib import Path
@@ -42,6 +42,6 @@ def _share(found, metric: str) -> str:
 
 
 def _quoted(who: str, text: str) -> str:
-    """Who says what, as a quotation of lines that are shown as they are, whatever marks they hold."""
+    """An answer under its author's name, as a quotation whose lines are shown without any markup."""
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
     return "\n".join([f"{who}:", "", *(f">     {line}" for line in lines)])

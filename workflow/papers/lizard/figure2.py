@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from relinear.draw.render import NOT_RUN, write_figure
 
 PARTS = {"linear": "gated linear attention", "window": "sliding window", "meta": "meta tokens"}
-DARKEST = 0.01  # of the largest weight, and all below
+DARKEST = 0.01  # the darkest colour is this share of the largest weight, and all below
 
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
 
 
 def drawn(window: int, meta: int, positions: int, gamma: float) -> dict[str, np.ndarray]:
-    """The parts' weights were all scores equal: gamma to the distance, and the same for all that softmax attention sees."""
+    """The parts' weights for equal scores: powers of gamma by distance, and equal weights on all keys that softmax attention sees."""
     query, key = np.indices((positions, positions))
     near = (key <= query) & (key > query - window)
     beyond = (key <= query - window) & (key < meta)
@@ -56,7 +56,7 @@ def trained(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def _row(area, weights: dict[str, np.ndarray]) -> None:
-    """The parts and their sum on one logarithmic scale; what a part gives no weight is left white."""
+    """Draw the parts and their sum on one logarithmic scale; keys without weight stay white."""
     shown = weights | {"sum": sum(weights.values())}
     most = max(x.max() for x in shown.values())
     axes = area.subplots(1, len(shown))

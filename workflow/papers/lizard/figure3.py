@@ -1,4 +1,4 @@
-"""Lizard Figure 3: one prompt with its pass keys, what stands between them left out, and what models answer."""
+"""Lizard Figure 3: one prompt with its pass keys, the text between them left out, and the models' answers."""
 
 import itertools
 import re
@@ -39,14 +39,14 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         pieces += [("\n", "plain"), (f"{run}: ", "heading"), (said(examples.get(run), m), "plain")]
     figure = page(pieces)
     made = [out / f"figure3.{suffix}" for suffix in spec.makes]
-    with matplotlib.rc_context({"text.hinting": "none"}):  # or characters are as wide as whole pixels, and pieces drift apart
+    with matplotlib.rc_context({"text.hinting": "none"}):  # otherwise characters are whole pixels wide, and pieces drift apart
         for path in made:
             write_figure(path, figure)
     return made
 
 
 def said(example: dict | None, found) -> str:
-    """What a model answered and whether that is right, or why it did not."""
+    """A model's answer and whether it is right, or the reason why there is none."""
     if example is None:
         return NOT_RUN
     score = found.find("exact_match")

@@ -32,7 +32,7 @@ def _record(folder: Path) -> dict | None:
 
 
 def _ours(distill: dict, finetune: dict) -> dict:
-    """What the records of both steps say, by the names of the spec. Schema 1 had a recipe under its step's name."""
+    """The settings in the records of both steps, by the names of the spec. Schema 1 had a recipe under its step's name."""
     config, hardware = finetune["config"], finetune["hardware"]
     recipes = {step: record["config"].get("recipe") or record["config"][step] for step, record in (("distill", distill), ("finetune", finetune))}
     recipe, budget = recipes["finetune"], config["budget"]

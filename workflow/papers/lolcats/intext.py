@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 
 from relinear.draw.render import NOT_RUN, markdown, write_csv, write_text
 
-LEVEL = 0.05  # of p, below which a rank correlation is told from none
+LEVEL = 0.05  # the p-value below which a rank correlation is told from none
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # Table 1 as the paper prints it: PPL@2, MSE, KL of the six rows, in the order of the spec's runs.
 PUBLISHED = {
@@ -45,7 +45,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
 
 
 def counts(shape: str, rank: int) -> Counts:
-    """Counted on the meta device, so that nothing is allocated."""
+    """The numbers of parameters, counted on the meta device, so that nothing is allocated."""
     import torch
     from peft import LoraConfig, get_peft_model
 
