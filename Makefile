@@ -15,7 +15,7 @@ PYTHON ?= python3.11 python3.12 python3 python
 VENV := .venv/bin/python
 # Touched at the end of an installation, so that an interrupted one does not count.
 INSTALLED := .venv/installed
-# A few workers with one thread each: a worker takes a gigabyte, and more threads than cores slow all down. Files stay whole, so that a
+# A few workers with one thread each: a worker takes a gigabyte, and more threads than cores slow all of them down. Files stay whole, so that a
 # module's fixtures are made once; tests/conftest.py says which begin, and that there is a worker more than cores.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -1,4 +1,4 @@
-# The contents page. `snakemake --list` prints every rule with what it makes; workflow/papers/README.md lists every table and figure.
+# The contents page. `snakemake --list` prints every rule with its purpose; workflow/papers/README.md lists every table and figure.
 from snakemake.utils import min_version
 
 min_version("9.20")

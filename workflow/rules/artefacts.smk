@@ -55,9 +55,9 @@ rule table2:
         "cp {input:q} results/ 2>&1 | ({TEE} {log:q})"
 
 
-# A target that no rule makes is told with what is near it, or with the choices that it lacks. Snakemake knows its targets only after this file.
+# For a target that no rule makes, names near it are printed, or the choices that it lacks. Snakemake knows its targets only after this file.
 if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
-    with redirect_stderr(StringIO()):  # which profile is read has been said
+    with redirect_stderr(StringIO()):  # Snakemake has named the profile already
         asked = parse_args(sys.argv[1:])[1].targets or ()
     for target in asked:
         if said := misnamed(target, [rule.name for rule in workflow.rules], plan):

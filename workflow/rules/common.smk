@@ -38,7 +38,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# A record that is cut short, or that does not name the metrics.json beside it, is as if it were not there.
+# A record that is cut short, or that does not name the metrics.json beside it, counts as missing.
 if workflow.is_main_process:
     for line in set_aside(plan.root):
         print(line, file=sys.stderr)
@@ -87,7 +87,7 @@ def outputs(artefact):
 
 
 def shown(artefact):
-    """Its outputs, of which `snakemake --report` has tables, figures and claims."""
+    """An artefact's outputs; its tables, figures and claims are in `snakemake --report`."""
     about = {
         "caption": "../report.rst",
         "category": artefact.paper,
@@ -114,7 +114,7 @@ def assets(stage):
 # `update(...)` around a record keeps it until its stage replaces it. The stage sees then whether it still stands: a parent that was made again with
 # the same contents makes nothing after it run again.
 def key(stage):
-    """What makes a node rerun: its settings, the code it reaches, its parents' keys. Whitespace and comments do not."""
+    """The key, by whose change a node reruns: its settings, the code it reaches, its parents' keys. Whitespace and comments do not count."""
     return lambda wildcards: plan.key(node(stage, wildcards))
 
 
@@ -138,7 +138,7 @@ def minutes(stage):
     return math.ceil(plan.config.jobs.longest(stage) * max(plan.budget, 1))
 
 
-# A machine without the GPU is told so before the first job, on a cluster only the nodes need one; then a folder that cannot be written to.
+# Two mistakes are found before the first job: a missing GPU (on a cluster only the nodes need one), and a folder that cannot be written to.
 onstart:
     if gpus("finetune") and workflow.local_exec:
         from relinear.machine.hardware import device_of

@@ -1,7 +1,7 @@
 # Inputs: assets -> models -> [written] -> texts -> activations. Each is made once for all runs of a scale that read it.
 
 
-# On a cluster it stays where the command was given, which has the network: the nodes of many lack it.
+# On a cluster it runs where the command was given, since many nodes have no network.
 localrules:
     asset,
 

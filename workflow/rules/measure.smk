@@ -23,7 +23,7 @@ rule measure:
         "{RELINEAR} measure {wildcards.name:q} {wildcards.measure:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
 
 
-# Scale-free: it is of random weights at the papers' own shapes. An interrupted measurement goes on with the rows it has.
+# No scale: weights are random, at the papers' own shapes. An interrupted measurement goes on with the rows it has.
 rule benchmark:
     """The cost of generating at 7-8B shapes: throughput and memory, on one GPU of 40 GB or more."""
     output:
@@ -115,7 +115,7 @@ rule parity:
 
 
 rule hours:
-    """What the scale `paper` costs in GPU hours, from the measured trainings."""
+    """The GPU hours of the scale `paper`, from the measured trainings."""
     input:
         "results/scaling/scaling.json",
     output:
@@ -128,7 +128,7 @@ rule hours:
 
 # Alone on the machine, as `decoding`.
 rule overhead:
-    """What a job costs over importing its libraries, in seconds of processor time."""
+    """The cost of a job beyond importing its libraries, in seconds of processor time."""
     output:
         "results/overhead/overhead.md",
     log:
