@@ -84,6 +84,15 @@ def test_published_cells_are_the_papers_and_empty_where_there_are_none(measured,
         assert {value for column, value in found[run].items() if column.startswith("published_")} == {""}
 
 
+def test_a_papers_own_table_prints_all_that_it_has_for_further_models(measured, tmp_path):
+    own = read(Path(__file__).parents[1] / "workflow/papers/lizard/table8.yaml")
+    for artefact, entries in ((own, 5), (TABLE2, sum(bool(line.published) for line in TABLE2.spec.lines))):
+        make(artefact, measured, MINI, tmp_path)
+        below = (tmp_path / f"{artefact.stem}.md").read_text().partition("**Published**")[2].splitlines()
+        assert sum(line.startswith("| `") for line in below) == entries
+    assert any("`teacher`" in line and "Llama-3.2-3B" in line and "76.4" in line for line in (tmp_path / "table8.md").read_text().splitlines())
+
+
 def test_a_row_that_was_not_run_says_so_in_every_measured_cell_and_claims_on_it_are_untested(measured, tmp_path):
     make(TABLE2, without(measured, "t2r") | {("t2r", "perplexity"): None}, MINI, tmp_path)
     row = rows(tmp_path / "table2.csv")["t2r"]
@@ -469,7 +478,7 @@ def test_nothing_is_judged_at_a_scale_that_says_nothing_or_without_a_number():
     ("found", "reason"),
     [
         (everything("lizard", passed=False), "lizard failed its gate"),
-        (everything("lizard", stderr=None), "lizard: avg is 50.33333333333333. with standard error None"),
+        (everything("lizard", stderr=None), "lizard: avg is 50.33, without a standard error"),
         (everything("lizard", acc=math.inf), "lizard: avg is inf with standard error"),
         (everything("lizard", acc=math.nan), "lizard: avg is nan with standard error"),
     ],

@@ -86,6 +86,22 @@ CASES = {
     "a method's option of another kind": (runs(lambda r: r["lizard"].update(options={"window": "wide"})), {}, ["lizard", "window", "'wide'"]),
     "a metric's option below its bound": (scale(lambda s: s["measures"]["needle"].update(depths=0)), {}, ["needle", "depths", "greater than 0"]),
     "a metric's option that lacks": (scale(lambda s: s["measures"]["needle"].pop("depths")), {}, ["needle", "depths", "required"]),
+    "a gate of every channel, one per head": (
+        runs(lambda r: r["lizard"].update(options={"gate": "low_rank", "gates": "head"})), {}, ["lizard", "gate 'low_rank'", "'head'", "channel"]),
+    "meta tokens beside no window": (
+        runs(lambda r: r["lizard"].update(options={"window": 0, "meta": 4})), {}, ["lizard", "window of 0", "got meta 4", "possible: 0"]),
+    "a pooling without its gate": (
+        runs(lambda r: r["lizard"].update(options={"gate": "mamba2", "pool": "max"})), {}, ["pool 'max'", "gate 'mamba2'", "the gate 'pool'"]),
+    "a decay that a sum leaves out": (
+        runs(lambda r: r["supra"].update(options={"normalizer": "denominator", "decay": "retnet"}), "supra"), {},
+        ["supra", "'denominator'", "decay 'retnet'", "decay 'none', or groupnorm"]),
+    "after a transfer of other shapes": (
+        runs(lambda r: r["lizard_full"].update(options={"gates": "channel"})), {},
+        ["'lizard_full'", "'gates': 'channel'", "'lizard' with none", "give the same"]),
+    "after a transfer of another method": (
+        runs(lambda r: r["lizard_full"].update(method="lolcats")), {}, ["'lizard_full'", "'lolcats'", "'lizard' of 'lizard'", "leave out"]),
+    "a scaling that has no name": (
+        put("measures.yaml", lambda m: m["haystack_yarn"]["options"].update(rope_scaling="yarn")), {}, ["haystack_yarn", "'yarn'", "(linear"]),
     "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),
     "transfer of softmax": (runs(lambda r: r["lizard"].pop("method")), {}, ["lizard", "nothing to distill"]),
     "a table's run that is not there": (runs(lambda r: r.pop("lizard")), {}, ["'lizard'", "lolcats_window"]),

@@ -97,9 +97,11 @@ def test_drawing_from_a_folder_without_these_runs_says_which_it_has(tmp_path):
 
 def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
     with (ROOT / "results/reference/smollm2/lolcats/intext.csv").open() as file:
-        lora, maps, _, both, conclusion, kl, mse = csv.DictReader(file)
+        lora, maps, _, both, conclusion, *tokens, kl, mse, saved = csv.DictReader(file)
     assert [row["ours"] for row in (lora, maps, both)] == ["6,815,744, 0.0849 %", "33,554,432, 0.418 %", "40,370,176, 0.503 %"]
     assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], "the last two are misprints"
+    assert [(row["paper"], row["holds"]) for row in tokens] == [("0.003 %", "yes"), ("0.04 %", "yes"), ("0.2 %", "yes")]
+    assert (saved["ours"], saved["holds"]) == ("7.2 and -0.8 points", "not told: T2R had 20M of 40M tokens")
     assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == ("not told", "yes")
 
 

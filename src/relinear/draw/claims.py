@@ -178,7 +178,9 @@ def value_of(found: Measured | None, reading: Reading | None, name: str, column:
 
 def checked(value: float, stderr: float | None, name: str, column: str) -> Value | str:
     """A number with its error, or the reason why they cannot judge."""
-    if stderr is None or not math.isfinite(value) or not math.isfinite(stderr):
+    if stderr is None:
+        return f"{name}: {column} is {number(value)}, without a standard error"
+    if not math.isfinite(value) or not math.isfinite(stderr):
         return f"{name}: {column} is {value} with standard error {stderr}"
     return Value(value, stderr, name)
 

@@ -53,6 +53,8 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
             f"## {artefact.label}",
             f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
         ]
+        if "md" not in artefact.suffixes:  # of a table they stand in it
+            parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         places = list(places_of(artefact, root / "results/reference"))
         parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or _not_made(artefact)
     if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:

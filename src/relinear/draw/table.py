@@ -186,9 +186,9 @@ def _costs(spec: Table, row: Row) -> list[str]:
 def _published(spec: Table, rows: list[Row]) -> str:
     columns = [c for c in spec.all_columns if c.name in spec.published_columns]
     shown = [
-        [f"`{line.name}`", line.published.model, *(_printed(c, line.published.values.get(c.name)) for c in columns), line.published.source]
+        [f"`{line.name}`", published.model, *(_printed(c, published.values.get(c.name)) for c in columns), published.source]
         for line in (row.line for row in rows)
-        if line.published
+        for published in ([line.published] if line.published else []) + list(line.published_too)
     ]
     return markdown(["Run", "Model", *(_plain(c) for c in columns), "Source"], shown)
 

@@ -118,7 +118,8 @@ def _sort_published(given: Any) -> Any:
 
 
 class RowPublished(Strict):
-    """Entries of several models (the first is shown), values by column, or one value a column; the last two are of `published_for`."""
+    """Entries of several models (the first is shown; the Markdown of a paper's own table has all of that table), values by column, or one value a
+    column; the last two are of `published_for`."""
 
     entries: tuple[Published, ...] = ()
     values: dict[str, float] = {}
@@ -191,7 +192,7 @@ class Shown(NamedTuple):
 
 class Line(NamedTuple):
     """A row as it is drawn: each cell an address, a number by definition, undefined, or nothing (a row without a run). `entry` points into the
-    spec."""
+    spec. `published_too`: what the paper's own table prints in it for further models."""
 
     name: str
     run: str | None
@@ -201,6 +202,7 @@ class Line(NamedTuple):
     entry: str
     optional: bool = False
     not_at: tuple[str, ...] = ()
+    published_too: tuple[Shown, ...] = ()
 
 
 class Table(Spec):
@@ -267,7 +269,8 @@ class Table(Spec):
             run = _filled(self.cell.run, fields)
         combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
         cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.derived}
-        return Line(name, run, row.text, cells, self._published(i, row, entry), entry, row.optional, row.not_at)
+        first, *more = self._published(i, row, entry) or (None,)
+        return Line(name, run, row.text, cells, first, entry, row.optional, row.not_at, tuple(more))
 
     def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
         places = [own := row.cells.get(column.name, RowPlace()), column, self.cell or Place()]
@@ -286,15 +289,14 @@ class Table(Spec):
         filled = {key: _filled(value, fields) if value else value for key, value in found.items() if key != "at"}
         return Address(**filled, at={axis: _filled(value, fields) for axis, value in (found["at"] or {}).items()})
 
-    def _published(self, i: int, row: Row, entry: str) -> Shown | None:
+    def _published(self, i: int, row: Row, entry: str) -> tuple[Shown, ...]:
         columns = [column.name for column in self.all_columns]
         for shown in row.published.entries:
             for column in (*shown.values, *shown.derived):
                 known("column", column, columns, f"published of {row.name or row.run!r}")
         if row.published.entries:
-            shown, at = row.published.entries[0], f"{entry}/published/0"
-            derived = f"; {' and '.join(shown.derived)} computed from its cells" if shown.derived else ""
-            return Shown(shown.model, f"{shown.source} ({shown.origin}{derived})", shown.values, dict.fromkeys(columns, at), at)
+            own = [k for k, shown in enumerate(row.published.entries) if k == 0 or shown.source == self.label]
+            return tuple(_entry(columns, row.published.entries[k], f"{entry}/published/{k}") for k in own)
         cells, at = (self.published[i], f"published/{i}") if self.published else (row.published.cells, f"{entry}/published")
         values, pointers = row.published.values, dict.fromkeys(columns, at)
         if cells:
@@ -305,10 +307,10 @@ class Table(Spec):
         for column in values:
             known("column", column, columns, f"published of {row.name or row.run!r}")
         if not values:
-            return None
+            return ()
         if self.published_for is None:
             raise ValueError("published numbers need `published_for: {model: ..., origin: ...}`")
-        return Shown(self.published_for.model, f"{self.label} ({self.published_for.origin})", values, pointers, at)
+        return (Shown(self.published_for.model, f"{self.label} ({self.published_for.origin})", values, pointers, at),)
 
     @cached_property
     def published_columns(self) -> tuple[str, ...]:
@@ -399,6 +401,12 @@ class Table(Spec):
 
 def _of_other_run(line: Line, column: str) -> bool:
     return isinstance(place := line.cells[column], Address) and place.run != line.run
+
+
+def _entry(columns: list[str], published: Published, at: str) -> Shown:
+    """An entry of a row's published numbers, which stands in the spec at `at`."""
+    derived = f"; {' and '.join(published.derived)} computed from its cells" if published.derived else ""
+    return Shown(published.model, f"{published.source} ({published.origin}{derived})", published.values, dict.fromkeys(columns, at), at)
 
 
 def _combinations(axes: Axes) -> list[dict[str, Scalar]]:
