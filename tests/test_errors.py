@@ -274,7 +274,7 @@ def test_a_value_that_a_methods_option_cannot_have_is_refused_before_the_first_j
     runs(lambda r: r["supra"].update(options={"variant": "best"}), "supra")(fresh / "workflow")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output
-    assert all(part in output for part in ["runs.yaml: supra: options: variant", "'best'", "'paper'", "'code'"]), output
+    assert all(part in output for part in ["runs.yaml: supra: options.variant", "'best'", "'paper'", "'code'"]), output
     assert not list((fresh / "results").rglob("run.json"))
 
 

@@ -23,7 +23,7 @@ WINDOWS = [(1, 0), (5, 4), (16, 4), (40, 0)]
 HYBRIDS = [(1, "softmax_pm"), (16, "softmax_pm"), (30, "relu")]
 CASES = [("linear", x) for x in LINEAR] + [("window", x) for x in WINDOWS] + [("hybrid", x) for x in HYBRIDS]
 TILED = (LINEAR[0], LINEAR[2], LINEAR[5], HYBRIDS[1])  # each feature once: 70 sequences are two tiles of a program that makes features
-SHARED = [("linear shared", x) for x in LINEAR if x[0] != "none"] + [("hybrid shared", x) for x in HYBRIDS]  # maps, gates, states of key heads
+KEY_HEADS = [("linear shared", x) for x in LINEAR if x[0] != "none"] + [("hybrid shared", x) for x in HYBRIDS]  # maps, gates, states of key heads
 
 
 def arguments(kind, how, length, batch, heads, groups):
@@ -117,12 +117,12 @@ def run(kind, how, steps, batch, heads, groups, padded, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("batch, heads, groups, padded", [(3, 3, 1, True), (1, 8, 2, False)])
-@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + KEY_HEADS, ids=str)
 def test_decoding_after_a_prefill_equals_the_parallel_form(kind, how, batch, heads, groups, padded):
     run(kind, how, STEPS, batch, heads, groups, padded)
 
 
-@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + KEY_HEADS, ids=str)
 def test_more_sequences_than_a_program_makes_features_of(kind, how):
     run(kind, how, 2, 19, 2, 1, True)
 
@@ -138,7 +138,7 @@ def test_more_meta_keys_than_a_tile_of_16():
     run("window", (5, 20), 8, 3, 2, 1, True)
 
 
-@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + KEY_HEADS, ids=str)
 def test_half_precision(kind, how):
     if DEVICE == "cuda":
         run(kind, how, 40, 70, 2, 1, True, dtype=torch.bfloat16)
@@ -151,7 +151,7 @@ def test_long_decoding_does_not_drift(kind, how):
     run(kind, how, 8192 if DEVICE == "cuda" else 40, 1, 1, 1, False)
 
 
-@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + KEY_HEADS, ids=str)
 def test_the_op_itself_decodes_a_token_in_place(kind, how):
     op, tokens, rest = arguments(kind, how, 4, 2, 2, 1)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_a_token_with_gradients_leaves_its_state_alone(kind, how):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kind, how", CASES + SHARED, ids=str)
+@pytest.mark.parametrize("kind, how", CASES + KEY_HEADS, ids=str)
 def test_the_torch_form_decodes_the_same(kind, how, monkeypatch):
     monkeypatch.setenv("RELINEAR_KERNELS", "torch")
     run(kind, how, 12, 3, 3, 1, True)

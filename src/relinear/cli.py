@@ -147,15 +147,15 @@ def collecting(work: Callable[[Job], dict[str, Any]]) -> Callable[[Job], dict[st
 def _verb(stage: str) -> Callable[..., None]:
     """The verb of a stage: its node's name, for measure also the measure, then a plan's options."""
 
-    def named(plan, name: Annotated[str, typer.Argument(help="An asset, a model, a text (<data>@<model>) or a run.")], threads: Threads = None,
-              gpus: Gpus = None) -> None:  # fmt: skip
+    def run_named(plan, name: Annotated[str, typer.Argument(help="An asset, a model, a text (<data>@<model>) or a run.")], threads: Threads = None,
+                  gpus: Gpus = None) -> None:  # fmt: skip
         run(plan, plan.node(stage, plan.name(name) if stages.stage(stage).trains else name), threads, gpus)
 
-    def measured(plan, name: Annotated[str, typer.Argument(help="A run.")], measure: Annotated[str, typer.Argument(help="A measure.")],
-                 threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
+    def run_measurement(plan, name: Annotated[str, typer.Argument(help="A run.")], measure: Annotated[str, typer.Argument(help="A measure.")],
+                        threads: Threads = None, gpus: Gpus = None) -> None:  # fmt: skip
         run(plan, plan.node(stage, plan.name(name), measure), threads, gpus)
 
-    return planned(measured if stage == "measure" else named)
+    return planned(run_measurement if stage == "measure" else run_named)
 
 
 for _name in stages.available():

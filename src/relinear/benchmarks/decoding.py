@@ -158,7 +158,7 @@ def turns(run: str, tokens: int) -> None:
         report(phase="turns", run=run, tokens=start + len(seen), ms_per_token=ms, cpu_ms_per_token=cpu_ms, state_bytes=state_bytes(caches[start]))
 
 
-def measured(phase: str, run: str, tokens: int) -> Iterator[dict]:
+def run_phase(phase: str, run: str, tokens: int) -> Iterator[dict]:
     """The rows of one run, as its process prints them."""
     words = [sys.executable, "-m", "relinear.benchmarks.decoding", "--phase", phase, "--run", run, "--tokens", str(tokens)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
@@ -221,7 +221,7 @@ def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
             for phase, parts in PHASES.items():
                 length = tokens // 2 if phase == "prefill" else tokens
                 have = [row for row in kept if (row["run"], row["phase"]) == (run, phase)]
-                for row in have if len(have) == parts and abs(have[-1]["tokens"] - length) < PARTS + TURN else measured(phase, run, length):
+                for row in have if len(have) == parts and abs(have[-1]["tokens"] - length) < PARTS + TURN else run_phase(phase, run, length):
                     own.append(row)
                     bar.update()
             return own

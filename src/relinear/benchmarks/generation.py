@@ -62,9 +62,9 @@ SMALL = MistralConfig(
 )  # fmt: skip
 
 TEACHERS = ("teacher", "teacher_dynamic")
-SHARED = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
+KEY_HEAD_STATES = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
 # of workflow/papers/*/runs.yaml but the last
-RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *SHARED, "teacher_dynamic")
+RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *KEY_HEAD_STATES, "teacher_dynamic")
 GENERATED = (1, *(2**i for i in range(9, 18)))  # the lengths that are sampled; from the first token on, so that their sum can be integrated
 INPUTS = tuple(2**i for i in range(10, 16))
 PREFILL_TOKENS = 32768  # the longest input; so a part, and the memory that it needs, is as large at every length
@@ -415,7 +415,7 @@ class Log(Campaign):
         """The rows of a run in a sweep."""
         return [r for r in self.rows if (r["model"], r["sweep"], r["run"]) == (model, sweep, run)]
 
-    def measured(self, setting: Setting, row: dict) -> None:
+    def add_costs(self, setting: Setting, row: dict) -> None:
         """Add the costs of a setting."""
         self.add(setting._asdict() | row | {"commit": self.commit})
 
@@ -457,7 +457,7 @@ def settings(log: Log, model: str, sweep: str, run: str, sweeps: Sweeps) -> Iter
 ORDER = (
     *(("mistral-7b", run, ("batch", "length")) for run in RUNS[:5]),
     *(("llama-3-8b", run, ("input",)) for run in ("teacher", "lizard", "lolcats_window")),
-    *(("mistral-7b", run, ("batch",)) for run in SHARED),
+    *(("mistral-7b", run, ("batch",)) for run in KEY_HEAD_STATES),
     ("mistral-7b", "teacher_dynamic", ("batch",)),
     ("mistral-7b", "hedgehog", ("batch", "length")),
 )
@@ -484,7 +484,7 @@ def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: fl
                 row = rates(setting, attempt(subject, setting, device, known), before)
                 if not right and row["status"] == "ok":
                     row["status"] = "wrong"
-                log.measured(setting, row)
+                log.add_costs(setting, row)
                 say(report(setting, row, time.monotonic() - began))
         del subject
         gc.collect()

@@ -51,7 +51,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def measured(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> dict[str, Any] | None:
+def most_telling(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> dict[str, Any] | None:
     """The row of a stage that says most about one GPU: weak scaling, on the fewest GPUs; None if there is none."""
     same = {"shape": shape, "run": run, "stage": stage, "scaling": "weak"}
     mine = [r for r in rows if "error" not in r and all(r[k] == v for k, v in same.items())]
@@ -72,7 +72,7 @@ def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost
     steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes if plan.run(plan.name(name)).model == shape]
     found: dict[Node, Cost | None] = {}
     for node in dict.fromkeys([*steps, *(n for nodes in trained(plan, shape).values() for n in nodes)]):
-        best = measured(rows, shape, node.name, node.stage)
+        best = most_telling(rows, shape, node.name, node.stage)
         text = plan.settings(plan.parents(node)["text"])
         tokens = plan.settings(node)["budget"]["epochs"] * (text["train_tokens"] if "train_tokens" in text else text["examples"] * text["length"])
         speed = best and best["tokens_per_second_per_gpu"]
@@ -135,7 +135,7 @@ def memory(plan: Plan, shapes: list[str], gpus: int, rows: list[dict[str, Any]])
     lines["inputs of all layers that a transfer keeps, 1024 tokens"] = gib(
         [2 * 1024 * c.hidden_size * n for (c, _), n in zip(models.values(), layers, strict=True)]
     )
-    row = measured(rows, shapes[0], "lolcats_window", "finetune")
+    row = most_telling(rows, shapes[0], "lolcats_window", "finetune")
     if row and row["engine"] == "ddp":
         piece = min(row["piece"], row["sequences"]) * row["length"]
         a_token = (row["peak_gib"] * GIB - 2 * weights[0] - ADAMW * row["trainable_params"]) / piece

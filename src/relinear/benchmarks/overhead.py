@@ -54,13 +54,13 @@ from relinear.cli import main
 run_stage = stage.run_stage
 
 def timed(plan, node, work):
-    def measured(job):
+    def timed_work(job):
         begin = time.process_time()
         try:
             return work(job)
         finally:
             json.dump(time.process_time() - begin, open(out, "w"))
-    return run_stage(plan, node, measured)
+    return run_stage(plan, node, timed_work)
 
 stage.run_stage = timed
 main()

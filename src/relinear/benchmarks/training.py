@@ -286,10 +286,10 @@ def report(record: dict) -> str:
     for row in rows:
         if row["scaling"] != "curve":
             what = f"{row['scaling']}, {row['sequences']} {'a GPU' if row['scaling'] == 'weak' else 'a step'}"
-            measured = ["", "", row["error"], ""] if "error" in row else [
+            numbers = ["", "", row["error"], ""] if "error" in row else [
                 f"{row['tokens_per_second']:,}", f"{row['tokens_per_second_per_gpu']:,}", _ratio(row, rows), f"{row['peak_gib']:.1f}"
             ]  # fmt: skip
-            cells.append([row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *measured])
+            cells.append([row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *numbers])
     curves = [
         [row["run"], row["stage"], row["engine"], str(row["gpus"]), str(row["piece"]), f"{row['loss'][0]:.4f}", f"{row['loss'][-1]:.4f}",
          *(f"{x:.1e}" for x in apart)]

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from relinear.plan.code import find
-from relinear.plan.strict import ConfigError, Strict
+from relinear.plan.strict import ConfigError, Strict, _explain
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
@@ -32,9 +32,9 @@ def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool
         schema(file)(**given)
     except ValidationError as error:
         errors = [e for e in error.errors() if not (partial and e["type"] == "missing")]
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}; got {e['input']!r}" for e in errors)
-        if wrong:
-            raise ConfigError(f"{where}: {wrong}. Possible: {', '.join(option_names(file)) or 'none'}") from None
+        if errors:
+            wrong = "; ".join(_explain(schema(file), e, where) for e in errors)
+            raise ConfigError(f"{wrong}. Possible: {', '.join(option_names(file)) or 'none'}") from None
 
 
 def option_names(file: Path) -> tuple[str, ...]:

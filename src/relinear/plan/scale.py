@@ -112,10 +112,10 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
             options["items"] = {task: n if n is None else max(round(n * budget), 2) for task, n in options["items"].items()}
         if "prompts" in options:
             options["prompts"] = max(round(options["prompts"] * budget), 2)
-    measured = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
-    if scale.text.heldout_tokens < max(measured, default=0) and budget <= 1:
-        raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(measured)}; got {scale.text.heldout_tokens}")
-    data["text"]["heldout_tokens"] = max([scale.text.heldout_tokens, *measured])
+    read = [options["tokens"] for options in data["measures"].values() if "tokens" in options]
+    if scale.text.heldout_tokens < max(read, default=0) and budget <= 1:
+        raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(read)}; got {scale.text.heldout_tokens}")
+    data["text"]["heldout_tokens"] = max([scale.text.heldout_tokens, *read])
     return parse(Scale, data, where)
 
 

@@ -26,7 +26,7 @@ from relinear.tracking import store
 INPUTS = "inputs"  # the run above those of shared stages
 KIND = "relinear.kind"  # of a run: row, seed, earlier, inputs, stage, tables
 SHOWN = ("paper", "table", "row", "method", "variant", "model", "scale")  # tags of a stage that are its row's too
-SHARED = "What the rows share: assets, models, texts and activations, each made once."
+INPUTS_NOTE = "What the rows share: assets, models, texts and activations, each made once."
 RECORDS = "\n\nRecords: "  # stands before the links at the end of a row's description
 HEADLINE = "comparison"  # the paper whose columns name a reading that tables of several papers show
 
@@ -71,8 +71,8 @@ def _planned(plan: Plan, name: str) -> Row:
     steps = [Node(step, name) for step in run.run.recipes]
     about = {"run": name, "scale": plan.scale, "seed": plan.seed + run.seed, "tags": tags_of(plan, Node("measure", name, GATE))}
     behind = {node.stage for link in plan.chain(name) for node in link.steps}
-    measured = {**about, "stage": GATE, "measure": GATE, "config": {"options": run.run.options}, "parents": dict.fromkeys(behind)}
-    return row_of([*({**about, "stage": node.stage, "config": plan.settings(node)} for node in steps), measured])
+    gate = {**about, "stage": GATE, "measure": GATE, "config": {"options": run.run.options}, "parents": dict.fromkeys(behind)}
+    return row_of([*({**about, "stage": node.stage, "config": plan.settings(node)} for node in steps), gate])
 
 
 def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
@@ -80,7 +80,7 @@ def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
     records = list(records)
     last, name = records[-1], name_of(records[-1])
     if name == INPUTS:
-        return Row(name, "", {}, {KIND: INPUTS, "scale": last["scale"]}, SHARED)
+        return Row(name, "", {}, {KIND: INPUTS, "scale": last["scale"]}, INPUTS_NOTE)
     base, tags = SEED.sub("", name), last["tags"]
     params: dict[str, Any] = {}
     for record in sorted(records, key=lambda r: not (r.get("measure") or compares(r))):  # facts from trainings go before facts from measurements
@@ -183,7 +183,7 @@ def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any],
     added = dict(numbers) | means(dict(run.data.metrics) | dict(numbers)) if numbers else {}
     children = store.search(client, experiment, f"tags.`mlflow.parentRunId` = '{row_id}' and tags.current = 'true'")
     stages_of = {label(row.name, child.data.tags["run"], child.data.tags["stage"]): child.info.run_id for child in children}
-    says = SHARED if row.name == INPUTS else sentence(row.name, run.data.params | params, run.data.tags | row.tags)
+    says = INPUTS_NOTE if row.name == INPUTS else sentence(row.name, run.data.params | params, run.data.tags | row.tags)
     tags = {"mlflow.note.content": note(says, experiment, stages_of)}
     store.log(client, row_id, metrics=store.entries(added, 0), params=params, tags=tags)
 
