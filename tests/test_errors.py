@@ -17,7 +17,7 @@ from relinear import cli
 from relinear.plan import plan
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
-from relinear.plan.targets import misnamed
+from relinear.plan.targets import explain_target
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -316,7 +316,7 @@ def test_snakemake_says_that_there_is_no_gpu(fresh):
     ],
 )  # fmt: skip
 def test_a_target_that_no_rule_makes_says_what_is_near_it(target, named):
-    said = misnamed(target, ["table2", "lolcats", "lolcats_table1"], Plan(scale="smoke"))
+    said = explain_target(target, ["table2", "lolcats", "lolcats_table1"], Plan(scale="smoke"))
     assert said is None if named is None else all(part in said for part in named), said
 
 

@@ -493,7 +493,7 @@ def test_lm_eval_scores_the_same_on_the_real_model(smollm2, tmp_path, monkeypatc
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "out")
-    items = {task: items.limit for task, items in task_folder.scored(plan).items()}
+    items = {task: items.limit for task, items in task_folder.items_scored(plan).items()}
     ours = harness.score(model, tokenizer, items, data, batch_size=2, max_length=model.config.max_position_embeddings, seed=plan.seed)
     tasks = task_folder.write(plan, tmp_path / "tasks")
     same(ours, lm_eval(monkeypatch, tmp_path / "out", tmp_path / "tasks", tasks, tmp_path / "scores"))

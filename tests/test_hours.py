@@ -48,7 +48,7 @@ def test_what_is_behind_a_table_or_figure_is_what_its_measurements_are_made_from
         f"{{label: LoLCATs {stem[:-1].capitalize()} {stem[-1]}, says: of one run, draw: attention_maps, run: lolcats_exp, measure: {measure}}}"
     )
     plan = Plan(scale="paper", workflow=workflow)
-    assert hours.trained(plan, "llama-3-8b")[f"lolcats/{stem}"] == [Node(step, "lolcats_exp") for step in steps]
+    assert hours.trainings_behind(plan, "llama-3-8b")[f"lolcats/{stem}"] == [Node(step, "lolcats_exp") for step in steps]
     rows = [row("lolcats_exp", stage, 1, 10000) for stage in ("distill", "finetune")]
     trainings = {node.stage for node in hours.costs(plan, "llama-3-8b", rows)}  # a column each
     assert table(plan, rows)[f"lolcats/{stem}"].count("none") == len(trainings) - len(steps)
@@ -63,7 +63,8 @@ def test_a_step_that_a_run_begins_with_counts_in_the_table_of_the_run(workflow):
     plan = Plan(scale="paper", workflow=workflow)
     spec = workflow / "papers/lolcats/figure3.yaml"
     spec.write_text(spec.read_text().replace("run: lolcats_exp", "run: more"))
-    assert hours.trained(plan, "llama-3-8b")["lolcats/figure3"] == [Node("distill", "lolcats_exp")]  # fidelity: as the run is before it is finetuned
+    # fidelity: as the run is before it is finetuned
+    assert hours.trainings_behind(plan, "llama-3-8b")["lolcats/figure3"] == [Node("distill", "lolcats_exp")]
     rows = [row("more", "finetune", 1, 10000), row("lolcats_exp", "finetune", 1, 10000)]
     more, exp = (hours.costs(plan, "llama-3-8b", rows)[Node("finetune", name)] for name in ("more", "lolcats_exp"))
     assert more.hours == 2 * exp.hours, "a dose of 2 is twice the tokens"
@@ -77,14 +78,14 @@ def test_runs_of_other_models_are_not_costed_at_the_shape():
 
 def test_the_page_is_what_the_measurements_say():
     page = (ROOT / "docs/plan.md").read_text()
-    assert hours.replaced(page, hours.NAME, hours.text(ROOT / hours.MEASURED)) == page, (
+    assert hours.replace_block(page, hours.NAME, hours.text(ROOT / hours.MEASURED)) == page, (
         "run `python -m relinear.benchmarks.hours --into docs/plan.md`"
     )
 
 
 def test_a_page_without_its_marks_and_a_file_of_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match="needs the lines <!-- relinear.benchmarks.hours -->"):
-        hours.replaced("a page", hours.NAME, "a table")
+        hours.replace_block("a page", hours.NAME, "a table")
     (tmp_path / "a.json").write_text("[]")
     with pytest.raises(UserError, match="a.json is no file of relinear.benchmarks.training"):
         hours.read(tmp_path)

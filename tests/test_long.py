@@ -108,7 +108,7 @@ def test_what_a_measurement_reached_is_held_against_its_targets(tmp_path):
     prefill = [{"phase": "prefill", "run": "T2R", "tokens": 50, "seconds": s} for s in (1.0, 2.2)]
     turns = [{"phase": "turns", "run": "T2R", "tokens": 50, "ms_per_token": ms} for ms in (2.0, 2.1)]
     rows = [dict.fromkeys(decoding.COLUMNS) | row for row in decode + prefill + turns]
-    assert decoding.reached(rows) == {"T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))}
+    assert decoding.figures_of(rows) == {"T2R": dict(zip(decoding.TARGETS, (2.1 / 2.0, pytest.approx(0.10), 2.2), strict=True))}
     Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
     earlier = {name: decoding.earlier(Campaign(tmp_path / f"{name}.csv", decoding.COLUMNS)) for name in ("decoding", "none")}
     assert earlier == {"decoding": rows, "none": []}

@@ -381,7 +381,7 @@ def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_pa
 
 def test_rows_that_are_planned_are_those_that_come_and_wait_for_their_first_stage(uri, tmp_path):
     plan = Plan(scale="smoke", results=tmp_path / "results")
-    wanted = rows.planned(plan, ["lizard-seed1", "hedgehog"])
+    wanted = rows.plan_rows(plan, ["lizard-seed1", "hedgehog"])
     for _ in range(2):
         mirror.init(uri, "smoke", wanted)
     made = {r.data.tags["relinear.row"]: r for r in runs(uri, scale="smoke")}

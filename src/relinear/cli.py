@@ -260,11 +260,11 @@ def track_init(
     rows: Annotated[str | None, typer.Option(help="Runs whose rows are made, with spaces between.")] = None,
 ) -> None:
     """Create the store and the runs of rows, before anything writes to it in parallel. A store that fails is warned of, and no error."""
-    from relinear.tracking.rows import planned as rows_of
+    from relinear.tracking.rows import plan_rows
 
     plan.results.mkdir(parents=True, exist_ok=True)
     try:
-        mirror.init(plan.store, plan.root.name, () if rows is None else rows_of(plan, rows.split()))
+        mirror.init(plan.store, plan.root.name, () if rows is None else plan_rows(plan, rows.split()))
     except StoreError as error:
         print(f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.", file=sys.stderr)
 

@@ -60,5 +60,5 @@ if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
     with redirect_stderr(StringIO()):  # Snakemake has named the profile already
         asked = parse_args(sys.argv[1:])[1].targets or ()
     for target in asked:
-        if said := misnamed(target, [rule.name for rule in workflow.rules], plan):
+        if said := explain_target(target, [rule.name for rule in workflow.rules], plan):
             raise WorkflowError(said)

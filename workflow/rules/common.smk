@@ -29,7 +29,7 @@ from relinear import stages
 from relinear.errors import UserError
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
-from relinear.plan.targets import misnamed
+from relinear.plan.targets import explain_target
 from relinear.records import set_aside
 
 try:

@@ -167,7 +167,7 @@ def run_phase(phase: str, run: str, tokens: int) -> Iterator[dict]:
         raise RuntimeError(f"{phase} of {run} ended with {process.returncode}")
 
 
-def reached(rows: list[dict]) -> dict[str, dict[str, float]]:
+def figures_of(rows: list[dict]) -> dict[str, dict[str, float]]:
     """The figures of each run that TARGETS bounds."""
     found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
@@ -248,7 +248,7 @@ def main(
     campaign = Campaign(out / "decoding.csv", COLUMNS)
     kept, about, began = len(campaign.rows), session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"), time.monotonic()
     rows = measure_all(campaign, tokens, jobs)
-    figures = reached(rows)
+    figures = figures_of(rows)
     write_figure(out / "decoding.png", draw(rows))
     campaign.describe(
         **about, seconds=round(time.monotonic() - began), cpu=processor(), cores=os.cpu_count(), threads=1,

@@ -15,7 +15,7 @@ import typer
 from relinear import stages
 from relinear.benchmarks import command
 from relinear.benchmarks.training import random_model, report, shape_of
-from relinear.draw.pages import replaced
+from relinear.draw.pages import replace_block
 from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
@@ -58,7 +58,7 @@ def most_telling(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -
     return min(mine, key=lambda r: (r["gpus"], -r["tokens_per_second_per_gpu"]), default=None)
 
 
-def trained(plan: Plan, model: str) -> dict[str, list[Node]]:
+def trainings_behind(plan: Plan, model: str) -> dict[str, list[Node]]:
     """The training steps behind each table and figure that shows runs of a model, as `<paper>/<stem>`: what its measurements are made from."""
     found = {}
     for artefact in plan.artefacts.values():
@@ -71,7 +71,7 @@ def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost
     """Every training step of the runs of the model that has the shape, at the scale's budget; None where it was not measured, weak, at it."""
     steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes if plan.run(plan.name(name)).model == shape]
     found: dict[Node, Cost | None] = {}
-    for node in dict.fromkeys([*steps, *(n for nodes in trained(plan, shape).values() for n in nodes)]):
+    for node in dict.fromkeys([*steps, *(n for nodes in trainings_behind(plan, shape).values() for n in nodes)]):
         best = most_telling(rows, shape, node.name, node.stage)
         text = plan.settings(plan.parents(node)["text"])
         tokens = plan.settings(node)["budget"]["epochs"] * (text["train_tokens"] if "train_tokens" in text else text["examples"] * text["length"])
@@ -93,7 +93,7 @@ def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
             row += [f"{cost.speed:,}", str(cost.gpus), f"{cost.hours:.2f}"] if cost else ["", "", NONE if node in found else ""]
         cells.append(row)
     sums = []
-    shown = trained(plan, shape)
+    shown = trainings_behind(plan, shape)
     shown["all, each run once"] = list(dict.fromkeys(node for nodes in shown.values() for node in nodes))
     for table, nodes in shown.items():
         parts = [[found[node] for node in nodes if node.stage in of] for of in [*([s] for s in steps), steps]]
@@ -183,7 +183,7 @@ def main(
     if into is None:
         print(block)
     else:
-        write_text(into, replaced(into.read_text(), NAME, block))
+        write_text(into, replace_block(into.read_text(), NAME, block))
 
 
 if __name__ == "__main__":

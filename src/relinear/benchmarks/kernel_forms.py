@@ -119,21 +119,21 @@ def with_ones(v: Tensor) -> Tensor:
     return torch.cat([v, torch.ones_like(v[..., :1]), torch.zeros_like(v[..., :15])], -1)
 
 
-def prepared(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def make_inputs(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Features of queries and keys, and values with ones; keys and values come `late` positions late."""
     shift = lambda x: torch.nn.functional.pad(x[:, : x.shape[1] - late], (0, 0, 0, 0, late, 0))  # noqa: E731
     phi_k, values = features(k, w_k), with_ones(v.repeat_interleave(q.shape[2] // v.shape[2], 2))
     return features(q, w_q), shift(phi_k) if late else phi_k, shift(values) if late else values
 
 
-def divided(sums: Tensor) -> Tensor:
+def divide_sums(sums: Tensor) -> Tensor:
     """Sums of values over that of the ones."""
     return sums[..., :-16] / sums[..., -16:-15]
 
 
-def composed(op: str, args: dict[str, Tensor], gate: str = "") -> Callable[[], Tensor]:
+def compose(op: str, args: dict[str, Tensor], gate: str = "") -> Callable[[], Tensor]:
     """Normalised linear attention as an op of fla, its features made and its sums divided by torch.compile."""
-    prepare, divide = torch.compile(prepared, dynamic=False), torch.compile(divided, dynamic=False)
+    prepare, divide = torch.compile(make_inputs, dynamic=False), torch.compile(divide_sums, dynamic=False)
 
     def run() -> Tensor:
         q, k, v = prepare(*(args[name] for name in ("q", "k", "v", "w_q", "w_k")))
@@ -193,7 +193,7 @@ def linear(shape: Shape, gate: bool = False, peers: bool = True, chunked: bool =
         for op in ("chunk_simple_gla", *(["fused_chunk_simple_gla"] if gate else [])):
             form = partial(_fla, "simple_gla", op, **given, scale=1.0)
             forms[f"fla {op} (unnormalised)"] = Form(form, list(given.values()), error=bare, note=GIVEN)
-            forms[f"fla {op} + ones, compiled maps"] = Form(composed(op, args, "log_decay" if gate else ""), leaves, maps, error)
+            forms[f"fla {op} + ones, compiled maps"] = Form(compose(op, args, "log_decay" if gate else ""), leaves, maps, error)
     return forms
 
 
@@ -237,7 +237,7 @@ def hybrid(shape: Shape, size: int = 64, peers: bool = True, chunked: bool = Tru
     if chunked:
         forms[CHUNKED] = Form(partial(definition, **args), leaves, maps)
     if peers:
-        prepare = torch.compile(partial(prepared, late=size), dynamic=False)
+        prepare = torch.compile(partial(make_inputs, late=size), dynamic=False)
         near = flash_window(args, size)
 
         @partial(torch.compile, dynamic=False)
@@ -265,7 +265,7 @@ def lizard(shape: Shape, peers: bool = True) -> Forms:
     leaves, maps = list(args.values()), [args["w_q"], args["w_k"], args["log_decay"], alpha]
     forms = {OURS: Form(ours, leaves, maps)}
     if peers:
-        far, near = composed("chunk_simple_gla", args, "log_decay"), flex_window(plain, 128, 4)
+        far, near = compose("chunk_simple_gla", args, "log_decay"), flex_window(plain, 128, 4)
         add = torch.compile(lambda x, y, a: (x + a[:, None] * y).to(x.dtype), dynamic=False)
         run = lambda: add(far(), near(), alpha)  # noqa: E731
         forms["FlexAttention + fla chunk_simple_gla, compiled maps"] = Form(run, leaves, maps, note="time of the parts and their sum")

@@ -49,7 +49,7 @@ def fewest_bytes(shape: Shape, mode: str) -> int:
     return forward if mode == FORWARD else forward + 3 * q + 2 * k + q + 2 * k
 
 
-def timed(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float = 60) -> dict[str, Any]:
+def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float = 60) -> dict[str, Any]:
     """Milliseconds, GiB at the peak above what was held, seconds of the first call, and a note where no CUDA graph could be recorded.
 
     With `leaves`, the gradients of these are computed too.
@@ -75,7 +75,7 @@ def timed(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float 
         torch.cuda.synchronize()
         first = time.perf_counter() - began
         peak = torch.cuda.max_memory_allocated() - held
-        replay = recorded(step)
+        replay = record_graph(step)
         ms = do_bench(replay or step, warmup=15, rep=milliseconds, return_mode="median")
     finally:
         for x in leaves:
@@ -83,7 +83,7 @@ def timed(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float 
     return {"ms": f"{ms:.4f}", "gib": f"{peak / 2**30:.3f}", "first_call_s": f"{first:.1f}"} | ({} if replay else {"note": "launched, not replayed"})
 
 
-def recorded(step: Callable[[], Any]) -> Callable[[], None] | None:
+def record_graph(step: Callable[[], Any]) -> Callable[[], None] | None:
     """`step` as a CUDA graph, whose launches cost next to nothing; None where it cannot be recorded."""
     graph = torch.cuda.CUDAGraph()
     try:
@@ -157,7 +157,7 @@ class Bench:
 
             with torch.no_grad():
                 return {"ms": f"{do_bench_cudagraph(form.run, rep=30, return_mode='median'):.4f}"}
-        values = timed(form.run, leaves)  # before the error: the first call of all compiles
+        values = time_run(form.run, leaves)  # before the error: the first call of all compiles
         if "note" in values:
             values["note"] = "; ".join(filter(None, (form.note, values["note"])))
         if form.error is not None:

@@ -145,7 +145,7 @@ class Timed(Job):
         self.logged.append(metrics)
 
 
-def timed(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str) -> Timed:
+def timing_job(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, length: int, dtype: str) -> Timed:
     """The job of a measurement: the run's own recipe, on as many random tokens as its steps take, written into `folder`."""
     job = job_of(plan, plan.node(cell.stage, cell.run), out=folder, work=folder, leads=False)
     batch, accumulate = cell.step(size())
@@ -172,7 +172,7 @@ def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str
 def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
     """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
     with tempfile.TemporaryDirectory() as folder:
-        job = timed(plan, cell, config, Path(folder), length, dtype_name)
+        job = timing_job(plan, cell, config, Path(folder), length, dtype_name)
         device, dtype = place(job)
         if cell.stage == "distill":
             metrics = distill.fit(job, random_model(config, job.settings, device, dtype), device)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Value, value_of
-from relinear.draw.pictures import judged, save
+from relinear.draw.pictures import judge_claims, save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN
 from relinear.plan.claims import Point
@@ -53,7 +53,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    return [*pictures, *written, *judged(artefact, look, about, out)]
+    return [*pictures, *written, *judge_claims(artefact, look, about, out)]
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:

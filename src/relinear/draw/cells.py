@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, checked, error_of
+from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses
-from relinear.draw.paired import Pulls, mean, scaled
+from relinear.draw.paired import Pulls, mean, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
@@ -145,7 +145,7 @@ def _score(column: Column, place: Address, found: Measured | None) -> Score | No
             raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
         return None
     unit = 100.0 if column.unit == "percent" else 1.0
-    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n, scaled(found, reading, unit))
+    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n, scale_pulls(found, reading, unit))
 
 
 def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
@@ -207,7 +207,7 @@ def look_in(rows: list[Row]) -> Look:
             return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
-        value = checked(cell.value, cell.stderr, point.row, column)
+        value = check_number(cell.value, cell.stderr, point.row, column)
         if isinstance(value, str):
             return value
         apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from relinear.draw.paired import Pulls, minus, scaled
+from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.plan.claims import Claim, Point
 from relinear.plan.readings import Measured, Reading
@@ -172,11 +172,11 @@ def value_of(found: Measured | None, reading: Reading | None, name: str, column:
     if reading.value is None:
         return f"{name}: {column} is not defined: {reading.why}"
     unit = 100 if percent else 1
-    value = checked(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
-    return value if isinstance(value, str) or found is None else value._replace(pulls=scaled(found, reading, unit))
+    value = check_number(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
+    return value if isinstance(value, str) or found is None else value._replace(pulls=scale_pulls(found, reading, unit))
 
 
-def checked(value: float, stderr: float | None, name: str, column: str) -> Value | str:
+def check_number(value: float, stderr: float | None, name: str, column: str) -> Value | str:
     """A number with its error, or the reason why they cannot judge."""
     if stderr is None:
         return f"{name}: {column} is {number(value)}, without a standard error"

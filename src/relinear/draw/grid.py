@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, value_of
-from relinear.draw.pictures import judged, save
+from relinear.draw.pictures import judge_claims, save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
@@ -66,7 +66,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
     tokens = {name: sum(m.facts["tokens"].values()) for name, m in found.items() if m and "tokens" in m.facts}
-    return [*pictures, *written, *judged(artefact, look, about, out, tokens)]
+    return [*pictures, *written, *judge_claims(artefact, look, about, out, tokens)]
 
 
 def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:

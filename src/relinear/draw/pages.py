@@ -40,7 +40,7 @@ LABELS = {
 }
 
 
-def replaced(page: str, name: str, block: str) -> str:
+def replace_block(page: str, name: str, block: str) -> str:
     """The page with the block of this name exchanged. Raises UserError for a page without its marks."""
     mark = f"<!-- {name} -->\n"
     if page.count(mark) != 1 or END not in page.split(mark)[1]:
@@ -431,7 +431,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
 def written(page: str, text: str, reference: Path) -> str:
     """The page, by its path in the repository, with all its tables as the committed results have them."""
     for table in PAGES[page]:
-        text = replaced(text, f"relinear.draw.pages {table.__name__}", table(reference).rstrip("\n") + "\n")
+        text = replace_block(text, f"relinear.draw.pages {table.__name__}", table(reference).rstrip("\n") + "\n")
     return text
 
 

@@ -80,7 +80,7 @@ def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
     return outcomes and outcomes._replace(items=_shared(outcomes.items))
 
 
-def scaled(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls | None]:
+def scale_pulls(found: Measured, reading: Reading, unit: float) -> Callable[[], Pulls | None]:
     """A function that gives the pulls on a reading in another unit, such as percent. It reads the items once, when it is called."""
     return functools.cache(lambda: (pulls := pulls_of(found, reading)) and pulls.times(unit))
 

@@ -9,7 +9,7 @@ from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
 
 
-def misnamed(target: str, rules: Iterable[str], plan: Plan) -> str | None:
+def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
     """A sentence that says what is wrong with a target and which names are near it; None where a rule may make it or it exists."""
     if Path(target).exists():
         return None

@@ -46,7 +46,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
     _require_ours(out)
     chain = chain_of(run)
-    model, read = assemble(*chain), verified(run, chain)
+    model, read = assemble(*chain), verify_records(run, chain)
     last = chain.steps[-1:]  # the adapter of any other step is in the weights
     adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / name).is_file()]
     if not (merge or adapter):
@@ -71,7 +71,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     return out
 
 
-def verified(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
+def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
     """The records of the run's model, of each step that trained it, of whichever run, and of the run's measurements, by their folders.
 
     Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made smaller; those that

@@ -28,7 +28,7 @@ class Items(NamedTuple):
     asset: str | None
 
 
-def scored(plan: Plan) -> dict[str, Items]:
+def items_scored(plan: Plan) -> dict[str, Items]:
     """The tasks that the measures of the plan score. Raises UserError where two of them score one on different items."""
     found: dict[str, Items] = {}
     for name, measure in plan.measures.items():
@@ -47,7 +47,7 @@ def write(plan: Plan, out: Path) -> list[str]:
 
     Raises UserError where `out` holds anything.
     """
-    out, tasks = out.resolve(), scored(plan)
+    out, tasks = out.resolve(), items_scored(plan)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a folder that is not there")
     datasets.disable_progress_bars()

@@ -45,7 +45,7 @@ def init(uri: str, root: str | None = None, planned: Collection[rows.Row] = ()) 
     or it warns on stderr. Raises StoreError for a store that cannot be reached.
     """
     store.warn_of_network(uri)
-    with store.reached(uri):
+    with store.access(uri):
         client = store.connect(uri)
         if root is None:
             return
@@ -71,7 +71,7 @@ def rebuild(uri: str, results: Path | str) -> int:
     """
     results = Path(results)
     committed = {path.parent for path in results.resolve().rglob(MANIFEST)}
-    with store.reached(uri), store.without_sync():
+    with store.access(uri), store.without_sync():
         return _mirror(uri, results, _stage_folders(results, committed, strict=False), but=committed)
 
 
@@ -85,7 +85,7 @@ def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int
     found = _stage_folders(Path(folder))
     if not found:
         raise UserError(f"{str(folder)!r} holds no finished stages (folders named after their stage, with a run.json)")
-    with store.reached(uri), store.without_sync():
+    with store.access(uri), store.without_sync():
         return _mirror(uri, Path(folder), found, f"-{label}")
 
 
@@ -201,7 +201,7 @@ def tables(uri: str, results: Path | str, root: str | None = None) -> None:
     """
     results = Path(results)
     drawn = _drawn(results, {path.parent for path in results.resolve().rglob(MANIFEST)})
-    with store.reached(uri):
+    with store.access(uri):
         for of in drawn.keys() if root is None else drawn.keys() & {root}:
             client = store.connect(uri)
             _log_tables(client, store.experiment_of(client, uri, of), of, drawn[of])

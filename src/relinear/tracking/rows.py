@@ -60,7 +60,7 @@ def tags_of(plan: Plan, node: Node) -> dict[str, str]:
     }  # fmt: skip
 
 
-def planned(plan: Plan, names: Iterable[str]) -> list[Row]:
+def plan_rows(plan: Plan, names: Iterable[str]) -> list[Row]:
     """The rows of runs before anything of them is run, those that they repeat, and the one of what all share."""
     known = dict.fromkeys([*(SEED.sub("", name) for name in names), *names])
     return [row_of([{"run": "", "stage": "", "config": {}, "scale": plan.scale, "tags": {}}]), *(_planned(plan, name) for name in known)]
@@ -233,7 +233,7 @@ def columns() -> Columns:
     return Columns(read, averages)
 
 
-def named(measure: str, readings: Iterable[Reading]) -> dict[str, float]:
+def name_readings(measure: str, readings: Iterable[Reading]) -> dict[str, float]:
     """Readings under the names of tables' columns and in their units (percent), with `<column>_stderr` and `<column>_n`.
 
     A reading that no table shows is `<measure>/<metric>/<of>`, and along a metric's axes `fidelity/kl/attention/layer_3/head_1`.
@@ -272,7 +272,7 @@ def numbers_of(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[st
         facts = metrics.get("facts", {})
         known = {name: facts[name] for name in ("trainable_params", "collapsed") if facts.get(name) is not None}
         known |= {f"{step}_tokens": n for step, n in facts.get("tokens", {}).items()}
-        return known | named(record["measure"], (Reading(**reading) for reading in metrics["readings"]))
+        return known | name_readings(record["measure"], (Reading(**reading) for reading in metrics["readings"]))
     if record["stage"] not in ("evaluate", "fidelity"):
         return dict(metrics)
     return {k: v for k, v in metrics.items() if k not in ("perplexity", "tasks", "mse", "kl")} | _schema1(record["stage"], metrics)
@@ -283,11 +283,12 @@ def _schema1(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
     found, p = {}, metrics.get("perplexity")
     if p:
         of = "perplexity" if stage == "evaluate" else "perplexity_before"
-        found |= named(of, [Reading("perplexity", HELD_OUT, {}, p["value"], p.get("stderr"), p.get("tokens"))])
+        found |= name_readings(of, [Reading("perplexity", HELD_OUT, {}, p["value"], p.get("stderr"), p.get("tokens"))])
     for measure, tasks in TASKS.items():
         scores = [(task, name, metrics.get("tasks", {}).get(task, {})) for task in tasks for name in ("acc", "acc_norm")]
-        found |= named(measure, [Reading(name, task, {}, s[name], s.get(f"{name}_stderr"), s.get("n")) for task, name, s in scores if name in s])
-    return found | named("fidelity", [Reading(name, "attention", {}, metrics[name], None, None) for name in ("mse", "kl") if name in metrics])
+        readings = [Reading(name, task, {}, s[name], s.get(f"{name}_stderr"), s.get("n")) for task, name, s in scores if name in s]
+        found |= name_readings(measure, readings)
+    return found | name_readings("fidelity", [Reading(name, "attention", {}, metrics[name], None, None) for name in ("mse", "kl") if name in metrics])
 
 
 def compares(record: Mapping[str, Any]) -> bool:

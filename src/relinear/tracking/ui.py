@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from relinear.tracking import rows
-from relinear.tracking.store import PAGES, connect, reached
+from relinear.tracking.store import PAGES, access, connect
 
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -29,7 +29,7 @@ def links(uri: str, address: str) -> dict[str, str]:
 
 def comparisons(uri: str, address: str) -> dict[str, str]:
     """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into the store; the newest first."""
-    with reached(uri):
+    with access(uri):
         client, found = connect(uri), {}
         for name, number in _experiments(client):
             client.set_experiment_tag(number, TAG, json.dumps(view()))
