@@ -1,4 +1,11 @@
-"""x + scale y of every head in one launch; backwards, in one as well, dy = scale dO and dscale = sum over rows of dO . y. dx is dO."""
+"""x + scale y of every head in one launch; backwards, in one as well, dy = scale dO and dscale = sum over rows of dO . y. dx is dO.
+
+    x, y [N tokens, D] of one head
+    | BT rows | BT rows | BT rows | BT rows | ..     forward: a program is one block of one head
+    |<---- per blocks ---->|<---- per blocks ---->|  backward: a program is `per` blocks of one head: their dy, and one share of dscale
+
+The shares `[programs, H]` are summed by torch.
+"""
 
 import torch
 import triton
