@@ -82,7 +82,6 @@ rule decoding:
     """Long generation and long prompts on one core of a CPU: time a token, memory, state."""
     output:
         "results/decoding/decoding.csv",
-        "results/decoding/decoding.png",
         "results/decoding/decoding.provenance.json",
     log:
         "results/logs/decoding.log",

@@ -1,14 +1,13 @@
 """Long generation and long prompts on one CPU core: `python -m relinear.benchmarks.decoding --out results/reference/decoding`.
 
 A small model with random weights (they do not matter for speed) generates with each method, and with the softmax attention it had, through
-`generate()`; each run is a process of its own, so that its memory is its own. Writes decoding.csv, decoding.png and decoding.provenance.json,
-and prints what each run reached. Meant for a machine that does nothing else: another process on the core is in the times. Called again, it
+`generate()`; each run is a process of its own, so that its memory is its own. Writes decoding.csv and decoding.provenance.json, and
+prints what each run reached. Meant for a machine that does nothing else: another process on the core is in the times. Called again, it
 measures what is missing.
 """
 
 import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -22,15 +21,13 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import typer
-from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from relinear.benchmarks import command
 from relinear.benchmarks.campaign import Campaign, session
-from relinear.draw.render import markdown, write_figure
-from relinear.draw.style import lines
+from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.linearize.model import linearize
 from relinear.linearize.state import RecurrentCache, nbytes
@@ -185,26 +182,6 @@ def earlier(campaign: Campaign) -> list[dict]:
     return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in campaign.rows]
 
 
-def draw(rows: list[dict]) -> Figure:
-    """Time per token and memory against position: softmax attention's grow, the methods' do not."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    time_axis, memory_axis = figure.subplots(1, 2)
-    runs = list(dict.fromkeys(row["run"] for row in rows))
-    for run, style in zip(runs, lines(["_".join(re.findall(r"\w+", run)) for run in runs]), strict=True):
-        first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
-        at = [r["tokens"] / 1024 for r in tenths]
-        time_axis.plot(at, [r["ms_per_token"] for r in tenths], label=run, markersize=4, **style)
-        memory_axis.plot(at, [r["process_mib"] - first["process_mib"] for r in tenths], markersize=4, **style)
-        memory_axis.plot(at, [r["state_bytes"] / MIB for r in tenths], **style | {"linestyle": "--", "marker": ""})
-    time_axis.set(xlabel="position (1024 tokens)", ylabel="ms per token", title="Time per generated token", ylim=(0, None))
-    memory_axis.set(xlabel="position (1024 tokens)", ylabel="MiB", title="Memory: growth of the process (solid), state (dashed)")
-    figure.legend(loc="outside lower center", ncols=len(RUNS), frameon=False, fontsize=9)
-    for axis in (time_axis, memory_axis):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    return figure
-
-
 def processor() -> str:
     """The processor's name, as Linux gives it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -239,7 +216,7 @@ def main(
     phase: Annotated[Literal[tuple(PHASES)] | None, typer.Option(hidden=True)] = None,  # with --run: the part of the work of one run's process
     run: Annotated[Literal[tuple(RUNS)] | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure every run; write the rows, the figure and the provenance; print what each run reached."""
+    """Measure every run; write the rows and their provenance; print what each run reached. `snakemake comparison_decoding` draws them."""
     if phase and run:
         torch.set_num_threads(1)
         return {"decode": decode, "prefill": prefill, "turns": turns}[phase](run, tokens)
@@ -249,7 +226,6 @@ def main(
     kept, about, began = len(campaign.rows), session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"), time.monotonic()
     rows = measure_all(campaign, tokens, jobs)
     figures = figures_of(rows)
-    write_figure(out / "decoding.png", draw(rows))
     campaign.describe(
         **about, seconds=round(time.monotonic() - began), cpu=processor(), cores=os.cpu_count(), threads=1,
         memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), dtype="float32", model=MODEL, runs=RUNS,

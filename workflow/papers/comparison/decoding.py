@@ -1,0 +1,60 @@
+"""Constant memory: time of a token and memory against position while one CPU core generates."""
+
+import csv
+import re
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from relinear.draw.claims import Value
+from relinear.draw.render import write_figure
+from relinear.draw.style import lines
+
+MIB = 2**20
+NAMES = {
+    "softmax": "softmax teacher", "t2r": "T2R", "hedgehog": "Hedgehog", "supra": "SUPRA", "lolcats_linear": "LoLCATs, linear",
+    "lolcats_window": "LoLCATs, window", "lizard": "Lizard",
+}  # fmt: skip
+PHASES = {"cpu_ms_per_token": "turns", "state_bytes": "decode"}  # the rows in which claims read a column
+
+
+def draw(spec, measured, about, out: Path) -> list[Path]:
+    """Write decoding.png and decoding.pdf."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    time_axis, memory_axis = figure.subplots(1, 2)
+    rows = [row for row in _read(spec, about) if row["phase"] == "decode"]
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    for run, style in zip(runs, lines(["_".join(re.findall(r"\w+", run)) for run in runs]), strict=True):
+        first, *tenths = (row for row in rows if row["run"] == run)
+        at = [float(row["tokens"]) / 1024 for row in tenths]
+        time_axis.plot(at, [float(row["ms_per_token"]) for row in tenths], label=run, markersize=4, **style)
+        memory_axis.plot(at, [float(row["process_mib"]) - float(first["process_mib"]) for row in tenths], markersize=4, **style)
+        memory_axis.plot(at, [float(row["state_bytes"]) / MIB for row in tenths], **style | {"linestyle": "--", "marker": ""})
+    time_axis.set(xlabel="position (1024 tokens)", ylabel="ms per token", title="Time per generated token", ylim=(0, None))
+    memory_axis.set(xlabel="position (1024 tokens)", ylabel="MiB", title="Memory: growth of the process (solid), state (dashed)")
+    figure.legend(loc="outside lower center", ncols=len(runs), frameon=False, fontsize=9)
+    for axis in (time_axis, memory_axis):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    made = [out / f"decoding.{suffix}" for suffix in spec.makes]
+    for path in made:
+        write_figure(path, figure)
+    return made
+
+
+def look(spec, about):
+    """Processor time of a token in the second and in the last tenth, taken in turns; and the state's bytes after the first and the last token."""
+    rows = _read(spec, about)
+
+    def find(point):
+        run = NAMES.get(point.row)
+        own = [row for row in rows if (row["run"], row["phase"]) == (run, PHASES.get(point.column or ""))]
+        name = f"{point.row} {point.place}"
+        return Value(float(own[{"early": 0, "late": -1}[point.at["position"]]][point.column]), 0.0, name) if own else f"{name}: not measured"
+
+    return find
+
+
+def _read(spec, about) -> list[dict[str, str]]:
+    path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
