@@ -57,18 +57,24 @@ def _row(artefact: Artefact, reference: Path) -> list[str]:
         artefact.says,
         f"`snakemake {artefact.name}`",
         f"`{artefact.outputs(f'results/<scale>/{artefact.paper}')[0]}`",
-        _needs(artefact, device),
+        _needs(artefact, device, reference),
         minutes,
         _status(artefact, reference),
         "yes" if artefact.spec.publishes() else "no",
     ]
 
 
-def _needs(artefact: Artefact, device: str) -> str:
-    """The runs, and on which device they were measured; other inputs, which are benchmarks on a GPU."""
+def _needs(artefact: Artefact, device: str, reference: Path) -> str:
+    """The runs and the device that they were measured on; the benchmarks' files and theirs."""
     runs = list(dict.fromkeys(run for run, _ in artefact.reads()))
     shown = f"{', '.join(f'`{run}`' for run in runs)}{device and '; ' + device}" if runs else ""
-    return "; ".join(filter(None, (shown, *(f"`{file}`, measured on a GPU" for file in artefact.files()))))
+    return "; ".join(filter(None, (shown, *(f"`{file}`, measured on {_device_of(file, reference)}" for file in artefact.files()))))
+
+
+def _device_of(file: str, reference: Path) -> str:
+    """The device of a benchmark: a CPU where the provenance of its committed rows names one, else a GPU."""
+    provenance = reference / Path(file).relative_to("results").with_suffix(".provenance.json")
+    return "a CPU" if provenance.is_file() and "cpu" in json.loads(provenance.read_text(encoding="utf-8")) else "a GPU"
 
 
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
