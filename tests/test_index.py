@@ -5,7 +5,8 @@ from pathlib import Path
 from synthetic import paper
 
 from relinear.draw.index import page
-from relinear.plan.specs import papers
+from relinear.draw.report import places_of
+from relinear.plan.specs import available, papers
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,7 +29,8 @@ def test_what_is_not_committed_is_not_measured_and_not_drawn(tmp_path):
     found = page(tmp_path, tmp_path / "reference")
     [row] = [line for line in found.splitlines() if line.startswith("| Table 1")]
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "Table 1", "a table", "`snakemake lizard_table1`", "`results/<scale>/lizard/table1.csv`", "`lizard`", "not measured", "not drawn yet", "no",
+        "Table 1", "a table", "`snakemake lizard_table1`", "`results/<scale>/lizard/table1.csv`", "`lizard`", "not measured", "not drawn yet", "",
+        "no",
     ]  # fmt: skip
     assert "Missing, 1 of 2: Table 2." in found
 
@@ -50,3 +52,28 @@ def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims
     (reference / "mini/lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\nb,not tested at this scale\nc,reproduced\n")
     [row] = [line for line in page(tmp_path, reference).splitlines() if line.startswith("| Table 1")]
     assert "3111 (mini)" in row and "`lizard`, `t2r`; a GPU" in row and "2 reproduced, 1 not tested (mini)" in row
+
+
+def test_verdicts_are_those_of_the_tables_own_claims_file():
+    rows = [line for line in page(ROOT / "workflow", ROOT / "results/reference").splitlines() if line.startswith("| ")]
+    [recall] = [row for row in rows if "`snakemake comparison_recall`" in row]
+    [headline] = [row for row in rows if "`snakemake comparison_table2`" in row]
+    assert "(controls_smollm2)" in recall and "(smollm2)" in headline, "the headline's claims lie beside the folders of other tables"
+
+
+def cells_not_run(path: Path) -> bool:
+    """Whether a committed table of ours has a cell that was not run."""
+    ours = path.read_text().partition("**Published**")[0]
+    return any(cell.strip() == "not run" for line in ours.splitlines() if line.startswith("|") for cell in line.split("|"))
+
+
+def test_what_was_not_run_or_not_drawn_has_its_reason_on_the_page():
+    reference, missing, stale = ROOT / "results/reference", [], []
+    for name, artefact in available(ROOT / "workflow/papers").items():
+        places = [where for where, _ in places_of(artefact, reference)]
+        tables = [table for where in places if (table := where.with_name(f"{where.name}.md")).is_file()]
+        wanted = not places or any(map(cells_not_run, tables))
+        missing += [name] * (wanted and not artefact.spec.not_run)
+        stale += [name] * (bool(tables) and not wanted and bool(artefact.spec.not_run))
+    assert not missing, "give these specs `not_run`: what is not there, and why"
+    assert not stale, "nothing of these is `not run`"

@@ -23,9 +23,10 @@ Written by `python -m relinear.draw.index` from the specs in these folders and t
 
 A spec `<paper>/<stem>.yaml` says which readings stand where, what is published, and what the paper claims. `snakemake <paper>_<stem>` makes its
 files at the default scale, `--config scale=...` at another. Minutes are what the committed runs took, all stages behind them included, one
-after the other. Verdicts are those of the committed claims file, and in brackets stands where it lies in `results/reference`.
+after the other. Verdicts are those of the committed claims file, and in brackets stands where it lies in `results/reference`. What is `not run` in a
+committed cell, or not drawn at all, has its reason here.
 """
-COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Published beside it")
+COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Not run, and why", "Published beside it")
 
 
 def page(workflow: Path, reference: Path) -> str:
@@ -60,6 +61,7 @@ def _row(artefact: Artefact, reference: Path) -> list[str]:
         _needs(artefact, device, reference),
         minutes,
         _status(artefact, reference),
+        artefact.spec.not_run,
         "yes" if artefact.spec.publishes() else "no",
     ]
 
@@ -133,7 +135,7 @@ def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]
         yield reference / folder / artefact.paper / artefact.stem, f"{artefact.stem}."
     for scale in reversed(_folders(reference)):
         yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."
-        if artefact.paper == "comparison":  # files from before this paper had a folder
+        if artefact.paper == "comparison" and (reference / scale / f"{artefact.stem}.csv").is_file():  # from before this paper had a folder
             yield reference / scale / artefact.stem, ""
 
 

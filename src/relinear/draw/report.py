@@ -55,6 +55,7 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
         ]
         if "md" not in artefact.suffixes:  # of a table they stand in it
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
+        parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
         places = list(places_of(artefact, root / "results/reference"))
         parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or _not_made(artefact)
     if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:

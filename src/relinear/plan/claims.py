@@ -109,7 +109,9 @@ class Claim(Strict):
 
 
 class Spec(Strict):
-    """The fields of every spec. `label` is the paper's own; `says` is one line."""
+    """The fields of every spec. `label` is the paper's own; `says` is one line. `not_run`: what of the committed results is not there, and why;
+    for the index and the report.
+    """
 
     suffixes: ClassVar[tuple[str, ...]] = FIGURE
 
@@ -118,6 +120,7 @@ class Spec(Strict):
     draw: str = "table"
     claims: tuple[Claim, ...] = ()
     misprints: tuple[Misprint, ...] = ()
+    not_run: str = ""
 
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
