@@ -252,7 +252,7 @@ def rounds(plan: Plan, wanted: Callable[[int], bool] = lambda number: True) -> I
             shutil.copytree(whole, plan.results)  # to the same place, since an adapter names the folder of its model
             DAMAGES[damage](plan.root / name)
             if last not in (plan.root / name).parents:
-                shutil.rmtree(last)  # or there would be nothing to do
+                shutil.rmtree(last)  # otherwise there would be nothing to do
             yield Outcome(f"{number} {name} {damage}", *_round(plan, usual, (plan.root / name).parent))
 
 

@@ -51,7 +51,7 @@ def read(name: Path) -> dict:
 
 
 def kind(name: Path) -> str:
-    """What a file is: models, runs, scales, paper, spec ..."""
+    """The kind of a file: models, runs, scales, paper, spec ..."""
     return name.stem if name.stem in (*OF_ENTRIES, "paper") else "spec" if name.parts[0] == "papers" else name.parts[0]
 
 
@@ -133,7 +133,7 @@ def changed(draw: st.DrawFn, names: list[Path]) -> Setting:
 
 
 def drawn(names: list[Path], count: int, seed: int = 0) -> list[Setting]:
-    """That many files with a setting changed, each another, and the same ones for a seed."""
+    """This many files, each with another setting changed; a seed gives the same ones."""
     found: dict[tuple, Setting] = {}
 
     @hypothesis.seed(seed)

@@ -21,7 +21,7 @@ def reading(metric, value, stderr=0.01, n=100, of="text", **at):
 
 
 def everything(run, acc=0.5, ppl=20.0, stderr=0.01, n=100, passed=True, collapsed=False):
-    """What the headline table reads of a run at a scale without LAMBADA and BoolQ: (run, measure) -> measurement."""
+    """The measurements that the headline table reads of a run at a scale without LAMBADA and BoolQ: (run, measure) -> measurement."""
     scores = {task: [reading("acc", acc, stderr, n, task)] for task in (*COMMONSENSE, "mmlu")}
     for task in ("piqa", "arc_easy", "arc_challenge", "hellaswag"):
         scores[task].append(reading("acc_norm", acc + 0.01, stderr, n, task))

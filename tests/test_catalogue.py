@@ -327,7 +327,7 @@ def test_a_name_or_a_value_that_does_not_exist_is_refused_with_those_that_do(wor
     with pytest.raises(UserError) as error:
         plan = Plan(scale="smoke", workflow=workflow)
         plan.check()
-        for name in plan.data:  # also those that no run of this scale reads
+        for name in plan.data:  # all data sets, also those that no run of this scale reads
             if plan.data[name].make == "text":
                 plan.settings(Node("text", f"{name}@tiny"))
         assert plan.catalogue

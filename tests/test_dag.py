@@ -26,7 +26,7 @@ AVERAGES = ["avg", "avg_no_mmlu"]
 BESIDE = ("lambada_openai_acc", "boolq_acc")  # tasks that other scales score
 DESCRIBED = ["run", "method", "variant", "scale", "trainable_params", "distill_tokens", "finetune_tokens"]
 TABLES = ["comparison_table2", "table2"]
-MEASURES = ("gate", "perplexity", "commonsense", "mmlu")  # of a row of the headline table
+MEASURES = ("gate", "perplexity", "commonsense", "mmlu")  # the measures of a row of the headline table
 RENDERED = [*TABLES, "lolcats_figure3", "lolcats_figure4", "lolcats_figure5", "lolcats_figure6", "lolcats_table1"]
 
 pytestmark = pytest.mark.dag

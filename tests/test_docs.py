@@ -192,7 +192,7 @@ def test_a_page_without_its_marks_is_refused():
 
 
 def minutes(folder: str, commit: str) -> str:
-    """From the first start to the last end of a campaign's stages on GPUs."""
+    """The minutes from the first start to the last end of a campaign's stages on GPUs."""
     records = [json.loads(path.read_text()) for path in (REFERENCE / folder).rglob("run.json")]
     spans = [
         (datetime.datetime.fromisoformat(record["started"]).timestamp(), record["wall_seconds"])
@@ -242,7 +242,7 @@ def results() -> list[str]:
 
 
 def decoding() -> dict[str, tuple[float, float]]:
-    """How many times as fast as the teacher at its largest batch each run decodes at Mistral-7B's shape: at that batch, and at its own largest."""
+    """Each run's speed of decoding over the teacher's at its largest batch, at Mistral-7B's shape: at that batch, and at the run's own largest."""
     rows = [row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if (row.model, row.sweep) == ("mistral-7b", "batch") and row.ok]
     best = {run: max((row for row in rows if row.run == run), key=lambda row: row.batch) for run in {row.run for row in rows}}
     teacher = best["teacher"]
@@ -373,7 +373,7 @@ SAID = {
     "docs/plan.md": plan,
     "docs/running.md": running,
 }
-STATED = {  # what is a setting, a version or a licence, and was not measured
+STATED = {  # settings, versions and licences, which nobody measured
     "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0."],
     "docs/models.md": ["a share such as 0.5"],
     "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "one GPU of 80 GB", "CC BY-SA 4.0", "CC BY 4.0"],

@@ -120,7 +120,7 @@ def test_softmax_as_a_method_is_the_teacher_with_padding_and_pairs(family):
         real = given.get("attention_mask", torch.ones_like(mask)).bool()
         close(hidden(model, ids, **given)[real], hidden(before, ids, **given)[real])
     recorded = record(model, ids, attention_mask=mask, **more)
-    for method, inputs in layer_inputs(model, recorded, mask.bool()):  # and so is what every transfer mimics
+    for method, inputs in layer_inputs(model, recorded, mask.bool()):  # every transfer mimics this, too
         assert method.distill_loss(inputs, "mse") < 1e-12
         weights = softmax_weights(inputs, method.heads)
         close(torch.einsum("bhti,bihd->bthd", weights, inputs.v)[mask.bool()], softmax_output(inputs, method.heads)[mask.bool()])

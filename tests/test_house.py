@@ -33,7 +33,7 @@ FLOORS = [
     {"get"},
     {"train", "measure"},
     {"stages"},
-    {"plan"},  # what is to be done, of all of these by name
+    {"plan"},  # the plan, which names all of these
     {"draw"},
     {"tracking"},
     {"stage"},
@@ -150,7 +150,7 @@ IMPORTING = (
 
 
 def test_planning_is_imported_in_under_a_second():
-    """Of the processor's time, the best of three: other processes do not count."""
+    """The best of three of the processor's time, so that other processes do not count."""
     planning = [name for name in MODULES if name.startswith(("relinear.plan", "relinear.stages"))]
     command = [sys.executable, "-c", IMPORTING, *planning]
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"}

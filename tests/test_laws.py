@@ -223,7 +223,7 @@ def test_every_teacher_family_generates_what_full_passes_generate(case, family):
 def test_softmax_as_a_method_is_the_teacher(family):
     ids, model = tokens(37), linearized("softmax", (), family=family)
     close(model(ids, use_cache=False).logits, teacher(family)(ids).logits)
-    for method, inputs in layer_inputs(model, record(model, ids)):  # and so is what every transfer mimics
+    for method, inputs in layer_inputs(model, record(model, ids)):  # every transfer mimics this, too
         assert method.distill_loss(inputs, "mse").item() < 1e-12
         close(torch.einsum("bhti,bihd->bthd", softmax_weights(inputs, method.heads), repeated(inputs.v, method.heads)), method(inputs)[0])
 

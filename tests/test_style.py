@@ -28,7 +28,7 @@ def lab(color: str, seen_by: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("eye", [np.eye(3), DEUTERANOPIA], ids=["normal", "deuteranopia"])
 def test_colours_are_apart(eye):
-    """By more than 25 in CIELAB; a difference of 2.3 is just noticeable."""
+    """Colours differ by more than 25 in CIELAB; a difference of 2.3 is just noticeable."""
     apart = {(a, b): float(np.linalg.norm(lab(LOOKS[a].color, eye) - lab(LOOKS[b].color, eye))) for a, b in itertools.combinations(LOOKS, 2)}
     assert min(apart.values()) > 25, min(apart, key=apart.get)
 

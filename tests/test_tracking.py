@@ -546,7 +546,7 @@ def server(tmp_path_factory) -> Iterator[str]:
 
 
 def test_nodes_in_parallel_share_a_server_and_one_parent(server):
-    """As with a file, whose lock nodes do not have: the rows are made before the first job."""
+    """A server has no lock as a file has, so the rows are made before the first job."""
     mirror.init(server, "mini", [rows.row_of([record()])])
     assert parent(server).info.status == "SCHEDULED"
     stages = ("distill", "finetune", "evaluate", "fidelity")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """What is built, in a folder of its own: a build leaves folders beside it."""
+    """The sources to build, in a folder of their own, since a build leaves folders beside them."""
     copy = tmp_path_factory.mktemp("sources")
     for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "kernels"):
         (copy / part).symlink_to(ROOT / part)
@@ -64,7 +64,7 @@ def test_an_editable_installation_is_the_package_beside_a_folder_of_its_name_too
 
 
 def installed_with_core() -> set[str]:
-    """What pip installs with the core: its requirements and theirs, by canonical name."""
+    """The packages that pip installs with the core: its requirements and theirs, by canonical name."""
     found, waiting = set(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     while waiting:
         need = Requirement(waiting.pop())
@@ -102,7 +102,7 @@ def command(*args: str) -> str:
 
 
 def use(wheel: Path, folder: Path) -> None:
-    """What a new user does, in a process that has the wheel and the core: called by the test below, in a process of its own."""
+    """The steps of a new user with the wheel and the core alone. The test below calls this in a process of its own."""
     core = installed_with_core() | {"relinear"}
     hide({module for module, owners in packages_distributions().items() if not core & {canonicalize_name(name) for name in owners}})
     import torch

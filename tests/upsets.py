@@ -95,7 +95,7 @@ class Results:
         return ended(self.start(store))
 
     def contents(self) -> dict[str, str]:
-        """What the command made: the sha256 of each file, but of a history, which says when; and of the table that is drawn from it."""
+        """The sha256 of each file that the command made, without the history, which has times; and of the table that is drawn from them."""
         found, (paper, stem, ends) = {}, TABLE
         drawn = self.clone.relinear("draw", paper, stem, "--scale", "smoke")
         assert drawn.returncode == 0, drawn.stderr[-3000:]
@@ -139,7 +139,7 @@ for node in plan.behind([plan.node(*sys.argv[1:])]):
 
 
 def attentive() -> None:
-    """What `nohup` and a shell's background jobs leave ignored is heard again, as in a terminal."""
+    """Handle the signals again that `nohup` and a shell's background jobs leave ignored, as in a terminal."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

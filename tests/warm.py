@@ -66,7 +66,7 @@ def serve(name: str, owner: int, ready: int) -> dict | None:
     for library in LIBRARIES:
         importlib.import_module(library)
     gc.collect()
-    gc.freeze()  # else the collector writes into all that a fork shares
+    gc.freeze()  # otherwise the collector writes into the memory that forks share
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
     listener.listen(64)

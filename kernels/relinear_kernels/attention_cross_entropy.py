@@ -21,7 +21,7 @@ def attention_cross_entropy(
     causal: bool = True,
     eps: float = EPS,
 ) -> Float[Tensor, "B T H"]:
-    """How far linear attention's weights are from the softmax weights of q and k, in nats, of each query and head.
+    """The cross-entropy of linear attention's weights to the softmax weights of q and k, in nats, of each query and head.
 
         - sum_{j<=i} p_ij log max(w_ij, 1e-12),   p = softmax(scale q k^T),   w_ij = phi_q_i . phi_k_j / max(sum_j phi_q_i . phi_k_j, eps)
 

@@ -147,7 +147,7 @@ def _gradients(
 
 @triton.jit(do_not_specialize=["T", "L"])
 def _later(sums, ends, starts, T, L, H: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr):
-    """What the gates of a step owe to all after it, in place of what they owe to its own rows. A program: a head of a sequence.
+    """The gradient of a step's gates from all later rows, in place of that from its own rows. A program: a head of a sequence.
 
     The whole sequence decays into the final state: every gate owes its term, `[sequences, H, F]` (None: none).
     """

@@ -370,7 +370,8 @@ def _scan(
     s, z, decay, s_begin, z_begin, s_end, z_end, starts, count,
     H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, F: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """From what segments add to what they start from, in place; the ends take what the last leaves. A program: SIZE numbers of S, or z."""
+    """Turn each segment's addition to the state into the state it starts from, in place; the ends take the state after the last. A program: SIZE
+    numbers of S, or z."""
     part = tl.program_id(0) % (V + 1)
     h = tl.program_id(0) // (V + 1) % H
     n = tl.program_id(0) // ((V + 1) * H)
@@ -844,13 +845,13 @@ class Channels(NamedTuple):
     """A gate a channel, as the kernels take it: its logs, and those of what it fades by over half steps, `[segments, steps, 2, H, F]`."""
 
     gate: Tensor  # [B, T, H, F]
-    coarse: Tensor  # of steps of a block
-    fine: Tensor | None = None  # of FINE_STEP rows; None: all steps are as fine
+    coarse: Tensor  # for steps of a block
+    fine: Tensor | None = None  # for steps of FINE_STEP rows; None: all steps are as fine
     hard: Tensor | None = None  # [segments, H] int32: the segments that take the fine steps
 
 
 class Walk(NamedTuple):
-    """How the kernels walk a batch, and the arguments every launch shares. `y` are the preactivations, `[B, T, heads, F]`."""
+    """The kernels' walk over a batch, and the arguments that every launch shares. `y` are the preactivations, `[B, T, heads, F]`."""
 
     cut: Pieces
     cfg: Config
@@ -936,7 +937,7 @@ class Walk(NamedTuple):
         """The launches that gates take: a segment is written by one of them."""
         if not gated:
             return (NONE.value,)
-        return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # what mild gates are absorbed into leaves its range
+        return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # float16 has too small a range to absorb mild gates
 
     def launches(self, g: Tensor | Channels | None, dtype: torch.dtype) -> list[tuple[Tensor | None, Tensor | None, dict]]:
         """The launches that gates take, a segment written by one of them: their table, which segments are hard, and the kernels' flags."""
@@ -1107,7 +1108,7 @@ def linear_attention(
             scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
             s0, z0 = s0 * scale[..., None], z0 * scale
         s0, z0 = s0.contiguous(), z0.contiguous()
-    eps = 1e-30 if exponential else eps  # those carry their own scale: only what is lost below the reference is kept away
+    eps = 1e-30 if exponential else eps  # exponential features carry their own scale: only a denominator lost below the reference is kept from zero
     o, s, z, last = _LinearAttention.apply(
         q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state, eps
     )

@@ -27,7 +27,7 @@ def definition(s: Side):
 
 
 def launches(monkeypatch):
-    """What `gradients` launches, filled in as it does: (input, matrix or both, of how many sides)."""
+    """The launches of `gradients`, filled in as it runs: (input, matrix or both, number of sides)."""
     found = []
     for name in ("input_gradients", "matrix_gradients"):
         run = getattr(projection_triton, name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from relinear_kernels.triton_common import DTYPES, cdiv
 
 ROWS = 32  # tokens of a block
-PROGRAMS = 2112  # of the backward: sixteen for each multiprocessor of an H200
+PROGRAMS = 2112  # programs of the backward: sixteen for each multiprocessor of an H200
 
 
 @triton.jit(do_not_specialize=["N"])

@@ -27,7 +27,7 @@ META = 16  # meta keys of one tile
 
 
 class Config(NamedTuple):
-    """How a kernel walks its blocks. 128 registers a thread are four programs a multiprocessor, which wait for less than two that spill none."""
+    """A kernel's walk over its blocks. 128 registers a thread are four programs a multiprocessor, which wait for less than two that spill none."""
 
     rows: int  # rows of a block that is walked
     stages: int
@@ -225,7 +225,7 @@ class Near(NamedTuple):
 
     cut: Pieces
     shape: dict
-    walks: tuple[dict, dict, dict]  # of forward, queries, keys
+    walks: tuple[dict, dict, dict]  # the walks of forward, queries, keys
     window: int
     scale: float
     gamma: Tensor | None = None  # [H]: the window beside a linear part, whose maximum is part of the function

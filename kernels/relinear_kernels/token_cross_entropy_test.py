@@ -26,7 +26,7 @@ def run(logits, labels, weigh=1.0, op=token_cross_entropy):
 
 
 def both(logits, labels, weigh=1.0):
-    """Those of the op and those of the definition in float64."""
+    """Losses and gradients of the op, and of the definition in float64."""
     return run(logits, labels, weigh), run(logits.double(), labels, weigh, definition)
 
 
@@ -110,7 +110,7 @@ def test_a_label_that_is_no_class_makes_its_row_nan(label):
 def test_logits_and_labels_of_any_strides():
     logits, labels = torch.randn(40, 60), torch.randint(30, (40,))
     for x, y in ((logits[:, 5:35], labels), (logits[::2, :30], labels[::2]), (logits[:30].T, labels[:1].expand(60))):
-        x, y = x.to(DEVICE), y.to(DEVICE)  # which keeps strides
+        x, y = x.to(DEVICE), y.to(DEVICE)  # `to` keeps strides
         (loss, gradient), (want, want_gradient) = both(x, y)
         assert relative(loss, want) < 1e-5 and relative(gradient, want_gradient) < 1e-5
 

@@ -47,7 +47,7 @@ def widest(*tensors: Tensor) -> torch.dtype:
 
 
 class Pieces(NamedTuple):
-    """How a batch is cut: sequences, and blocks of rows (one program each; a chunk, where each has a stored state)."""
+    """The cut of a batch: sequences, and blocks of rows (one program each; a chunk, where each has a stored state)."""
 
     sequences: int
     cu: Tensor | None  # [N + 1] where each sequence starts in a packed batch; None where all have one length

@@ -10,7 +10,7 @@ from typing import Any
 from relinear.errors import UserError
 from relinear.files import sha256
 
-SCHEMAS = (1, 2)  # of run.json: 1 had one evaluation a run, 2 has a folder a measurement
+SCHEMAS = (1, 2)  # the schemas of run.json: 1 had one evaluation a run, 2 has a folder a measurement
 FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
 
@@ -66,7 +66,7 @@ def believed(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """As `believed`; a record that is broken is None too, and one line on stderr says why."""
+    """The record as of `believed`. A broken record is None too, and one line on stderr says why."""
     try:
         return believed(folder)
     except BrokenError as error:

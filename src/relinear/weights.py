@@ -8,7 +8,7 @@ from typing import NamedTuple
 from relinear.errors import UserError
 
 TRAINED = ("model.safetensors", "method.safetensors", "adapter/adapter_model.safetensors")  # the files of weights that a step of a run may leave
-INDEX = "model.safetensors.index.json"  # of a model that is cut into several files
+INDEX = "model.safetensors.index.json"  # the index of a model that is cut into several files
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by safetensors' names of the dtypes that a model has
 EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00}  # all of these bits set: infinite, or no number
 CHUNK = 1 << 24  # numbers that are looked at in one go

@@ -149,7 +149,7 @@ class Attention(nn.Module):
         return None
 
     def distill_loss(self, inputs: Inputs, loss: Literal["cross_entropy", "mse"]) -> Float[Tensor, ""]:
-        """How far the method is from the teacher's softmax attention on the teacher's own inputs.
+        """The method's distance from the teacher's softmax attention on the teacher's own inputs.
 
         `mse`: on the head outputs before the output projection (LoLCATs' code, Lizard's stage 1), mean over all elements of real tokens.
         `cross_entropy`: softmax weights against the method's weights (Hedgehog Eq. 4; LoLCATs Eq. 7), mean over heads and real tokens.

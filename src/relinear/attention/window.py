@@ -41,7 +41,7 @@ def positions_of(method: str, heads: Heads) -> int:
     """The most positions whose keys and values, 2 bytes a number, take no more than the state of a layer of `lolcats` or `lizard`."""
     near, columns = HELD[method]
     features = 2 * (heads.dim if columns is None else min(columns, heads.dim))
-    linear = 4 * heads.heads * features * (heads.dim + 2)  # of each feature a row of values, its sum, and what it is held relative to
+    linear = 4 * heads.heads * features * (heads.dim + 2)  # for each feature a row of values, its sum, and the reference that it is held relative to
     return near + linear // (2 * 2 * heads.groups * heads.dim)
 
 

@@ -63,13 +63,13 @@ SMALL = MistralConfig(
 
 TEACHERS = ("teacher", "teacher_dynamic")
 KEY_HEAD_STATES = ("lolcats_linear_shared", "lizard_shared")  # states of key heads
-# of workflow/papers/*/runs.yaml but the last
+# names in workflow/papers/*/runs.yaml, but for the last
 RUNS = ("teacher", "lolcats_window", "lolcats_linear", "lizard", "supra", "hedgehog", *KEY_HEAD_STATES, "teacher_dynamic")
 GENERATED = (1, *(2**i for i in range(9, 18)))  # the lengths that are sampled; from the first token on, so that their sum can be integrated
 INPUTS = tuple(2**i for i in range(10, 16))
 PREFILL_TOKENS = 32768  # the longest input; so a part, and the memory that it needs, is as large at every length
 STEPS, WARM_UP, PATIENCE = 32, 3, 1.5  # timed repeats, untimed ones before them, and the seconds after which fewer repeats suffice
-MEMORY_SHARE = 0.98  # of the GPU's; the rest is the driver's, for graphs and kernels
+MEMORY_SHARE = 0.98  # of the GPU's memory; the rest is the driver's, for graphs and kernels
 CHECKED = 12  # tokens that a graph and plain calls must agree on
 
 COLUMNS = (
@@ -129,7 +129,7 @@ class FixedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # transformers < 5.20
 
     def get_mask_sizes(self, query_length, *args) -> tuple[int, int]:
-        """How many keys a mask covers, and the first of them."""
+        """The number of keys that a mask covers, and the first of them."""
         return self.start + query_length, 0
 
 
@@ -264,7 +264,7 @@ def build(config: PreTrainedConfig, run: str, device: torch.device, dtype: torch
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=UNMASKED).eval().requires_grad_(False)
         if run == "teacher_dynamic":
             return DynamicTeacher(model)
-        fuse_norms(model)  # of both sides
+        fuse_norms(model)  # of teacher and method alike
         if run == "teacher":
             return Teacher(model)
         of = Plan().run(run).run

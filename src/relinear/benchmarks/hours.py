@@ -23,7 +23,7 @@ from relinear.stages._stage import Node
 
 MEASURED = Path("results/reference/scaling")
 NONE = "not measured"
-NAME = "relinear.benchmarks.hours"  # of the block that it writes
+NAME = "relinear.benchmarks.hours"  # the name of the block that it writes
 GIB = 2**30
 ADAMW = 4 + 4 + 4 + 8  # bytes a trained parameter takes: float32 weight, gradient, its flat copy in the all-reduce, two moments
 FULL = 4 + 4 + 8  # the same where everything is trained, in shards

@@ -151,7 +151,7 @@ class Bench:
         print("  ".join(str(row[c]) for c in ("op", "provider", "shape", "mode", "ms", "floor_ms", "error", "valid", "note")), flush=True)
 
     def _values(self, form: Form, mode: str, leaves: Sequence[Tensor]) -> dict[str, Any]:
-        """What is measured of a form: time and memory, and the error of its output."""
+        """The measured values of a form: time and memory, and the error of its output."""
         if mode == "decode":
             from triton.testing import do_bench_cudagraph
 

@@ -334,7 +334,7 @@ def main(
         set_threads(None)
         with joined(device_of(device)):
             work(given, time.time() + seconds if until is None else until)
-            reports = rank() == 0 and until is None  # else the session does
+            reports = rank() == 0 and until is None  # otherwise the session reports
     else:
         session(given, gpus, seconds)
         reports = True

@@ -39,7 +39,7 @@ class Cell(NamedTuple):
     stderr: float | str | None
     n: int | str | None
     seed_sd: float | str | None
-    seeds: tuple[Score, ...]  # of each training
+    seeds: tuple[Score, ...]  # one score for each training
     files: tuple[str, ...]  # run.json of each
 
     @property

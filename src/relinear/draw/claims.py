@@ -82,7 +82,7 @@ def _missed(claim: Claim, look: Look) -> list[str]:
     ]
 
 
-SAME_DOSE = 0.95  # of the paper's tokens, which it rounds
+SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose, since papers round
 
 
 def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:

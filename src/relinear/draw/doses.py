@@ -19,7 +19,7 @@ class Dose(NamedTuple):
 
 
 def doses(found: Measured) -> tuple[Dose, ...] | None:
-    """Those of the steps behind a measured run, in order. None where a step's record is not there, or does not say them: an older one, or one of
+    """The doses of the steps behind a measured run, in order. None where a step's record is missing or has no dose: an older record, or one of
     a training that ended when it was good enough."""
     record = json.loads(Path(found.source.file).read_text(encoding="utf-8"))
     # The steps lie beside the measurement, wherever the results lie now: <results>/runs/<run>/<step>.

@@ -192,7 +192,7 @@ def ranks(reference: Path) -> str:
     return markdown(["Rank", *columns.values()], rows)
 
 
-PARTS = {  # of Lizard Tables 2, 3 and 5: a run, and what it has
+PARTS = {  # run of Lizard Tables 2, 3 and 5 -> its parts
     "lizard": "window, gate and linear part",
     "lizard_gate_none": "no gate",
     "lizard_gate_mamba2": "Mamba-2's gate",

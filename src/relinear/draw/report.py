@@ -53,7 +53,7 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
             f"## {artefact.label}",
             f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
         ]
-        if "md" not in artefact.suffixes:  # of a table they stand in it
+        if "md" not in artefact.suffixes:  # a table has them itself
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
         places = list(places_of(artefact, root / "results/reference"))

@@ -47,7 +47,8 @@ def look_of(run: str, i: int = 0) -> Look:
 
 
 def lines(runs: Sequence[str]) -> list[dict[str, Any]]:
-    """How matplotlib draws the lines of these runs. A run that comes twice has one line; the second, third ... of a method are dashed, dotted ...
+    """The options by which matplotlib draws the lines of these runs. A run that comes twice has one line; the second, third ... of a method are
+    dashed, dotted ...
 
     Their markers are hollow.
     """

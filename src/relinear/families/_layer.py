@@ -80,7 +80,7 @@ class Layout(NamedTuple):
     """The place of the attention in a teacher's class, and the layer that replaces it."""
 
     layers: str = "layers"  # a path below the output head, its parts joined by dots, as in the fields below
-    attention: str = "self_attn"  # of a layer
+    attention: str = "self_attn"  # a path in a layer
     swapped: type[LinearizedAttention] = LinearizedAttention
     rotary_by_type: bool = False  # local and global layers rotate at different frequencies
 

@@ -12,7 +12,7 @@ from relinear.families import _family
 
 
 class Options(_base.Options):
-    """Its sizes, as LlamaConfig names them; `vocabulary`: so many tokens that are numbers, for data that are no text, instead of bytes."""
+    """The model's sizes, as LlamaConfig names them; `vocabulary`: so many tokens that are numbers, for data that are no text, instead of bytes."""
 
     vocabulary: PositiveInt | None = None
     hidden_size: PositiveInt = 96

@@ -1,1 +1,1 @@
-"""How inputs are made: models, texts, items."""
+"""The making of inputs: models, texts, items."""

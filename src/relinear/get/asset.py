@@ -14,6 +14,6 @@ def work(job: Job) -> dict:
     folder = assets.obtain(name, verify=True, assets=known)
     [row] = assets.manifest([name], known)
     if known[name].source == "hub":
-        row["commit"] = folder.name  # of the snapshot: what a branch's name stood for when it was obtained
+        row["commit"] = folder.name  # the snapshot's commit, for which a branch's name stood when it was obtained
     print(f"{row['name']}: {row['package']} {row['version']}, {row['licence']}. {row['attribution']}")
     return {"assets": [row]}

@@ -27,7 +27,7 @@ NAMES = (
     "maroon", "violet", "indigo", "navy", "teal", "olive", "beige", "ivory", "amber", "coral", "turquoise",
 )  # fmt: skip
 SENTENCE_ENDS = re.compile(r'(?<=[.!?])["\']?\s+')
-ATTEMPTS = 1000  # of drawing a key with so many tokens
+ATTEMPTS = 1000  # the most attempts to draw a key with so many tokens
 
 
 class Needle(NamedTuple):

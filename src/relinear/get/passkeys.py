@@ -40,7 +40,7 @@ class Keys(Cutter):
         self.use = use
 
     def key(self, rng: random.Random, tokens: int) -> str:
-        """As `Cutter.key`, drawn until the key is for this use."""
+        """A key as of `Cutter.key`, drawn until it is for this use."""
         while for_tests(key := super().key(rng, tokens)) != (self.use == "test"):
             pass
         return key

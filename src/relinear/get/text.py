@@ -26,7 +26,7 @@ from relinear.files import sha256
 from relinear.get.packed import IGNORED, order
 from relinear.plan.job import Job
 
-HELDOUT_SHARE = 0.1  # of the documents of every source
+HELDOUT_SHARE = 0.1  # the share of every source's documents
 CHUNK = 256  # documents tokenised at once
 
 # The wording of Stanford Alpaca, which LoLCATs finetunes with.

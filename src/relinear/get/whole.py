@@ -19,7 +19,7 @@ class Excerpt(NamedTuple):
 
     document: int
     source: str
-    start: int  # of the stretch, in tokens of the document
+    start: int  # the stretch's first token, counted in the document
     tokens: Int64[Tensor, " S+T"]
 
 

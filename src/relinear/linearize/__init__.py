@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 class _Package(ModuleType):
-    """As soon as one of its modules is imported, `relinear.linearize` is this package, and users call that name."""
+    """This package as a function: once one of its modules is imported, `relinear.linearize` is the package, and users call that name."""
 
     def __call__(self, model, method: str, **given):
         """`relinear.linearize.model.linearize`."""

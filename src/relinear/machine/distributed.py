@@ -20,7 +20,7 @@ from relinear.errors import UserError
 
 TIMEOUT = timedelta(minutes=30)  # for a collective: a process that has not come by then is taken for dead, and all end
 PATIENCE = timedelta(days=365)  # for the first process to get the stage's lock, which another job may hold
-REPLICA_SHARE = 0.5  # of a GPU's memory that a replica and its optimiser may take; the rest is for activations
+REPLICA_SHARE = 0.5  # the share of a GPU's memory that a replica and its optimiser may take; the rest is for activations
 
 
 def rank() -> int:

@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 PIECE = 8192  # tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
 TOGETHER, TIMES = 256, 4  # the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
-ONE_SIGMA = 0.6826894921370859  # of a normal distribution within one standard deviation
+ONE_SIGMA = 0.6826894921370859  # the share of a normal distribution within one standard deviation
 
 
 class Answered(NamedTuple):

@@ -1,4 +1,4 @@
-"""How spiky and how monotonic a model's attention is (Hedgehog, Section 3.1), on its own inputs, head by head."""
+"""The spikiness and the monotonicity of a model's attention (Hedgehog, Section 3.1), on its own inputs, head by head."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How faithful a method is to the model's softmax attention on the model's own inputs, head by head."""
+"""The fidelity of a method to the model's softmax attention on the model's own inputs, head by head."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

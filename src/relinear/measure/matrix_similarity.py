@@ -1,4 +1,4 @@
-"""How alike a run's attention matrices are to its teacher's, head by head (SUPRA, Appendix A)."""
+"""The similarity of a run's attention matrices to its teacher's, head by head (SUPRA, Appendix A)."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     """One prompt with where it belongs and what was answered."""
 
     length: int
-    depth: float  # of its cell
+    depth: float  # the depth of its cell
     needle: Needle
     answered: Answered
     text: str  # the greedy answer
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
         return "right" if self.exact else kind_of(self.text, self.needle)
 
     def row(self, item: int) -> dict[str, Any]:
-        """Its line of `items.jsonl`."""
+        """The prompt's line of `items.jsonl`."""
         needle, asked = self.needle, self.needle.asked
         return {
             "item": item, "length": self.length, "depth": self.depth, "distance": needle.distance, "names": needle.names, "keys": needle.keys,

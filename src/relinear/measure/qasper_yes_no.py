@@ -28,7 +28,7 @@ NEEDS = ("next_token",)
 
 OF = SET = "qasper"
 CHOICES = ("Yes", "No")
-EVIDENCE_WORDS = (15, 60)  # of a shot: two of them have some 250 tokens
+EVIDENCE_WORDS = (15, 60)  # the words of a shot's evidence; two shots have some 250 tokens
 SCORES = ("acc", "balanced_acc", "macro_f1", "gain")
 
 

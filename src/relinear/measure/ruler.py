@@ -38,7 +38,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
 
-NEW_TOKENS = {"niah_single_1": 128, "vt": 30, "cwe": 120, "fwe": 50}  # that the authors have a model write
+NEW_TOKENS = {"niah_single_1": 128, "vt": 30, "cwe": 120, "fwe": 50}  # the most tokens that the authors have a model write
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HOPS, EXAMPLE_LINES = 4, 6
 COMMON, EXAMPLE_WORDS, LONG = 10, 40, 4096

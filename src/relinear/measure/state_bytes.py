@@ -1,4 +1,4 @@
-"""How much a model remembers of a sequence: bytes of its state as deployed, at its own shape and at Llama-3-8B's."""
+"""The bytes of a model's state as deployed, at its own shape and at Llama-3-8B's."""
 
 from collections.abc import Iterator
 from pathlib import Path

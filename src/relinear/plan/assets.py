@@ -66,7 +66,7 @@ class Asset(Strict):
         return self.members if self.file is None else (self.file,)
 
     def part(self, number: int) -> "Asset":
-        """One of its archives, numbered from 1, as an asset."""
+        """An archive of the asset, numbered from 1, as an asset of its own."""
         named = {"package": self.package.format(part=number), "members": tuple(m.format(part=number) for m in self.members)}
         share = {"download_bytes": self.download_bytes // len(self.parts), "bytes": self.bytes // len(self.parts)}
         own = {"name": f"{self.name}, part {number} of {len(self.parts)}", "sha256": self.parts[number - 1], "parts": (), "file": None, "hub": None}

@@ -294,7 +294,7 @@ class Needed(Strict):
 
 
 class Own(Spec):
-    """What `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`, which writes <stem>.<suffix> of `makes`.
+    """A figure that `<stem>.py` beside the spec draws: `def draw(spec, measured, about, out) -> list[Path]`, which writes <stem>.<suffix> of `makes`.
 
     Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look` finds.
     """

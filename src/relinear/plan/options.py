@@ -135,7 +135,7 @@ POSSIBLE_NEEDS = ("next_token", "documents", "tasks")
 
 @functools.cache
 def metric_needs(file: Path) -> tuple[str, ...]:
-    """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for what there is not. It says which runs and data the
+    """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for an unknown need. A need says which runs and data the
     metric can be asked of, and not what it measures, so no key counts it (`relinear.plan.code`)."""
     found = [n.value for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "NEEDS"]
     needs = ast.literal_eval(found[0]) if found else ()

@@ -26,7 +26,7 @@ NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or f
 
 
 class Finding(Strict):
-    """What a reader should take home, with numbers that are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell of it.
+    """A finding for the reader, with numbers that are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell of it.
 
     `of`: the table, below `results/reference`. `ascending`: runs and columns whose values rise in this order, which is what makes it true.
     """
@@ -65,7 +65,7 @@ class Artefact:
 
     @property
     def name(self) -> str:
-        """Of its rule and of the target of `snakemake`: `lolcats_figure3`."""
+        """The name of its rule and of its target for `snakemake`: `lolcats_figure3`."""
         return f"{self.paper}_{self.stem}"
 
     @property
@@ -109,12 +109,12 @@ class Artefact:
         return {scale for part in (*table.all_columns, *table.lines) for scale in part.not_at} if table else set()
 
     def files(self) -> list[str]:
-        """Its inputs that are no measurements of runs."""
+        """The input files that are no measurements of runs."""
         return self.spec.files()
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Of the files that are drawn."""
+        """The suffixes of the files that are drawn."""
         if isinstance(self.spec, Table) and self.shape == "table":
             return self.spec.suffixes
         made = (*self.spec.makes, "provenance.json") if isinstance(self.spec, Own) else self.spec.suffixes

@@ -22,7 +22,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def _truths(name: str, value: Any) -> Iterator[str]:
-    """What is true or false in a value, or in its lists and theirs, as `name.index is true`."""
+    """The truth values in a value or in its lists at any depth, as `name.index is true`."""
     if isinstance(value, bool):
         yield f"{name} is {str(value).lower()}"
     for index, part in enumerate(value) if isinstance(value, list | tuple) else ():

@@ -242,7 +242,7 @@ class Table(Spec):
 
     @cached_property
     def titles(self) -> dict[str, str]:
-        """Of the words of a row."""
+        """The titles of a row's words."""
         return {axis: axis for axis in self.rows.axes} | self.texts
 
     @cached_property

@@ -148,7 +148,7 @@ def again(record: dict[str, Any]) -> str:
 
 
 def _made_by(step: Path, scale: Path, record: dict[str, Any]) -> str:
-    """How to come by the weights of a committed step: a command where this version has that run, else the commit that made it."""
+    """The way to the weights of a committed step: a command where this version has that run, else the commit that made it."""
     run, stage = step.parent.name, step.name
     try:
         Plan(scale=record["scale"]).node(stage, run)

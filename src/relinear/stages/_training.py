@@ -22,9 +22,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(Strict):
-    """How a run is optimised in one step, AdamW with linear warm-up and cosine; and on which text, where it differs from the scale."""
+    """The optimisation of a run in one step, AdamW with linear warm-up and cosine, and the text and amounts that differ from the scale's."""
 
-    data: str  # of data.yaml
+    data: str  # a name in data.yaml
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Beta, Beta] = (0.9, 0.999)

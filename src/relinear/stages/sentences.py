@@ -16,7 +16,7 @@ class Options(Strict):
 
     source: str  # an asset, or `smoke`
     form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # the form of the source; get/sentences.py has the reader of each
-    task: str | None = None  # of glue and requests
+    task: str | None = None  # the task, for the forms glue and requests
     words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
     chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
     train: Positive | None = None  # this many texts, an error where there are fewer; None: all

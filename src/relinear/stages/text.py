@@ -12,7 +12,7 @@ MADE_HERE = ("smoke", "written")  # sources that are made here and are no assets
 
 
 class Written(Strict):
-    """How many tokens of instructions and answers the model writes itself, and how it is sampled."""
+    """The tokens of instructions and answers that the model writes itself, and its sampling."""
 
     tokens: Positive
     batch_size: Positive

@@ -31,9 +31,9 @@ from relinear.plan.items import read_items as read_items
 
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
 LINES = 250  # lines of a curve, besides its last
-PARTS_EVERY = 10  # of these lines have the parts of a loss (by layer), and the last
+PARTS_EVERY = 10  # every tenth of these lines, and the last, has the parts of a loss (by layer)
 DECIMALS = 2  # decimals of an item's scores, in nats
-SCORED = {"scores", "target"}  # of an item, in the headline table's rows alone
+SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}

@@ -28,7 +28,7 @@ from relinear.tracking.store import entries, flatten_metrics, step_entries, text
 LARGEST_ARTIFACT = 5 * 2**20  # bytes
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
-NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # of a scale, a run, a stage: no path, and no quote of a query
+NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 # Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
 PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
@@ -236,7 +236,7 @@ def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str])
 
 
 def describe(record: dict) -> dict:
-    """What `live.Tracker` takes, from run.json or from as much of it as is known when a stage starts.
+    """The arguments of `live.Tracker`, from run.json or from the part of it that is known when a stage starts.
 
     Use it as ``Tracker(uri, **describe(record))``; then a rebuilt store has the parameters and tags of the first one.
     """

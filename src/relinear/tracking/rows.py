@@ -24,7 +24,7 @@ from relinear.stages._stage import Node, method_file
 from relinear.tracking import store
 
 INPUTS = "inputs"  # the run above those of shared stages
-KIND = "relinear.kind"  # of a run: row, seed, earlier, inputs, stage, tables
+KIND = "relinear.kind"  # the tag of a run's kind: row, seed, earlier, inputs, stage, tables
 SHOWN = ("paper", "table", "row", "method", "variant", "model", "scale")  # tags of a stage that are its row's too
 INPUTS_NOTE = "What the rows share: assets, models, texts and activations, each made once."
 RECORDS = "\n\nRecords: "  # stands before the links at the end of a row's description
@@ -189,7 +189,7 @@ def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any],
 
 
 def label(row: str, run: str, stage: str) -> str:
-    """What a stage's run is called beside its row: `distill`; `lizard/distill` beside another; `teacher` of a stage that makes the teacher."""
+    """The name of a stage's run beside its row: `distill`; `lizard/distill` beside another; `teacher` of a stage that makes the teacher."""
     return stage if run in (row, stage) else f"{run}/{stage}"
 
 

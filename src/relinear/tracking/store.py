@@ -34,7 +34,7 @@ BATCH = 1000  # metrics that one call of mlflow's takes
 PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
 LONGEST_LIST = 256  # a longer list is data, not a set of curves
 ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
-PAGES = "workflowType=machine_learning"  # of an address in MLflow 3's UI, which otherwise shows the pages of generative models
+PAGES = "workflowType=machine_learning"  # a part of addresses in MLflow 3's UI, which otherwise shows the pages of generative models
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
 

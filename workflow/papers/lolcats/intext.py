@@ -104,7 +104,7 @@ def _tokens() -> list[list[str]]:
 
 
 def _saved(measured, about) -> list[str]:
-    """How much less LoLCATs with its window loses against the teacher, on average over Table 2's tasks, than T2R does."""
+    """The points by which LoLCATs with its window loses less against the teacher than T2R does, on average over Table 2's tasks."""
     found = {run: measured[run, "commonsense"] for run in ("teacher", "t2r", "lolcats_window")}
     ours, holds = NOT_RUN, ""
     if all(found.values()):
