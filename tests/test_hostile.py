@@ -14,7 +14,7 @@ from conftest import ROOT, copy_sources, environment
 from servers import silent_server
 
 from relinear.errors import UserError
-from relinear.files import sha256
+from relinear.files import MANIFEST, sha256
 from relinear.machine import gpus
 from relinear.tracking import mirror
 
@@ -104,6 +104,12 @@ def test_a_store_that_is_no_database_is_told(tmp_path):
 def test_a_store_that_vanished_is_noticed(tmp_path, capsys):
     mirror.init(f"sqlite:///{tmp_path / 'new/mlflow.db'}")
     assert capsys.readouterr().err == "", "a first store is nothing to tell"
+    committed = tmp_path / "clone/results/reference/mini"
+    for file in ("teacher/run.json", MANIFEST):
+        (committed / file).parent.mkdir(parents=True, exist_ok=True)
+        (committed / file).write_text("{}")
+    mirror.init(f"sqlite:///{tmp_path / 'clone/results/mlflow.db'}")
+    assert capsys.readouterr().err == "", "nor is that of a clone, which has committed results"
     stage(tmp_path / "results")
     uri = f"sqlite:///{tmp_path / 'results/mlflow.db'}"
     mirror.init(uri)

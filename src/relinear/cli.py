@@ -27,7 +27,7 @@ from relinear.tracking import mirror
 from relinear.tracking.store import StoreError
 
 # The packages of the extra `suite` in pyproject.toml, by the names that are imported.
-SUITE = ("PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "scipy", "snakemake", "sqlalchemy")
+SUITE = ("PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "scipy", "snakemake", "sqlalchemy")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -220,6 +220,18 @@ def export_run(
     from relinear.share.export import export
 
     print(export(run, out, merge=merge, dtype=dtype))
+
+
+@app.command("crate")
+def write_crate(
+    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
+    out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")],
+) -> None:
+    """Write a run's records as an RO-Crate: what was made of what, at which commit and when. It needs no weights."""
+    require_clone()  # the crate names data and licences
+    from relinear.share.crate import write
+
+    print(write(run, out))
 
 
 @app.command("tasks")

@@ -1,4 +1,4 @@
-"""The model card of an exported folder: the model, its making, its scores, the work that it stands on, and its limits."""
+"""The model card of an exported folder, with the model, its making, its scores, the work that it stands on and its limits; and texts of licences."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import Any
 
 from relinear.draw.planned import measured_in
 from relinear.draw.render import markdown
+from relinear.get.assets import default_cache
 from relinear.plan.plan import Plan
+from relinear.plan.strict import WORKFLOW
 from relinear.share.runs import Chain
 
 SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
@@ -21,8 +23,8 @@ def card(run: Path, chain: Chain, records: Mapping[Path, dict[str, Any]]) -> str
     title = f"{run.name}, {'linearized from' if methods else 'adapted from'} {teacher}"
     sources = dict(_sources(plan, teacher, records))
     head = ["---", "library_name: transformers", f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]", f"base_model: {teacher}"]
-    if licences := [licence for licence, _ in sources.values()]:
-        head.append(f"license: {licences[0].lower()}")
+    if sources:
+        head.append(f"license: {next(iter(sources.values()))[0].lower()}")
     made = [_made(link.method, link.options) for link in chain.links]
     steps = [_step(folder, records[folder]) for folder in chain.steps]
     lines = [
@@ -31,10 +33,25 @@ def card(run: Path, chain: Chain, records: Mapping[Path, dict[str, Any]]) -> str
         "`relinear.json` has the hashes of everything it was made from.", "", "## Scores", "",
         markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(run)]) else "None was measured.", "",
         f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error. The teacher's own numbers are in the suite's tables.",
-        "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()), "",
+        "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
+        *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()), "",
         "## What it does not do", "", *(f"- {line}" for line in _limits(methods)),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, tuple[str, Path]]:
+    """The texts of licences that lie in the folder, by their names there: what each is of, and where it is taken from.
+
+    They are this suite's, and those that came with the assets. An asset whose package has no such text, or which is no longer in the cache, has its
+    licence in the card alone.
+    """
+    plan = Plan(scale=next(iter(records.values()))["scale"])
+    found = {"LICENSE": ("of relinear, whose code and numbers are here", WORKFLOW.parent / "LICENSE")}
+    for name, _ in _sources(plan, chain.model.name, records):
+        for path in sorted((default_cache() / plan.catalogue[name].folder).rglob("LICENSE")):
+            found[f"LICENSE-{name}"] = (f"as it came with {name}", path)
+    return found
 
 
 def _made(method: str, options: Mapping[str, Any]) -> str:

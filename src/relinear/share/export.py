@@ -1,4 +1,4 @@
-"""A run as one transformers folder: weights, tokenizer, generation settings, the model's code, a card, and where it all came from.
+"""A run as one transformers folder: weights, tokenizer, generation settings, the model's code, a card, licences, and where it all came from.
 
 Such a folder loads where there is only transformers, by `trust_remote_code=True`; with relinear its code is never run. An adapter is added to
 the weights. Left beside them, `AutoModelForCausalLM.from_pretrained(folder)` loads both, by transformers' own adapter loading, and `import
@@ -22,7 +22,7 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.get.model import DTYPES
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
-from relinear.share.card import card
+from relinear.share.card import card, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
 
@@ -65,7 +65,10 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
             shutil.copy(path, scratch)
         if adapter:
             _forget_base(scratch / Path(ADAPTER[0]).name)
-        write_text(scratch / CARD, card(run, chain, {folder: read[folder] for folder in (chain.model, *chain.steps)}))
+        own = {folder: read[folder] for folder in (chain.model, *chain.steps)}
+        write_text(scratch / CARD, card(run, chain, own))
+        for name, (_, text) in licences(chain, own).items():
+            shutil.copyfile(text, scratch / name)
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
         write_json(scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, read), "merged": merge, "dtype": dtype, "files": files})
     return out

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.errors import UserError
+from relinear.files import MANIFEST
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A server that is gone, fails or does not
 # answer is given up after one more try, within seconds, and not after mlflow's default of several minutes.
@@ -119,7 +120,8 @@ def _create_sqlite(uri: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(uri):
         if not path.exists():
-            if any(record for depth in ("*/*/*", "*/runs/*/*") for record in path.parent.glob(f"{depth}/run.json")):
+            made = (record for depth in ("*/*/*", "*/runs/*/*") for record in path.parent.glob(f"{depth}/run.json"))
+            if any(not (record.parents[1] / MANIFEST).is_file() for record in made):  # committed results are nobody's own
                 print(f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished before", file=sys.stderr, flush=True)
             fresh = path.with_name(f"{path.name}.new")
             fresh.unlink(missing_ok=True)

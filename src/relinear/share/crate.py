@@ -1,0 +1,118 @@
+"""A run's records as an RO-Crate, for readers that know no run.json: what was made of what, at which commit, when, and what the files' sha256 are.
+
+By the profile Process Run Crate each step is an action: its instrument is this suite at a commit, its objects are the steps and data before it, its
+result is its folder. In the crate's folder lie run.json and metrics.json of each; weights and other large files are named by their sha256.
+"""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from rocrate.model import ContextEntity
+from rocrate.rocrate import ROCrate
+
+from relinear import records
+from relinear.errors import UserError
+from relinear.files import folder_aside
+from relinear.plan.assets import catalogue
+
+PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
+LICENCE = "https://spdx.org/licenses/Apache-2.0"  # of records, which are this suite's
+KEPT = ("run.json", "metrics.json")
+
+
+def write(run: Path | str, out: Path | str) -> Path:
+    """Write the run folder `run` (`results/<scale>/runs/<run>`), and the steps that it was made from, as the crate `out`; returns `out`.
+
+    Raises UserError for a folder without a finished step, a record that cannot be believed, and an `out` that holds something.
+    """
+    run, out = Path(run).resolve(), Path(out).resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty; give another folder")
+    found = _with_parents(run)
+    last = max(_ended(record) for record in found.values())
+    crate = ROCrate()
+    crate.name, crate.datePublished = f"{run.name}, scale {found[min(found)]['scale']} of relinear", last
+    crate.license = _named(crate, LICENCE, LICENCE.rpartition("/")[2])
+    crate.description = f"Records of the run {run.name} and of the steps that it was made from."
+    profile = {"@type": ["CreativeWork", "Profile"], "name": "Process Run Crate", "version": PROFILE.rpartition("/")[2]}
+    crate.root_dataset.append_to("conformsTo", crate.add(ContextEntity(crate, PROFILE, properties=profile)))
+    scale = run.parents[1]
+    results = {folder: crate.add_dataset(dest_path=f"{folder.relative_to(scale).as_posix()}/") for folder in found}
+    for folder, record in found.items():
+        _add(crate, folder, record, scale, results)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with folder_aside(out) as scratch:
+        crate.write(scratch)
+    return out
+
+
+def _with_parents(run: Path) -> dict[Path, dict[str, Any]]:
+    """The records of a run's steps and measurements and of all that they were made from, by folder, each after its parents."""
+    found: dict[Path, dict[str, Any]] = {}
+
+    def add(folder: Path, record: dict[str, Any]) -> None:
+        if folder not in found:
+            for parent in record["parents"].values():
+                if made := _parent(run.parents[1], parent):
+                    add(*made)
+            found[folder] = record
+
+    for path in sorted(run.glob("*/run.json")):
+        add(path.parent, records.believed(path.parent))
+    if not found:
+        raise UserError(f"{run} is no run: it has no finished step or measurement; a run is results/<scale>/runs/<run>")
+    return found
+
+
+def _parent(scale: Path, parent: dict[str, str]) -> tuple[Path, dict[str, Any]] | None:
+    """A parent's folder and record, below the scale's folder as it lies now; None where that is not there or is another by now."""
+    parts = Path(parent["path"]).parts
+    for length in (3, 2, 1):
+        folder = scale.joinpath(*parts[-length:])
+        if (record := records.believed(folder)) and record["key"] == parent["key"]:
+            return folder, record
+    return None
+
+
+def _add(crate: ROCrate, folder: Path, record: dict[str, Any], scale: Path, results: dict[Path, Any]) -> None:
+    """The action of one step, its files and what it read."""
+    result, name = results[folder], folder.relative_to(scale).as_posix()
+    result["name"] = name
+    for file in KEPT:
+        if (folder / file).is_file():
+            result.append_to("hasPart", crate.add_file(folder / file, f"{name}/{file}", properties={"encodingFormat": "application/json"}))
+    for file, entry in record["artefacts"].items():
+        if file not in KEPT:
+            result.append_to("mentions", _named(crate, f"#{name}/{file}", file, sha256=entry["sha256"], contentSize=str(entry.get("bytes", ""))))
+    read = []
+    for role, parent in record["parents"].items():
+        made = _parent(scale, parent)
+        read.append(results[made[0]] if made else _named(crate, f"#{parent['key']}", role, identifier=parent["key"]))
+    for data in record.get("datasets", ()):
+        about = {"sha256": data["sha256"]}
+        if asset := catalogue().get(data["name"]):
+            about |= {"license": asset.licence, "creditText": asset.attribution}
+        read.append(_named(crate, f"#data/{data['name']}/{data['sha256'][:12]}", data["name"], **about))
+    crate.add_action(
+        _suite(crate, record), f"#{record['key']}", object=read, result=result,
+        properties={"name": name, "startTime": record["started"], "endTime": _ended(record), "actionStatus": "http://schema.org/CompletedActionStatus"},
+    )  # fmt: skip
+
+
+def _named(crate: ROCrate, at: str, name: str, **about: str) -> ContextEntity:
+    """What is no file of the crate, by its name."""
+    return crate.get(at) or crate.add(ContextEntity(crate, at, properties={"@type": "CreativeWork", "name": name, **about}))
+
+
+def _suite(crate: ROCrate, record: dict[str, Any]) -> ContextEntity:
+    """This suite at the record's commit, and the libraries that it had."""
+    commit = str((record.get("git") or {}).get("commit"))
+    libraries = sorted(f"{name} {version}" for name, version in record.get("versions", {}).items())
+    about = {"@type": "SoftwareApplication", "name": "relinear", "softwareVersion": commit, "softwareRequirements": libraries}
+    return crate.get(f"#relinear@{commit}") or crate.add(ContextEntity(crate, f"#relinear@{commit}", properties=about))
+
+
+def _ended(record: dict[str, Any]) -> str:
+    began = datetime.datetime.fromisoformat(record["started"])
+    return (began + datetime.timedelta(seconds=record["wall_seconds"])).isoformat(timespec="seconds")
