@@ -101,7 +101,7 @@ def run(path, seconds=60.0, anew=False, **how):
 
 def test_a_campaign_is_resumed_and_measured_again_in_parts(tmp_path, monkeypatch):
     path, now = tmp_path / "bench.csv", iter("12345678")
-    monkeypatch.setattr(kernels, "timed", lambda *args: {"ms": f"{float(next(now)):.4f}"})
+    monkeypatch.setattr(kernels, "time_run", lambda *args: {"ms": f"{float(next(now)):.4f}"})
     assert run(path) == {"ours": "1.0000", "peer": "2.0000"}
     assert run(path, only="^op B1", provider="peer") == {"ours": "1.0000", "peer": "3.0000"}
     assert run(path, missing=True) == run(path, only="another") == {"ours": "1.0000", "peer": "3.0000"}
@@ -113,7 +113,7 @@ def test_what_fails_is_a_row_that_says_why(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("no room\nat all")
 
-    monkeypatch.setattr(kernels, "timed", fail)
+    monkeypatch.setattr(kernels, "time_run", fail)
     assert run(tmp_path / "bench.csv") == {"ours": "failed", "peer": "failed"}
     assert "RuntimeError: no room" in (tmp_path / "bench.csv").read_text()
     assert read(tmp_path / "bench.csv") == []
