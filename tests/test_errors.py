@@ -90,6 +90,8 @@ CASES = {
         runs(lambda r: r["lizard"].update(options={"gate": "low_rank", "gates": "head"})), {}, ["lizard", "gate 'low_rank'", "'head'", "channel"]),
     "meta tokens beside no window": (
         runs(lambda r: r["lizard"].update(options={"window": 0, "meta": 4})), {}, ["lizard", "window of 0", "got meta 4", "possible: 0"]),
+    "features without a bound or a sum": (
+        runs(lambda r: r["lizard"].update(options={"feature": "exp_pm"})), {}, ["lizard", "'exp_pm'", "normalize false", "normalize true"]),
     "a pooling without its gate": (
         runs(lambda r: r["lizard"].update(options={"gate": "mamba2", "pool": "max"})), {}, ["pool 'max'", "gate 'mamba2'", "the gate 'pool'"]),
     "a decay that a sum leaves out": (

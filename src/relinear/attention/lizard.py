@@ -65,6 +65,8 @@ class Options(_base.StateOptions):
     def _consistent(self):
         if self.gates == "channel" and self.feature == "exp_pm":
             raise ValueError("gates 'channel' take bounded features: softmax_pm; got exp_pm")
+        if self.feature == "exp_pm" and not self.normalize:
+            raise ValueError("feature 'exp_pm' has no bound, its sums are normalised; got normalize false, possible: normalize true, or softmax_pm")
         if self.gates not in GATES[self.gate]:
             raise ValueError(f"gate {self.gate!r} is one per {' or '.join(GATES[self.gate])}; got gates {self.gates!r}")
         if self.gate != "pool" and (self.pool, self.pool_bias) != ("mean", 0.0):
