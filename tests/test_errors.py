@@ -254,6 +254,15 @@ def test_a_disk_that_refuses_is_told_in_one_line(monkeypatch, tmp_path, error, n
     assert code == 1 and stderr.startswith(f"error: {named}") and stderr.count("\n") == 1
 
 
+def test_an_interrupt_before_a_verb_has_begun_is_told_in_one_line(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("relinear.cli.app", interrupted)
+    code, stderr = relinear(monkeypatch, "status")
+    assert (code, stderr) == (130, "error: interrupted; give the same command again\n")
+
+
 # --- the same through Snakemake, which reads the plan before its first job ---
 
 FIRST = "results/smoke/models/tiny/run.json"  # not all of it, lest a test that fails takes minutes

@@ -366,8 +366,10 @@ def _judged(results: Results, draw: random.Random, kind: Round, moment: float) -
 
 
 def _traceback(said: str) -> bool:
-    """Whether one was printed, other than that of Python or Snakemake, interrupted before it read our first rule."""
-    return "Traceback" in said and not ("KeyboardInterrupt" in said and "common.smk" not in said and "relinear" not in said)
+    """Whether one was printed, other than that of a Python that was interrupted before it read our first line, or while it imported."""
+    lines = said[said.index("Traceback") :] if "Traceback" in said else ""
+    early = "KeyboardInterrupt" in lines and ("importlib._bootstrap" in lines or not ("relinear" in lines or "common.smk" in lines))
+    return bool(lines) and not early
 
 
 def rebuild(results: Results) -> list[str]:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -370,6 +371,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:  # before a verb has begun: Ctrl-C in one is typer's
+        print("error: interrupted; give the same command again", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except ModuleNotFoundError as error:
         if (lacking := str(error.name).partition(".")[0]) not in SUITE:
             raise
