@@ -65,6 +65,8 @@ def serve(name: str, owner: int, ready: int) -> dict | None:
 
     for library in LIBRARIES:
         importlib.import_module(library)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # forks hear what `nohup` and a shell's background jobs leave ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.collect()
     gc.freeze()  # otherwise the collector writes into the memory that forks share
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
