@@ -138,7 +138,11 @@ def drawn(names: list[Path], count: int, seed: int = 0) -> list[Setting]:
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=2 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=2 * count + 1,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(changed(names))
     def collect(setting: Setting) -> None:

@@ -31,6 +31,7 @@ RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate", "perple
 TARGET = f"results/smoke/runs/{RUN}/{LAST[-1]}/run.json"
 TABLE = ("comparison", "table2", ("csv", "md", "claims.csv"))
 GIB = 1 << 30
+BEGUN = 0.5  # seconds that a Python takes to come to the first line of what it runs
 LONGEST = 420  # seconds that a command may take on a busy machine
 
 
@@ -167,12 +168,12 @@ def everyone(process: subprocess.Popen, number: int) -> None:
 
 
 def stages_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """The processes that work on a stage, once there are some."""
+    """The processes that work on a stage, once there are some, and each has begun: what Python itself says before is not ours."""
     found: list[psutil.Process] = []
     while not found and process.poll() is None:
         for one in family(process):
             with suppress(psutil.Error):
-                if {"finetune", "measure"} & set(one.cmdline()):
+                if {"finetune", "measure"} & set(one.cmdline()) and time.time() - one.create_time() > BEGUN:
                     found.append(one)
         time.sleep(0.02)
     return found

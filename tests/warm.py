@@ -90,6 +90,8 @@ def serve(name: str, owner: int, ready: int) -> dict | None:
 def attend(connection: socket.socket) -> dict:
     """Fork for a request. The other process waits for the fork's end and reports it, or kills the fork if nobody waits for it any more."""
     request, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    if not request:  # whoever asked was killed before
+        os._exit(0)
     pid = os.fork()
     if not pid:
         connection.close()
