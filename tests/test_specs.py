@@ -269,6 +269,12 @@ def test_a_key_given_twice_is_refused_wherever_it_stands(tmp_path):
         available(tmp_path / "papers")
 
 
+def test_a_wrong_value_is_shown_by_its_first_characters(tmp_path):
+    with pytest.raises(ConfigError, match="claims.*got .zzz") as error:
+        read(paper(tmp_path, **TABLE | {"claims": "z" * 3000}))
+    assert len(str(error.value)) < 600
+
+
 def test_a_folder_needs_a_paper_and_a_paper_no_specs(tmp_path):
     (tmp_path / "t2r").mkdir()
     with pytest.raises(ConfigError, match="no t2r/paper.yaml"):

@@ -347,6 +347,27 @@ def test_history_goes_on_after_an_interruption_without_gap_or_double(results):
     assert json.loads((results.folder(ACTIVATIONS) / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
 
 
+def test_a_training_whose_history_was_deleted_midway_leaves_no_result_and_begins_anew(results):
+    """The fault campaign's `work folders deleted`: a checkpoint made the folder again, and the first and last loss were those of its second part."""
+
+    def work(job, lost=()):
+        job.resume(0)
+        for i in range(5):
+            if i in lost:
+                job.history.unlink()
+            job.log({"loss": float(10 - i)}, i)
+        return job.losses()
+
+    results.run(ACTIVATIONS)
+    words = "distill lizard"
+    step = results.node(words)
+    with pytest.raises(StageError, match="has not every step once, 2 lines.*give the same command again"):
+        run_stage(results.plan, step, lambda job: work(job, lost={3}))
+    assert not results.folder(words).exists() and {path.name for path in results.work(words).iterdir()} <= {"lock", "attempt.json"}
+    run_stage(results.plan, step, work)
+    assert json.loads((results.folder(words) / "metrics.json").read_text()) == {"first_loss": 10.0, "last_loss": 6.0}
+
+
 def test_a_line_of_history_cut_short_does_not_stop_the_next_attempt(results):
     """The machine went down, or the disk was full, in the middle of a line."""
     begun(results)

@@ -103,9 +103,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
             shutil.rmtree(folder)
         os.replace(out, folder)
         sync(folder.parent, deep=False)
-        for leftover in scratch_root.iterdir():
-            if leftover.name not in ("lock", "attempt.json"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        _clear(scratch_root)
     return folder
 
 
@@ -190,6 +188,8 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                    "mlflow_run_id": tracker.run_id}  # fmt: skip
         if job.history.is_file():
+            if stages.stage(node.stage).trains:
+                _require_whole(job.history, node)
             shutil.copy(job.history, job.out / "history.jsonl")
         write_json(job.out / "metrics.json", metrics)
         record["artefacts"] = {
@@ -223,12 +223,28 @@ def _progress(work: Path, key: str, node: Node) -> dict:
         print(f"{node}: what an earlier attempt left cannot be read ({error}); it begins anew", file=sys.stderr)
         last["key"] = None
     if last["key"] != key:
-        for leftover in work.iterdir():
-            if leftover.name not in ("lock", "attempt.json"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        _clear(work)
     now = {"attempt": last["attempt"] + 1, "key": key}
     write_json(path, now)
     return now
+
+
+def _clear(work: Path) -> None:
+    """Delete what an attempt left in its work folder."""
+    for leftover in work.iterdir():
+        if leftover.name not in ("lock", "attempt.json"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def _require_whole(history: Path, node: Node) -> None:
+    """Raise StageError for a training's history that lacks steps or has one twice, as after its deletion by others. The next attempt begins anew."""
+    steps = [json.loads(line)["step"] for line in history.read_text().splitlines()]
+    if steps != list(range(len(steps))):
+        _clear(history.parent)
+        raise StageError(
+            f"{node}: {history} has not every step once, {len(steps)} lines: files of its folder were changed while it ran; "
+            "nothing of this attempt is kept, give the same command again"
+        )
 
 
 def _require_readable(work: Path) -> None:

@@ -47,6 +47,7 @@ class Strict(BaseModel):
         return given
 
 
+SHOWN = 200  # characters of a wrong value in its error: it may be a whole file
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -115,7 +116,8 @@ def _explain(model: type[BaseModel], error: dict, where: str) -> str:
         for part in path:  # down to the model that has the unknown key
             model = _within(model, part)
         return f"{where}: unknown key {key!r} in {at.rsplit('.', 1)[0]}; possible: {', '.join(model.model_fields)}"
-    return f"{at}: {error['msg']}; got {error['input']!r}"
+    got = repr(error["input"])
+    return f"{at}: {error['msg']}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}"
 
 
 def _within(model: type[BaseModel], part: str | int) -> type[BaseModel]:
