@@ -35,7 +35,8 @@ finally:
     json.dump([n for n in sys.modules if n.partition(".")[0] not in ("__main__", "relinear", "relinear_kernels")], open(out, "w"))
 """
 IMPORTED = """
-import contextlib, importlib, json, sys
+import contextlib, gc, importlib, json, sys
+gc.disable() # as a job imports
 for name in json.load(open(sys.argv[1])):
     with contextlib.suppress(Exception):  # modules that a library makes while it runs
         importlib.import_module(name)
