@@ -101,7 +101,31 @@ def test_of_a_row_at_chance_there_is_nothing_to_recover(tmp_path):
     assert "t2r is not 3 standard errors above chance, 50.00" in kept(tmp_path, outcomes(0, 0.7), outcomes(1, 0.5))["lizard"]["kept"]
 
 
-@pytest.mark.parametrize(("changes", "missing"), [({"row": "nobody"}, "no row 'nobody'"), ({"column": "kept"}, "no column 'kept'")])
+def test_a_recovery_beyond_a_row_is_of_the_gain_of_another_row_where_lower_is_better(tmp_path):
+    base, best = outcomes(0, 0.8), outcomes(1, 0.4)
+    between = outcomes(2, 0.5, like=best, changed=0.2)
+    recovery = {"column": "piqa_acc", "row": "t2r", "chance": "lizard", "lower": True}
+    measured = {(run, "commonsense"): scored(tmp_path, run, piqa=x) for run, x in (("lizard", base), ("t2r", best), ("supra", between))}
+
+    def drawn(**changes):
+        rows = [{"run": run} for run in ("lizard", "t2r", "supra")]
+        artefact = read(paper(tmp_path, columns=[COLUMNS[0], KEPT | {"recovery": recovery | changes}], rows=rows))
+        draw(artefact, measured, About("mini"), tmp_path / "out")
+        return {row["run"]: row for row in csv.DictReader((tmp_path / "out/table1.csv").read_text().splitlines())}
+
+    found, gain = drawn(), base.mean() - best.mean()
+    share = (base.mean() - between.mean()) / gain
+    assert [float(found[run]["kept"]) for run in ("lizard", "t2r", "supra")] == pytest.approx([0, 100, 100 * share], rel=1e-4)
+    error = (base - between - share * (base - best)).std(ddof=1) / math.sqrt(N) / gain
+    assert float(found["supra"]["kept_stderr"]) == pytest.approx(100 * error, rel=1e-3)
+    assert found["lizard"]["kept_stderr"] == found["t2r"]["kept_stderr"] == ""
+    assert "t2r is not 3 standard errors above lizard" in drawn(lower=False)["supra"]["kept"], "it lost"
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [({"row": "nobody"}, "no row 'nobody'"), ({"column": "kept"}, "no column 'kept'"), ({"chance": "nobody"}, "no row 'nobody'")],
+)
 def test_a_recovery_of_nothing_is_refused(tmp_path, changes, missing):
     with pytest.raises(ConfigError, match=missing):
         kept(tmp_path, outcomes(0), outcomes(1), recovery=KEPT["recovery"] | changes)

@@ -177,3 +177,21 @@ rule pieces:
         key=key("pieces"),
     shell:
         "{RELINEAR} pieces {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
+rule splits:
+    """A text with splits of its own, as token streams."""
+    input:
+        parents("splits"),
+        assets("splits"),
+    output:
+        update("<results>/splits/{name}/run.json"),
+    log:
+        "<results>/logs/splits.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("splits"),
+    params:
+        key=key("splits"),
+    shell:
+        "{RELINEAR} splits {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses
-from relinear.draw.paired import Pulls, mean, scale_pulls
+from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
@@ -172,23 +172,36 @@ def _mean(parts: list[Cell]) -> Cell:
 
 
 def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The row's score above chance over that of the row `of.row`. Its error is paired where both were measured on the same items. Not defined where
+    """The row's score above chance over that of the row `of.row`. Its error is paired where all were measured on the same items. Not defined where
     that row is not off chance: a ratio to nothing is as large as one likes."""
-    whole = next(other for other in rows if other.line.name == of.row)
-    ours, theirs = row.cells[of.column], whole.cells[of.column]
-    if not isinstance(ours.value, float) or not isinstance(theirs.value, float):
+    names = [row.line.name, of.row, *([of.chance] if isinstance(of.chance, str) else [])]
+    cells = [other.cells[of.column] for name in names for other in rows if other.line.name == name]
+    if not all(isinstance(cell.value, float) for cell in cells):
         return MISSING
-    files, room = tuple(dict.fromkeys((*ours.files, *theirs.files))), theirs.value - of.chance
-    if not isinstance(theirs.stderr, float) or room <= OFF_THE_FLOOR * theirs.stderr:
-        why = f"{of.row} is not {OFF_THE_FLOOR:g} standard errors above chance, {number(of.chance)}"
+    look, files = look_in(rows), tuple(dict.fromkeys(file for cell in cells for file in cell.files))
+    ours, theirs, *base = (look(Point(row=name, column=of.column)) for name in names)
+    if isinstance(of.chance, str):
+        above, level = of.chance, cells[2].value
+        ours, theirs = (_beyond(value, base[0]) for value in (ours, theirs))
+    else:
+        above, level = f"chance, {number(of.chance)}", of.chance
+    room = cells[1].value - level
+    if isinstance(theirs, str) or (-room if of.lower else room) <= OFF_THE_FLOOR * theirs.stderr:
+        near = f"{of.row} is not {OFF_THE_FLOOR:g} standard errors {'below' if of.lower else 'above'} {above}"
+        why = theirs if isinstance(theirs, str) else near
         return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=files)
-    share, error = (ours.value - of.chance) / room, None
-    if row is not whole:
-        look = look_in(rows)
-        left, right = (look(Point(row=name, column=of.column)) for name in (row.line.name, of.row))
-        if isinstance(left, Value) and isinstance(right, Value):
-            error = unit * error_of(left, right, by=share)[0] / room
+    share, error = (cells[0].value - level) / room + 0.0, None  # + 0.0 turns -0.0 into 0.0
+    if not isinstance(ours, str) and row.line.name not in names[1:]:
+        error = unit * error_of(ours, theirs, by=share)[0] / abs(room)
     return Cell(unit * share, error, None, None, (Score(unit * share, error, None),), files)
+
+
+def _beyond(value: Value | str, base: Value | str) -> Value | str:
+    """A number less another that was measured, or the reason why there is none."""
+    if isinstance(value, str) or isinstance(base, str):
+        return base if isinstance(base, str) else value
+    pulls = functools.cache(lambda: minus(value.pulls(), base.pulls()))
+    return Value(value.value - base.value, error_of(value, base)[0], value.name, pulls, math.hypot(value.apart, base.apart))
 
 
 def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:

@@ -25,7 +25,7 @@ from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
-TEXTS = ("text", "sentences", "documents", "passkeys", "pieces")  # kinds of data that the stage of that name makes for a model's vocabulary
+TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits")  # kinds of data that the stage of that name makes for a model's vocabulary
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
 # The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
@@ -291,9 +291,10 @@ class Plan:
             measure = next((other for other, m in self.measures.items() if m == at_end), measure)
         return Node("measure", name, measure)
 
-    def train_tokens(self, dose: float) -> int:
-        """Unique training tokens of a dose."""
-        return multiple(self.config.text.train_tokens * dose, whole_tokens(self.config))
+    def train_tokens(self, dose: float, own: int | None = None) -> int:
+        """Unique training tokens of a dose: of the scale's, or of a data set's `own`, which the budget multiplies, too."""
+        tokens = self.config.text.train_tokens if own is None else own * self.budget
+        return multiple(tokens * dose, whole_tokens(self.config))
 
     def method_modules(self, run: str) -> list[str]:
         """The modules that are found by name when a run's model is built: its methods, and the family that says where attention lies."""

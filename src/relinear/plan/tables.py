@@ -50,11 +50,12 @@ DATA = "{data}"  # in a column's title: the name of the data that its measure re
 
 
 class Recovery(Strict):
-    """The share of one row's score above `chance` (in its column's unit) that each row has. Higher scores must be better."""
+    """The share of one row's score above `chance` that each row has: `chance` is in the column's unit, or a row. `lower`: lower scores are better."""
 
     column: str
     row: str
-    chance: float
+    chance: float | str
+    lower: bool = False
 
 
 class Column(Cell):
@@ -360,7 +361,8 @@ class Table(Spec):
                 raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
             if of := column.recovery:
                 known("column", of.column, (c for c in columns if not columns[c].recovery), f"the recovery {column.name!r}")
-                known("row", of.row, (line.name for line in self.lines), f"the recovery {column.name!r}")
+                for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
+                    known("row", row, (line.name for line in self.lines), f"the recovery {column.name!r}")
         for row in self.rows.list:
             for text in row.text:
                 known("text", text, self.titles, f"row {row.name or row.run!r}")

@@ -29,6 +29,7 @@ class Options(Strict):
     sources: tuple[str, ...]  # assets, `written` for the model's own instructions, `smoke`
     heldout_source: str
     written: Written | None = None
+    train_tokens: Positive | None = None  # unique ones at dose and budget 1; the scale's where not given
 
     @model_validator(mode="after")
     def _written_with_its_budget(self) -> Self:
@@ -52,8 +53,9 @@ class Stage(_stage.Stage):
         text = plan.text_of(node)
         options = plan.data[text.data].options
         return {
-            "sources": options["sources"], "heldout_source": options["heldout_source"], "train_tokens": plan.train_tokens(text.dose),
-            "heldout_tokens": plan.config.text.heldout_tokens, "seed": plan.seed,
+            "sources": options["sources"], "heldout_source": options["heldout_source"],
+            "train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "heldout_tokens": plan.config.text.heldout_tokens,
+            "seed": plan.seed,
         }  # fmt: skip
 
     def parents(self, plan, node):

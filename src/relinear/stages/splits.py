@@ -1,0 +1,33 @@
+"""A text with splits of its own, whole, as token streams for one model's vocabulary."""
+
+from relinear.plan.strict import ConfigError, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: splits`: all of the training split is trained on, and the test split is held out."""
+
+    source: str  # an asset; get/splits.py has the reader of each
+
+
+class Stage(_stage.Stage):
+    """The stage `splits`, which tokenises the splits of a text for a model."""
+
+    help = "Tokenise a text that has splits of its own for a model."
+    work = "relinear.get.splits"
+
+    def settings(self, plan, node):
+        """The settings of the work as plain data; part of the key. Raises ConfigError for a dose, of which such a text has none."""
+        text = plan.text_of(node)
+        if text.dose != 1:
+            raise ConfigError(f"data {text.data!r} have a size of their own, and a dose is of texts; got {text.dose:g}")
+        return {"source": plan.data[text.data].options["source"]}
+
+    def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text."""
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        """The asset of its source."""
+        return [plan.data[plan.text_of(node).data].options["source"]]
