@@ -200,9 +200,12 @@ def test_what_follows_a_parent_that_is_made_again_runs_again_only_if_its_content
     assert (results.folder("distill lizard") / "run.json").read_bytes() == before
     (results.folder(ACTIVATIONS) / "run.json").write_text("")
     assert len(results.run(ACTIVATIONS, text=b"others")) == 1
-    assert not stands(results.plan, results.node("distill lizard"))
-    assert "its parent `activations stories@tiny` was made again, with other contents; it is made again" in capsys.readouterr().err
-    assert len(results.run("distill lizard")) == 1 and results.run("distill lizard") == []
+    capsys.readouterr()
+    assert not stands(results.plan, results.node("distill lizard")) and capsys.readouterr().err == ""
+    assert len(results.run("distill lizard")) == 1
+    why = "its parent `activations stories@tiny` was made again, with other contents; it is made again"
+    assert capsys.readouterr().err.count(why) == 1
+    assert results.run("distill lizard") == []
 
 
 def test_a_record_without_its_parents_contents_goes_by_their_times(results):

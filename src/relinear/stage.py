@@ -80,9 +80,13 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     with _locked(scratch_root / "lock", node):
         record = records.finished(folder)
         ours = record is not None and record["key"] == key
-        if ours and _up_to_date(plan, node, record):
-            _agree(False)
-            return folder
+        if ours:
+            wrong = _stale(plan, node, record)
+            if not wrong:
+                _keep(folder, node)
+                _agree(False)
+                return folder
+            print(f"{node}: {wrong}; it is made again", file=sys.stderr)
         parents = {role: _verified(plan, parent, node) for role, parent in plan.parents(node).items()}
         _require_disk(plan, node)
         progress = _progress(scratch_root, key, node)
@@ -108,17 +112,20 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
 
 
 def stands(plan: Plan, node: Node) -> bool:
-    """Whether a node's result is there as this plan makes it; nothing slow need be imported to know. False where another process is at it."""
+    """Whether a node's result is there as this plan makes it; nothing slow need be imported to know. False where another process is at it.
+
+    Where it is not, `run_stage` says why.
+    """
     folder = plan.folder(node)
     if not (folder / "run.json").is_file():
         return False
     _scratch(plan, node).mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(_scratch(plan, node) / "lock", timeout=0):
-            record = records.finished(folder)
-            return record is not None and record["key"] == plan.key(node) and _up_to_date(plan, node, record)
-    except Timeout:
-        return False
+    with suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
+        record = records.believed(folder)
+        if record is not None and record["key"] == plan.key(node) and not _stale(plan, node, record):
+            _keep(folder, node)
+            return True
+    return False
 
 
 def contents(record: dict[str, Any]) -> str:
@@ -131,16 +138,16 @@ def _scratch(plan: Plan, node: Node) -> Path:
     return plan.root / ".work" / ".".join(part for part in (node.name, node.part or node.stage) if part)
 
 
-def _up_to_date(plan: Plan, node: Node, record: dict) -> bool:
-    """Whether a record of this node's key is of the files that are there and of what its parents hold now. Then it is of now: rules compare times."""
-    folder = plan.folder(node)
-    if wrong := _difference(folder, record) or _outdated(plan, node, record):
-        print(f"{node}: {wrong}; it is made again", file=sys.stderr)
-        return False
+def _stale(plan: Plan, node: Node, record: dict) -> str | None:
+    """The way in which a record of this node's key is not of what its parents hold now, or not of the files that are there; None where it is."""
+    return _outdated(plan, node, record) or _difference(plan.folder(node), record)
+
+
+def _keep(folder: Path, node: Node) -> None:
+    """A result that stands is of now: rules compare times."""
     for name in ("metrics.json", "run.json"):
         os.utime(folder / name)
     print(f"{node}: up to date", file=sys.stderr)
-    return True
 
 
 def _outdated(plan: Plan, node: Node, record: dict) -> str | None:

@@ -6,7 +6,7 @@ result is its folder. In the crate's folder lie run.json and metrics.json of eac
 
 import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
@@ -15,10 +15,18 @@ from relinear import records
 from relinear.errors import UserError
 from relinear.files import folder_aside
 from relinear.plan.assets import catalogue
+from relinear.share.free import require_free
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 LICENCE = "https://spdx.org/licenses/Apache-2.0"  # of records, which are this suite's
 KEPT = ("run.json", "metrics.json")
+
+
+class Step(NamedTuple):
+    """A finished step or measurement: its record, and the folder of each parent by role, None of one that is not there or is another by now."""
+
+    record: dict[str, Any]
+    parents: dict[str, Path | None]
 
 
 def write(run: Path | str, out: Path | str) -> Path:
@@ -27,36 +35,35 @@ def write(run: Path | str, out: Path | str) -> Path:
     Raises UserError for a folder without a finished step, a record that cannot be believed, and an `out` that holds something.
     """
     run, out = Path(run).resolve(), Path(out).resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty; give another folder")
+    require_free(out)
     found = _with_parents(run)
-    last = max(_ended(record) for record in found.values())
+    last = max(_ended(step.record) for step in found.values())
     crate = ROCrate()
-    crate.name, crate.datePublished = f"{run.name}, scale {found[min(found)]['scale']} of relinear", last
+    crate.name, crate.datePublished = f"{run.name}, scale {found[min(found)].record['scale']} of relinear", last
     crate.license = _named(crate, LICENCE, LICENCE.rpartition("/")[2])
     crate.description = f"Records of the run {run.name} and of the steps that it was made from."
     profile = {"@type": ["CreativeWork", "Profile"], "name": "Process Run Crate", "version": PROFILE.rpartition("/")[2]}
     crate.root_dataset.append_to("conformsTo", crate.add(ContextEntity(crate, PROFILE, properties=profile)))
     scale = run.parents[1]
     results = {folder: crate.add_dataset(dest_path=f"{folder.relative_to(scale).as_posix()}/") for folder in found}
-    for folder, record in found.items():
-        _add(crate, folder, record, scale, results)
+    for folder, step in found.items():
+        _add(crate, folder.relative_to(scale).as_posix(), folder, step, results)
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(out) as scratch:
         crate.write(scratch)
     return out
 
 
-def _with_parents(run: Path) -> dict[Path, dict[str, Any]]:
-    """The records of a run's steps and measurements and of all that they were made from, by folder, each after its parents."""
-    found: dict[Path, dict[str, Any]] = {}
+def _with_parents(run: Path) -> dict[Path, Step]:
+    """A run's steps and measurements and all that they were made from, by folder, each after its parents."""
+    found: dict[Path, Step] = {}
 
     def add(folder: Path, record: dict[str, Any]) -> None:
         if folder not in found:
-            for parent in record["parents"].values():
-                if made := _parent(run.parents[1], parent):
-                    add(*made)
-            found[folder] = record
+            parents = {role: _parent(run.parents[1], parent) for role, parent in record["parents"].items()}
+            for made in filter(None, parents.values()):
+                add(*made)
+            found[folder] = Step(record, {role: made and made[0] for role, made in parents.items()})
 
     for path in sorted(run.glob("*/run.json")):
         add(path.parent, records.believed(path.parent))
@@ -75,9 +82,9 @@ def _parent(scale: Path, parent: dict[str, str]) -> tuple[Path, dict[str, Any]] 
     return None
 
 
-def _add(crate: ROCrate, folder: Path, record: dict[str, Any], scale: Path, results: dict[Path, Any]) -> None:
+def _add(crate: ROCrate, name: str, folder: Path, step: Step, results: dict[Path, Any]) -> None:
     """The action of one step, its files and what it read."""
-    result, name = results[folder], folder.relative_to(scale).as_posix()
+    record, result = step.record, results[folder]
     result["name"] = name
     for file in KEPT:
         if (folder / file).is_file():
@@ -87,8 +94,8 @@ def _add(crate: ROCrate, folder: Path, record: dict[str, Any], scale: Path, resu
             result.append_to("mentions", _named(crate, f"#{name}/{file}", file, sha256=entry["sha256"], contentSize=str(entry.get("bytes", ""))))
     read = []
     for role, parent in record["parents"].items():
-        made = _parent(scale, parent)
-        read.append(results[made[0]] if made else _named(crate, f"#{parent['key']}", role, identifier=parent["key"]))
+        made = step.parents[role]
+        read.append(results[made] if made else _named(crate, f"#{parent['key']}", role, identifier=parent["key"]))
     for data in record.get("datasets", ()):
         about = {"sha256": data["sha256"]}
         if asset := catalogue().get(data["name"]):

@@ -16,6 +16,7 @@ from relinear.get import assets
 from relinear.measure import _harness as harness
 from relinear.plan.plan import Plan
 from relinear.plan.strict import read_yaml
+from relinear.share.free import require_free
 
 METRIC = "lm_eval"  # the metric that scores these items
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
@@ -48,8 +49,7 @@ def write(plan: Plan, out: Path) -> list[str]:
     Raises UserError where `out` holds anything.
     """
     out, tasks = out.resolve(), items_scored(plan)
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; give a folder that is not there")
+    require_free(out)
     datasets.disable_progress_bars()
     folders = {asset: asset and assets.obtain(asset, assets=plan.catalogue) for _, asset in tasks.values()}
     (out / "documents").mkdir(parents=True, exist_ok=True)
