@@ -306,7 +306,7 @@ METHOD, PROJECTION = "model.layers.1.self_attn.method.w_q", "model.layers.0.self
 ADAPTER = "adapter_model.safetensors"
 BAD = {
     "unknown method": (recipe(method="lolcat"), ["'lolcat'", ", ".join(available_methods())]),
-    "unknown option": (recipe(options={"windw": 3}), ["options of 'hedgehog'", "windw=3", "feature"]),
+    "unknown option": (recipe(options={"windw": 3}), ["options of 'hedgehog'", "unknown key 'windw'", "feature"]),
     "no tensor of the method": (tensors(lambda t: t.pop(METHOD)), ["missing", METHOD]),
     "no tensor of the teacher": (tensors(lambda t: t.pop(PROJECTION)), ["missing", PROJECTION]),
     "a tensor of something else": (tensors(lambda t: t.update(extra=torch.zeros(1))), ["unexpected", "extra"]),

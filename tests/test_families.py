@@ -72,8 +72,8 @@ def test_a_model_from_scratch_is_its_seed_s_and_of_the_sizes_asked_for(name):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"layers": 2}, ["options of 'tiny'", "layers=2", "num_hidden_layers"]),
-        ({"num_hidden_layers": 0}, ["num_hidden_layers=0", "greater than 0"]),
+        ({"layers": 2}, ["options of 'tiny'", "unknown key 'layers'", "num_hidden_layers"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "greater than 0", "got 0"]),
         ({"num_attention_heads": 5}, ["multiple of num_key_value_heads, 2"]),
         ({"head_dim": 7}, ["even"]),
     ],

@@ -173,7 +173,7 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"titel": "x"}, r"unknown key 'titel' in lizard/table1.yaml; possible: label, says"),
+        ({"titel": "x"}, r"unknown key 'titel'; possible: label, says"),
         ({"draw": "pie"}, "no shape draw: 'pie'; have table, bars"),
         ({"rows": [{"runn": "lizard"}]}, "unknown key 'runn' .*possible: run, name"),
         ({"rows": [{"text": {}}]}, "rows.0 has neither a run nor a name"),

@@ -10,8 +10,8 @@ from relinear.attention._base import Heads
 from relinear.attention.window import HELD, positions_of
 from relinear.errors import UserError
 from relinear.measure.state_bytes import Options, cached_numbers, measure, state_bytes
-from relinear.plan.catalogue import KEEP
 from relinear.plan.job import Job
+from relinear.plan.options import KEEP
 from relinear.plan.plan import Plan
 
 SMOLLM2 = Heads(hidden=576, heads=9, groups=3, dim=64, scale=64**-0.5)
@@ -72,7 +72,7 @@ def test_a_window_and_whose_bytes_it_has_are_not_both_given_and_sinks_leave_room
     with pytest.raises(ValueError, match="461 sinks leave no window in the bytes of 'lolcats', 461 positions"):
         layer("window", {"sinks": 461, "bytes_of": "lolcats"}, SMOLLM2)
     for wrong in ({"window": 0}, {"sinks": -1}, {"bytes_of": "hedgehog"}):
-        with pytest.raises(ValueError, match=f"options of 'window': {next(iter(wrong))}"):
+        with pytest.raises(ValueError, match=f"options of 'window'.{next(iter(wrong))}: "):
             options("window", wrong)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.triton_common import DTYPES, cdiv
+from relinear_kernels.triton_common import cdiv, check_dtypes
 
 ROWS = 32  # tokens of a program, which has one head of them
 
@@ -74,9 +74,7 @@ class _Rotary(torch.autograd.Function):
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """`relinear_kernels.rotary` by the kernel of this module. Raises ValueError naming what it supports."""
-    tensors = {"q": q, "k": k, "cos": cos, "sin": sin}
-    if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
-        raise ValueError(f"rotary on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
+    check_dtypes("rotary", q=q, k=k, cos=cos, sin=sin)
     batch, length, _, dim = q.shape
     if dim % 2 or k.shape[-1] != dim:
         raise ValueError(f"rotary turns pairs: it takes an even head width, q's that of k; got {dim} and {k.shape[-1]}")

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.triton_common import DTYPES, cdiv
+from relinear_kernels.triton_common import cdiv, check_dtypes
 
 ROWS = 32  # tokens of a block
 PROGRAMS = 2112  # programs of the backward: sixteen for each multiprocessor of an H200
@@ -74,8 +74,7 @@ class _ScaledSum(torch.autograd.Function):
 
 def scaled_sum(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """`relinear_kernels.scaled_sum` by the kernels of this module. Raises ValueError naming what it supports."""
-    if wrong := {n: t.dtype for n, t in {"x": x, "y": y, "scale": scale}.items() if t.dtype not in DTYPES}:
-        raise ValueError(f"scaled_sum on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
+    check_dtypes("scaled_sum", x=x, y=y, scale=scale)
     if x.shape != y.shape or x.ndim != 4 or scale.shape != x.shape[2:3]:
         raise ValueError(f"x and y must be of one shape [B, T, H, D], scale [H]; got {list(x.shape)}, {list(y.shape)}, {list(scale.shape)}")
     return _ScaledSum.apply(x.to(y.dtype).contiguous(), y.contiguous(), scale.contiguous())

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relinear_kernels.token_cross_entropy_reference import IGNORED
-from relinear_kernels.triton_common import DTYPES, cdiv
+from relinear_kernels.triton_common import cdiv, check_dtypes
 
 BLOCK = 4096  # logits of a step: 16 a thread, two loads of 16 bytes where they are bfloat16
 WARPS = 8
@@ -79,8 +79,7 @@ class _TokenCrossEntropy(torch.autograd.Function):
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """`relinear_kernels.token_cross_entropy` by the kernels of this module. Raises ValueError naming what they support."""
-    if logits.dtype not in DTYPES:
-        raise ValueError(f"token_cross_entropy on the Triton path takes logits of the dtypes {', '.join(map(str, DTYPES))}; got {logits.dtype}")
+    check_dtypes("token_cross_entropy", logits=logits)
     if logits.ndim != 2:
         raise ValueError(f"token_cross_entropy takes logits [N, V]; got {list(logits.shape)}")
     if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:

@@ -23,6 +23,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def check_dtypes(op: str, **tensors: Tensor) -> None:
+    """Raises ValueError, naming what is supported, unless the kernels of `op` take these tensors' dtypes."""
+    if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
+        raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
+
+
 def check_triton(
     op: str, feature: str | None = None, features: int | None = None, fused: tuple[str, ...] = FEATURES, **tensors: Tensor
 ) -> None:  # fmt: skip
@@ -30,8 +36,7 @@ def check_triton(
     if feature is not None and feature not in fused:
         raise ValueError(f"{op} on the Triton path fuses the features {', '.join(fused)}; got {feature!r}"
                          " (RELINEAR_KERNELS=torch runs it)")  # fmt: skip
-    if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
-        raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
+    check_dtypes(op, **tensors)
     widths = {f"width of {n}": x.shape[-1] for n, x in tensors.items()} | ({} if features is None else {"features": features})
     wrong = {n: x for n, x in widths.items() if x not in WIDTHS}
     if wrong:

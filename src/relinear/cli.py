@@ -19,7 +19,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.plan.job import Job
+from relinear.plan.job import DTYPES, PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
@@ -214,7 +214,7 @@ def export_run(
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")] = "float32",
 ) -> None:
     """Write a run as a folder that transformers, peft and lm-eval load."""
     require_clone()  # the card names data and licences
@@ -253,7 +253,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = None,
     seed: Seed = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"What it computes in: {', '.join(PRECISIONS)}.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", threads: Threads = None,
 ) -> None:  # fmt: skip
     """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the model's state."""

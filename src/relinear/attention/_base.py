@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from relinear.errors import UserError
+from relinear.plan.strict import Strict, parse
 from relinear_kernels import attention_cross_entropy_reference as reference
 from relinear_kernels.attention_cross_entropy import attention_cross_entropy
 from relinear_kernels.rotary import rotary
@@ -57,19 +57,13 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-class Options(BaseModel):
-    """A method's options. Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Options(Strict):
+    """A method's options."""
 
     @classmethod
     def parse(cls, method: str, given: dict[str, Any]) -> Self:
-        try:
-            return cls(**given)
-        except ValidationError as error:
-            fields = "; ".join(f"{n}: {f.annotation}".replace("typing.", "") for n, f in cls.model_fields.items())
-            found = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
-            raise ValueError(f"options of {method!r}: {found}. Possible: {fields or 'none'}") from None
+        """The checked options. Raises ConfigError, which is a ValueError, naming each wrong one and what is possible."""
+        return parse(cls, given, f"options of {method!r}")
 
 
 class StateOptions(Options):

@@ -41,8 +41,8 @@ from relinear.errors import UserError
 from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
-from relinear.machine.hardware import DTYPES, device_of, memory_bytes, place, set_threads
-from relinear.plan.job import Job
+from relinear.machine.hardware import device_of, memory_bytes, place, set_threads
+from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.stage import job_of
 from relinear.train import distill, finetune
@@ -325,7 +325,7 @@ def main(
     length: Annotated[int, typer.Option(help="tokens of a sequence")] = 1024,
     seconds: Annotated[float, typer.Option(help="how long it may take, all numbers of GPUs together")] = math.inf,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,
-    dtype: Annotated[Literal[DTYPES], typer.Option(help="what it computes in")] = "bfloat16",
+    dtype: Annotated[Literal[PRECISIONS], typer.Option(help="what it computes in")] = "bfloat16",
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="where it computes")] = "cuda",
 ) -> None:  # fmt: skip
     """Measure with each number of GPUs, or with the processes that there are; print the rows as tables."""

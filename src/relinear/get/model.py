@@ -11,9 +11,8 @@ from relinear import families
 from relinear.errors import UserError
 from relinear.families._opening import opened
 from relinear.linearize.loading import auto_class
-from relinear.plan.job import Job
+from relinear.plan.job import DTYPES, Job
 
-DTYPES = ("bfloat16", "float16", "float32")
 PROBE_TOKENS = 8
 
 

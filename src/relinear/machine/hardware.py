@@ -6,9 +6,7 @@ import resource
 import torch
 
 from relinear.errors import UserError
-from relinear.plan.job import Job
-
-DTYPES = ("auto", "float32", "bfloat16")
+from relinear.plan.job import PRECISIONS, Job
 
 
 def device_of(wanted: str) -> str:
@@ -22,8 +20,8 @@ def device_of(wanted: str) -> str:
 
 def dtype_of(wanted: str, device: str) -> torch.dtype:
     """`auto` is bfloat16 on GPUs and on processors with instructions for it, where it is 2 (AVX-512) to 4 times (AMX) faster, else float32."""
-    if wanted not in DTYPES:
-        raise UserError(f"no dtype {wanted!r}; have {', '.join(DTYPES)}")
+    if wanted not in PRECISIONS:
+        raise UserError(f"no dtype {wanted!r}; have {', '.join(PRECISIONS)}")
     if wanted != "auto":
         return getattr(torch, wanted)
     # These names are private to torch, so their absence is no error.

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from relinear.linearize.assemble import assemble, trained_parameters
 from relinear.linearize.parts import check_parts, switch_off
 from relinear.machine.hardware import place
 from relinear.plan.job import Job
 from relinear.plan.readings import plain
-from relinear.plan.strict import ConfigError
+from relinear.plan.strict import parse
 
 KEEP = "keep_softmax_layers"  # an option of the model beside its method's own
 
@@ -28,7 +27,7 @@ def work(job: Job) -> dict[str, Any]:
     without = settings.get("without", ())
     check_parts(settings["method"], {k: v for k, v in settings["options"].items() if k != KEEP}, without)
     metric = importlib.import_module(f"relinear.measure.{settings['metric']}")
-    options = parse_options(metric, settings["metric_options"], job.name)
+    options = parse(metric.Options, settings["metric_options"], job.name)
     device, dtype = place(job)
     torch.manual_seed(settings["init_seed"])
     model = assemble(job.parents["model"], job.links, dtype=dtype, device=device)
@@ -39,15 +38,6 @@ def work(job: Job) -> dict[str, Any]:
     # A trained model that is no better than guessing words by their frequency is measured all the same, and marked as collapsed.
     collapsed = {"collapsed": found["perplexity"] >= found["chance_perplexity"]} if "chance_perplexity" in found and not without else {}
     return {"facts": facts(job) | collapsed, "readings": plain(readings)}
-
-
-def parse_options(metric, given: dict[str, Any], where: str):
-    """A metric's checked options. Raises ConfigError naming each wrong value and the options that are possible."""
-    try:
-        return metric.Options(**given)
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{where}: {wrong}; possible: {', '.join(metric.Options.model_fields) or 'none'}") from None
 
 
 def data_folder(job: Job) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
-from relinear.plan.options import check_names, check_values, part_names
+from relinear.plan.options import KEEP, check_names, check_values, part_names
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 from relinear.stages._stage import method_file
@@ -19,7 +19,6 @@ SEED = re.compile(r"-seed\d+$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
-KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 
 
 class Model(Strict):

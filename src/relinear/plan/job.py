@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from relinear.files import aside
 
+DTYPES = ("bfloat16", "float16", "float32")  # of a model's weights
+PRECISIONS = ("auto", "float32", "bfloat16")  # that work computes in: trainings do not scale their losses, as float16 would want
 TIMED = ("step", "time")  # fields of a line of history that are no metrics
 
 

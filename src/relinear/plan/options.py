@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError, create_model
-
 from relinear.plan.code import find
-from relinear.plan.strict import ConfigError, Strict, _explain
+from relinear.plan.strict import ConfigError, Strict, parse
+
+KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
@@ -27,14 +27,7 @@ def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool
 
     `partial`: another place may give what is not given here.
     """
-    check_names(file, given, where)
-    try:
-        schema(file)(**given)
-    except ValidationError as error:
-        errors = [e for e in error.errors() if not (partial and e["type"] == "missing")]
-        if errors:
-            wrong = "; ".join(_explain(schema(file), e, where) for e in errors)
-            raise ConfigError(f"{wrong}. Possible: {', '.join(option_names(file)) or 'none'}") from None
+    parse(schema(file), dict(given), where, partial)
 
 
 def option_names(file: Path) -> tuple[str, ...]:
@@ -50,11 +43,10 @@ def option_defaults(file: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def schema(file: Path) -> type[BaseModel]:
+def schema(file: Path) -> type[Strict]:
     """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
     that the class needs are carried out, so that nothing imports torch."""
-    own = getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
-    return own if issubclass(own, Strict) else create_model("Options", __base__=(own, Strict))  # where a number belongs, `true` is none
+    return getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
 
 
 class Definitions:

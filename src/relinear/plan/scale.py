@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from relinear import stages
+from relinear.plan.job import PRECISIONS
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 
@@ -30,7 +31,7 @@ class Hardware(Strict):
     """The hardware that a scale computes on."""
 
     device: Literal["cpu", "cuda"]
-    dtype: Literal["auto", "float32", "bfloat16"]
+    dtype: Literal[PRECISIONS]
     checkpoint_seconds: Annotated[float, Field(ge=0)]
     gpus: Positive = 1  # the GPUs of each stage that can be spread over several
     engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several GPUs: replicas or shards of the model; auto: shards where no replica fits

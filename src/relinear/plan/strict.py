@@ -101,23 +101,32 @@ def read_yaml(path: Path) -> dict:
     return data
 
 
-def parse(model: type[Schema], data: Any, where: str) -> Schema:
-    """`model` from plain data. Raises ConfigError naming each wrong key, its value, and the keys that are possible there."""
+def parse(model: type[Schema], data: Any, where: str, partial: bool = False) -> Schema:
+    """`model` from plain data. Raises ConfigError naming each wrong key, its value, and the keys that are possible there.
+
+    `partial`: another place may give what is not given here.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, e, where) for e in error.errors())) from None
+        wrong = [_explain(model, e, where) for e in error.errors() if not (partial and e["type"] == "missing")]
+        if not wrong:
+            return model.model_construct(**data)
+        raise ConfigError("\n".join(wrong)) from None
 
 
 def _explain(model: type[BaseModel], error: dict, where: str) -> str:
     *path, key = error["loc"] or ("",)
     at = ".".join(map(str, (where, *error["loc"])))
+    for part in path:  # down to the model that has the key
+        model = _within(model, part)
+    possible = f"possible: {', '.join(model.model_fields) or 'none'}"
     if error["type"] == "extra_forbidden":
-        for part in path:  # down to the model that has the unknown key
-            model = _within(model, part)
-        return f"{where}: unknown key {key!r} in {at.rsplit('.', 1)[0]}; possible: {', '.join(model.model_fields)}"
+        inside = f" in {at.rsplit('.', 1)[0]}" if path else ""
+        return f"{where}: unknown key {key!r}{inside}; {possible}"
     got = repr(error["input"])
-    return f"{at}: {error['msg']}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}"
+    said = f"{at}: {error['msg']}; got {got if len(got) <= SHOWN else f'{got[:SHOWN]} ...'}"
+    return f"{said}; {possible}" if error["type"] == "missing" else said
 
 
 def _within(model: type[BaseModel], part: str | int) -> type[BaseModel]:

@@ -10,6 +10,10 @@ class BaseModel:
             raise ValueError(f"no option {', '.join(unknown)}")
         self.__dict__.update(given)
 
+    @classmethod
+    def model_validate(cls, given):
+        return cls(**given)
+
 
 ConfigDict = dict
 ValidationError = ()  # nothing is validated, so no error is caught

@@ -19,9 +19,9 @@ from relinear import records
 from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
-from relinear.get.model import DTYPES
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
+from relinear.plan.job import DTYPES
 from relinear.share.card import card, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
