@@ -305,6 +305,33 @@ def test_positions_beyond_the_documents_are_refused_by_the_plan(tmp_path):
         plan.check()
 
 
+@pytest.mark.parametrize(
+    ("run", "metric", "options", "named"),
+    [
+        ("teacher", "needle", "lengths: [4096, 8192]", ["lengths 4096, 8192", "'tiny' reads 2048 positions", "up to 2048, or `without: [far]`"]),
+        ("teacher_lora", "passkey_example", "length: 4096", ["length 4096", "2048 positions"]),
+        ("teacher", "ppl", "positions: [0, 4096]", ["positions 4096", "2048 positions"]),
+        ("teacher", "haystack", "contexts: [4096]", ["contexts 4096", "2048 positions", "rope_scaling: default, linear:<factor> or yarn:<factor>"]),
+        ("teacher", "haystack", 'contexts: [2048, 8192], rope_scaling: "yarn:2"', ["contexts 2048, 8192", "2048 positions, which yarn:2 makes 4096"]),
+        ("lizard", "haystack", "rope_scaling: default", ["'default' is for softmax attention", "'lizard' is 'lizard'", "a measure without it"]),
+        ("teacher", "haystack", "contexts: [4096], rope_scaling: default", []),
+        ("teacher", "haystack", "contexts: [2048, 4096]", []),
+        ("lizard", "needle", "lengths: [4096, 8192]", []),
+    ],
+)  # fmt: skip
+def test_lengths_that_softmax_attention_cannot_read_are_refused_where_they_are_asked_for(tmp_path, run, metric, options, named):
+    data = {"ppl": "novels", "haystack": "haystack"}.get(metric, "alpaca")
+    entry = f"far: {{metric: {metric.replace('ppl', 'perplexity_by_position')}, data: {data}, options: {{{options}}}}}"
+    plan = changed(tmp_path, "measures.yaml", "kv_recall: {", f"{entry}\nkv_recall: {{")
+    plan.node("measure", run, "perplexity")
+    if not named:
+        plan.node("measure", run, "far")
+        return
+    with pytest.raises(ConfigError) as error:
+        plan.node("measure", run, "far")
+    assert all(part in str(error.value) for part in [f"measure {run} far: ", *named]), error.value
+
+
 def test_data_that_are_no_documents_are_refused_by_the_plan(tmp_path):
     entry = "ppl_novels: {metric: perplexity_by_position, data: "
     plan = changed(tmp_path, "measures.yaml", f"{entry}novels", f"{entry}alpaca")

@@ -209,13 +209,15 @@ class Plan:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(self.results / 'mlflow.db').resolve()}"
 
     def node(self, stage: str, name: str, part: str = "") -> Node:
-        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, and a step that a run does not have."""
+        """A checked node, by its name in folders. Raises ConfigError for an unknown stage, name or measure, a step that a run does not have, and a
+        measurement of lengths that its model cannot read."""
         one_of("stage", stage, stages.available())
         if stage == "measure" or stages.stage(stage).trains:
             if (called := self._name(*self._parts(name))) != name:
                 raise ConfigError(f"no run {name!r} at scale {self.scale!r}: it is {called!r}")
             if stage == "measure":
                 one_of("measure", part, self.measures)
+                stages.stage("measure").check_reach(self, Node(stage, name, part))
             elif stage not in self.run(name).run.recipes:
                 have = ", ".join(r for r, run in self.runs.items() if stage in run.recipes)
                 raise ConfigError(f"run {name!r} has no step {stage!r}; runs that do: {have}")

@@ -7,17 +7,23 @@ from pydantic import Field
 
 from relinear.files import sha256
 from relinear.plan.code import PACKAGES
-from relinear.plan.options import check_values, metric_needs, part_names
+from relinear.plan.options import KEEP, check_values, metric_needs, option_defaults, option_names, part_names
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
 from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
+AS_IT_IS = "default"  # the `rope_scaling` of angles that go on beyond the positions
+LENGTHS = ("contexts", "lengths", "length", "positions")  # options that say how many tokens a model reads in one piece
+
+
+def _file(metric: str) -> Path:
+    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
 
 
 def _needs(metric: str) -> tuple[str, ...]:
-    return metric_needs(PACKAGES["relinear"] / "measure" / f"{metric}.py")
+    return metric_needs(_file(metric))
 
 
 File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]  # below a folder of items, or of lm-eval's tasks
@@ -109,13 +115,43 @@ class Stage(_stage.Stage):
         self._check_parts(plan, node)
         options = self._options(plan, node)
         where = f"measure {node.part!r} at scale {plan.scale!r}: options of {metric}"
-        check_values(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, where)
+        check_values(_file(metric), options, where)
         positions = plan.models[plan.run(node.name).model].positions
         for name in ("seq_len", "max_length"):
             if options.get(name, 0) > positions:
                 raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
         if "documents" in needs:
             self._check_documents(plan, node, options)
+
+    def check_reach(self, plan, node: Node) -> None:
+        """Raises ConfigError where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its rotary
+        embedding is named; where the scaling that is named does not reach the longest; and where the run has nothing to scale.
+
+        That some lengths are beyond is no error: a scale's lengths are those of all rows of a table, and linear attention reads on. Such a cell is
+        not defined, and says why.
+        """
+        metric, run = plan.measures[node.part].metric, plan.run(node.name)
+        options, method = option_defaults(_file(metric)) | self._options(plan, node), run.run.method
+        scaling = options.get("rope_scaling")
+        if scaling and method != "softmax":
+            raise ConfigError(
+                f"{node}: rope_scaling {scaling!r} is for softmax attention; the method of run {node.name!r} is {method!r}. "
+                "Possible: a measure without it"
+            )
+        if "next_token" not in _needs(metric) or scaling == AS_IT_IS or not (method == "softmax" or run.run.options.get(KEEP)):
+            return
+        positions = plan.models[run.model].positions
+        reach = int(positions * float(scaling.partition(":")[2])) if scaling else positions
+        for name in LENGTHS:
+            given = options.get(name, ())
+            lengths = [n for n in (given if isinstance(given, list | tuple) else [given]) if n]  # the edges of positions begin with 0
+            if lengths and (max if scaling else min)(lengths) > reach:
+                scaled = f", which {scaling} makes {reach}" if scaling else ""
+                scalings = ", a rope_scaling: default, linear:<factor> or yarn:<factor>" if "rope_scaling" in option_names(_file(metric)) else ""
+                raise ConfigError(
+                    f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of {run.model!r} reads {positions} positions{scaled}. "
+                    f"Possible: {name} up to {reach}{scalings}, or `without: [{node.part}]` in scales/{plan.scale}.yaml"
+                )
 
     def _check_documents(self, plan, node: Node, options: dict[str, Any]) -> None:
         """Raises ConfigError for data that are no whole documents, and for positions beyond the shortest of them."""
