@@ -182,8 +182,12 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
-    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
-        print(path)
+    gc.disable()  # what a drawing imports stays, and collecting among it again and again takes a second
+    try:
+        for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
+            print(path)
+    finally:
+        gc.enable()
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """LoLCATs in text: trained parameters at the paper's shape, shares of tokens, the rank correlation of approximation and perplexity over the rows of
 Table 1, and how much less is lost than T2R loses."""
 
+import copy
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -53,21 +54,22 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
 def counts(shape: str, rank: int) -> Counts:
     """The numbers of parameters, counted on the meta device, so that nothing is allocated."""
     import torch
-    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
 
-    from relinear.benchmarks.training import random_model, shape_of
+    from relinear.benchmarks.generation import SHAPES
+    from relinear.linearize.model import linearize
 
     def model(**options):
-        settings = {"method": "lolcats", "options": {"variant": "paper", "feature": "exp", **options}}
-        return random_model(shape_of(shape), settings, "meta", torch.bfloat16)
+        with torch.device("meta"):
+            return linearize(AutoModelForCausalLM.from_config(copy.deepcopy(SHAPES[shape])), "lolcats", variant="paper", feature="exp", **options)
 
     def added(model) -> int:
         return sum(p.numel() for p in model.method_parameters().values())
 
     own, shared = model(), model(state_per="key_head")
-    maps, every = added(own), sum(p.numel() for p in own.parameters())
-    adapted = get_peft_model(own, LoraConfig(r=rank, target_modules=TARGETS))
-    return Counts(every - maps, sum(p.numel() for p in adapted.parameters() if p.requires_grad), maps, added(shared))
+    projections = [module for name, module in own.named_modules() if name.rpartition(".")[2] in TARGETS]
+    lora = sum(rank * (p.in_features + p.out_features) for p in projections)  # A of rank x in, B of out x rank
+    return Counts(sum(p.numel() for p in own.parameters()) - added(own), lora, added(own), added(shared))
 
 
 def _parameters(found: Counts) -> list[list[str]]:
