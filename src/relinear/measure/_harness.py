@@ -104,8 +104,6 @@ def score(
         raise ValueError("got no folder of evaluation items; pass one as data, or smoke=True for the hand-written ones")
 
     datasets.disable_progress_bars()  # one bar, of the choices scored, says it all
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the model is given as an object, not by name
-
     loaded = {name: load(name, limit, None if smoke else data, seed) for name, limit in tasks.items()}
     wide = torch.promote_types(model.dtype, torch.float32)
     lm = LocalLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length, softmax_dtype=wide, work=work)
@@ -177,22 +175,12 @@ def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-class LocalTask(ConfigurableTask):
-    """One of the harness's tasks over documents that are in memory already."""
-
-    def __init__(self, config: dict, documents: DatasetDict):
-        self.dataset = documents
-        super().__init__(config=config)
-
-    def download(self, *args, **kwargs) -> None:
-        """Nothing to fetch. (The harness calls this while it builds the task.)"""
-
-
-def load(name: str, limit: int | None, data: Path | None, seed: int) -> list[LocalTask]:
-    """Build the harness tasks behind one file of workflow/tasks, over the drawn items, each with its index as `doc_id`.
+def load(name: str, limit: int | None, data: Path | None, seed: int) -> list[ConfigurableTask]:
+    """Build the harness tasks behind one file of workflow/tasks, over the drawn items in memory, each with its index as `doc_id`.
 
     It is one task, or one a subject where the file's `include` has a {subject}. Without `data` the smoke items are used.
     """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that the documents and the model are given as objects, not by name
     settings = read_yaml(TASKS / f"{name}.yaml")
     include, convert = settings.pop("include"), settings.pop("convert", None)
     files = {"data": settings.pop("data"), "smoke": settings.pop("smoke")}["smoke" if data is None else "data"]
@@ -212,7 +200,7 @@ def load(name: str, limit: int | None, data: Path | None, seed: int) -> list[Loc
     tasks = []
     for s, indices in draw({s: len(documents[s][scored]) for s in subjects}, limit, f"{seed} {name}").items():
         documents[s][scored] = documents[s][scored].select(indices).add_column("doc_id", indices)
-        tasks.append(LocalTask(configs[s], documents[s]))
+        tasks.append(ConfigurableTask(config=configs[s] | {"custom_dataset": lambda documents=documents[s], **_: documents}))
     return tasks
 
 
@@ -380,7 +368,7 @@ class LocalLM(HFLM):
         return [(number, values.sum().item(), bool(best.all())) for (number, _, _), values, best in parts]
 
 
-def _row(name: str, part: LocalTask, sample: dict) -> dict:
+def _row(name: str, part: ConfigurableTask, sample: dict) -> dict:
     """One row of the per-item results, from the harness's record of a document."""
     doc, prompt = sample["doc"], sample["arguments"][0][0]
     shots = part.config.num_fewshot

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import datasets
 import yaml
+from lm_eval.api.task import ConfigurableTask
 
 from relinear import stages
 from relinear.errors import UserError
@@ -63,7 +64,7 @@ def write(plan: Plan, out: Path) -> list[str]:
     return [f"relinear_{name}" for name in tasks]
 
 
-def _part(settings: dict, task: harness.LocalTask, out: Path) -> str:
+def _part(settings: dict, task: ConfigurableTask, out: Path) -> str:
     """Write one task's documents and its YAML file; its name."""
     name = f"relinear_{task.task_name}"
     files = {split: str(out / "documents" / f"{name}.{split}.jsonl") for split in task.dataset}
