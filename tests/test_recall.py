@@ -388,7 +388,7 @@ def test_a_map_whose_features_do_not_fit_and_options_of_other_maps_are_refused()
         load("feature_map")(wide, options("feature_map", {"map": "taylor"}))
     with pytest.raises(ValueError, match="temperature is an option of map 'exp'; got map 'elu'"):
         options("feature_map", {"map": "elu", "temperature": 2.0})
-    with pytest.raises(ValueError, match="map='linear'.*Possible: map"):
+    with pytest.raises(ValueError, match="options of 'feature_map'.map: Input should be 'elu', .* 'taylor'; got 'linear'"):
         options("feature_map", {"map": "linear"})
 
 
