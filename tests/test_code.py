@@ -31,11 +31,12 @@ SHARED = {
     "_documents": {"agreement", "perplexity_by_position"},
     "_limit": {
         "agreement", "perplexity_by_position", "needle", "needle_plane", "passkey_example", "kv_recall", "answers", "qasper_yes_no", "haystack",
-        "ruler",
+        "ruler", "rouge",
     },
     "_attention": {"entropy", "head_maps", "matrix_similarity", "gate_stats"},
     "_answering": {
         "needle", "needle_plane", "passkey_example", "samples", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler",
+        "rouge",
     },
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
@@ -293,8 +294,8 @@ def of(*named: str):
 
 
 WORK = {
-    "get/text.py": of("text", "sentences", "documents", "pieces"), "get/documents.py": of("documents"), "get/pieces.py": of("pieces"),
-    "get/written.py": of("written"),
+    "get/text.py": of("text", "sentences", "documents", "pieces", "prompts"), "get/documents.py": of("documents"), "get/pieces.py": of("pieces"),
+    "get/prompts.py": of("prompts"), "get/written.py": of("written"),
     "get/model.py": of("model"), "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
     "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family == "tiny",

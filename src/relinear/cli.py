@@ -28,7 +28,10 @@ from relinear.tracking import mirror
 from relinear.tracking.store import StoreError
 
 # The packages of the extra `suite` in pyproject.toml, by the names that are imported.
-SUITE = ("PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "scipy", "snakemake", "sqlalchemy")
+SUITE = (
+    "PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "rouge_score", "scipy", "snakemake",
+    "sqlalchemy",
+)  # fmt: skip
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

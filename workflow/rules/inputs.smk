@@ -195,3 +195,21 @@ rule splits:
         key=key("splits"),
     shell:
         "{RELINEAR} splits {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
+rule prompts:
+    """Prompts and their answers, as token streams, and those that are held out."""
+    input:
+        parents("prompts"),
+        assets("prompts"),
+    output:
+        update("<results>/prompts/{name}/run.json"),
+    log:
+        "<results>/logs/prompts.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("prompts"),
+    params:
+        key=key("prompts"),
+    shell:
+        "{RELINEAR} prompts {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"

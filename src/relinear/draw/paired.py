@@ -20,7 +20,8 @@ SAME = 1e-6  # relative difference of a reading from the number that its items g
 
 # Fields that identify the needle, pair or question of a row; a row has some of them.
 WHICH = ("set", "length", "pairs", "distance", "key", "value", "keys", "asked")
-PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain")  # metrics that are the mean of the rows' field of that name
+# Metrics that are the mean of the rows' field of that name.
+PLAIN = ("nats", "f1", "contains", "acc", "balanced_acc", "gain", "rouge1", "rouge2", "rougeL")
 ALL_SETS = "answers"  # the object of a reading over all sets of questions
 
 # Metric of documents -> the sums whose signed total, divided by the tokens, is the metric or (True) its logarithm.

@@ -25,7 +25,8 @@ from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
-TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits")  # kinds of data that the stage of that name makes for a model's vocabulary
+# Kinds of data that the stage of that name makes for a model's vocabulary.
+TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits", "prompts")
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
 # The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.

@@ -1,0 +1,49 @@
+"""Prompts and their answers: token streams to train on, and the prompts that are held out, to answer."""
+
+import string
+from typing import Self
+
+from pydantic import model_validator
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+
+MADE_HERE = ("smoke",)  # sources that are made here and are no assets
+
+
+class Options(Strict):
+    """An entry of data.yaml with `make: prompts`. Of the training split so many tokens are read as the step's dose has, or all that there are."""
+
+    source: str  # an asset, or `smoke`; get/prompts.py has the reader of each
+    template: str  # {output} is its end, and each other {field} one of the source's
+    train_tokens: Positive | None = None  # at dose and budget 1; the scale's where not given
+
+    @model_validator(mode="after")
+    def _ends_with_the_answer(self) -> Self:
+        fields = [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
+        if fields.count("output") != 1 or not self.template.endswith("{output}") or len(fields) < 2:
+            raise ValueError(f"a template has a field of the prompt and ends with {{output}}; got {self.template!r}")
+        return self
+
+
+class Stage(_stage.Stage):
+    """The stage `prompts`, which tokenises prompts and their answers for a model."""
+
+    help = "Tokenise prompts and their answers for a model."
+    work = "relinear.get.prompts"
+
+    def settings(self, plan, node):
+        """The settings of the work as plain data; part of the key."""
+        text = plan.text_of(node)
+        options = plan.data[text.data].options
+        return options | {"train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "seed": plan.seed}
+
+    def parents(self, plan, node):
+        """The model, whose tokenizer cuts the text."""
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        """The asset of its source; what is made here is none."""
+        source = plan.data[plan.text_of(node).data].options["source"]
+        return [] if source in MADE_HERE else [source]
