@@ -3,6 +3,7 @@ same."""
 
 import importlib
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 import upsets
 import yaml
 from faults import (
+    CLEAR,
     CRASH,
     DAMAGES,
     GOOD,
     HARMLESS,
     LAST,
     NONSENSE,
+    Outcome,
     again,
     contents,
     files_of,
@@ -117,6 +120,17 @@ def test_upsets_are_many_and_of_each_kind():
     assert len(found) == 60 and min(Counter(found).values()) >= 2
     for part in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "two commands", "disk full", "read-only", "store deleted", "store silent"):
         assert any(part in name for name in found), part
+
+
+def test_the_log_of_the_campaign_has_what_it_must_reach():
+    """`make faults`, as it was run at the commit that each line names: nothing lost, silent or told by a traceback."""
+    log = [Outcome(*json.loads(line)) for line in (ROOT / "docs/log/faults.jsonl").read_text().splitlines()]
+    assert len({outcome.case for outcome in log}) == len(log) and re.fullmatch("[0-9a-f]{7,}", *{outcome.commit for outcome in log})
+    assert {outcome.what for outcome in log} <= set(GOOD)
+    upset = {outcome.case for outcome in log if outcome.case.startswith("upset")}
+    damaged = [outcome for outcome in log if ": " not in outcome.case and outcome.case.split()[-1] in DAMAGES]
+    refused = [outcome for outcome in log if outcome.what == CLEAR and ": " in outcome.case]
+    assert {name for name, _ in upsets.names(60)} <= upset and len(damaged) >= 100 and len(refused) >= 300
 
 
 # --- tables read no number that its record does not name ---
