@@ -340,6 +340,16 @@ def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_
     assert cells["bert_elu"]["kl"] == "results/bert_elu/kl/run.json" and cells["bert_relu"]["kl"] is None
 
 
+@pytest.mark.parametrize("shape", [{"draw": "bars"}, {"draw": "scatter", "x": "kl", "y": "cola"}])
+def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path, shape):
+    measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
+    measured = {key: m._replace(facts=m.facts | {"tokens": {"finetune": 1000}}) for key, m in measured.items()}
+    claims = [TABLE["claims"][0] | {"dose": {"bert_hedgehog": dose}} for dose in (1000, 2000)]
+    whole, less = verdicts(draw(read(paper(tmp_path, stem="figure5", **TABLE | shape | {"claims": claims})), measured, tmp_path / "out"))
+    assert whole["verdict"] == "reproduced"
+    assert less["verdict"] == "not tested at this scale" and "bert_hedgehog had 1k of 2k" in less["reason"]
+
+
 def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
     runs = [f"map_{name}" for name in ("exponential", "taylor_of_degree_two", "cosformer", "performer")]
     table = TABLE | {"rows": [{"run": run, "text": {"map": run}} for run in runs], "claims": []}

@@ -53,7 +53,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    return [*pictures, *written, *judge_claims(artefact, look, about, out)]
+    tokens = {run: sum(m.facts["tokens"].values()) for run, m in runs.items() if m and "tokens" in m.facts}
+    return [*pictures, *written, *judge_claims(artefact, look, about, out, tokens)]
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import Row, look_in, rows_of
+from relinear.draw.cells import Row, look_in, rows_of, tokens_of
 from relinear.draw.pictures import judge_claims, save
 from relinear.draw.style import look_of
 from relinear.draw.table import write_provenance_of
@@ -23,7 +23,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     rows, columns = rows_of(spec, measured, about), [c for c in spec.all_columns if c.shown]
     pictures = save(artefact, _figure(spec, rows, columns, about), out)
     written = write_provenance_of(artefact, spec, rows, about, out)
-    return [*pictures, written, *judge_claims(artefact, look_in(rows), about, out)]
+    return [*pictures, written, *judge_claims(artefact, look_in(rows), about, out, tokens_of(rows))]
 
 
 def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) -> Figure:

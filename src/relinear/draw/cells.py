@@ -209,6 +209,11 @@ def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
     return functools.cache(lambda: mean([score.pulls() for score in scores]))
 
 
+def tokens_of(rows: list[Row]) -> dict[str, int]:
+    """The training tokens of all steps of each row, by its name; without rows of which nothing was run."""
+    return {row.line.name: sum(row.facts["tokens"].values()) for row in rows if "tokens" in row.facts}
+
+
 def look_in(rows: list[Row]) -> Look:
     """The function by which claims read cells of these rows, by name and column."""
     by_name = {row.line.name: row for row in rows}

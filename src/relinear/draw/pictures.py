@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
@@ -20,7 +19,7 @@ def save(artefact: Artefact, figure: Figure, out: Path) -> list[Path]:
     return files
 
 
-def judge_claims(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int] = MappingProxyType({})) -> list[Path]:
+def judge_claims(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int]) -> list[Path]:
     """The claims file of a figure that has claims. `tokens`: training tokens of what they name, which a claim's dose is compared with."""
     verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in artefact.spec.claims]
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []

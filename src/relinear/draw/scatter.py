@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import Row, look_in, rows_of
+from relinear.draw.cells import Row, look_in, rows_of, tokens_of
 from relinear.draw.pictures import judge_claims, save
 from relinear.draw.render import NOT_RUN
 from relinear.draw.style import look_of
@@ -29,7 +29,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     rows = rows_of(spec, measured, about)
     pictures = save(artefact, _figure(spec, rows, about), out)
     written = write_provenance_of(artefact, spec, rows, about, out)
-    return [*pictures, written, *judge_claims(artefact, look_in(rows), about, out)]
+    return [*pictures, written, *judge_claims(artefact, look_in(rows), about, out, tokens_of(rows))]
 
 
 def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:

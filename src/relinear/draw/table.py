@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of
+from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
 from relinear.draw.claims import Judgement, judge, tally, unlike, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
@@ -27,7 +27,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = _names(spec, rows)
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    tokens = {row.line.name: sum(row.facts["tokens"].values()) for row in rows if row.facts and "tokens" in row.facts}
+    tokens = tokens_of(rows)
     judgements = [judge(claim, look_in(everything), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
