@@ -456,6 +456,26 @@ def test_what_is_said_of_the_linear_part_is_so():
     assert prose("docs/results.md").startswith("# Results **At 20M + 20M tokens on SmolLM2-135M, the linear parts")
 
 
+def test_what_is_said_of_meta_tokens_is_so():
+    with (REFERENCE / "lizard_smollm2/lizard/table4.csv").open() as file:
+        ppl = {row["meta"]: [float(row[f"ppl_w{w}"]) for w in (32, 64, 128, 256)] for row in csv.DictReader(file)}
+    gains = [none - two for none, two in zip(ppl["0"], ppl["2"], strict=True)]
+    assert min(gains) > 0.5 and max(gains) == gains[0]
+    assert all(abs(two - six) < 0.1 for two, six in zip(ppl["2"], ppl["6"], strict=True))
+
+
+def test_what_is_said_of_hedgehogs_language_models_and_of_recall_at_mini_is_so():
+    domain, scratch = (committed(f"wt103_smollm2/hedgehog/{table}.csv") for table in ("table10", "table7"))
+    assert all(float(domain[f"wt103_{method}"]["ppl"]) > float(domain["wt103_zero_shot"]["ppl"]) for method in ("t2r", "hedgehog"))
+    assert float(scratch["wt103_scratch_hedgehog"]["ppl"]) > float(scratch["wt103_scratch_elu"]["ppl"])
+    maps = committed("hedgehog_recall_mini/hedgehog/table2.csv") | committed("hedgehog_recall_mini/hedgehog/table3.csv")
+    right = {name.removeprefix("recall_"): float(row["ar"]) for name, row in maps.items()}
+    order = [{"softmax", "taylor"}, {"exp2", "hedgehog", "cosformer"}, {"elu", "relu", "exp1", "performer_paper", "performer_code"}]
+    assert set.union(*order) == set(right) and max(right.values()) < 90
+    assert all(min(map(right.get, above)) > max(map(right.get, below)) + 10 for above, below in zip(order, order[1:], strict=False))
+    assert max(map(right.get, order[-1])) - float(maps["recall_elu"]["floor"]) < 10
+
+
 def test_what_is_said_of_the_transfer_is_so():
     with (REFERENCE / "smollm2/lolcats/table1.csv").open() as file:
         after = {row["run"]: float(row["ppl_at_2"]) for row in csv.DictReader(file)}

@@ -168,6 +168,25 @@ def maps(reference: Path) -> str:
     return markdown(head, [[*row.values()] for row in table])
 
 
+def domain(reference: Path) -> str:
+    """Hedgehog Table 10: a pretrained model in one domain, and the paper's."""
+    return _wt103(reference / "wt103_smollm2/hedgehog/table10.md", "Model", "Gained, %")
+
+
+def scratch(reference: Path) -> str:
+    """Hedgehog Table 7: language models from scratch, and the paper's."""
+    return _wt103(reference / "wt103_smollm2/hedgehog/table7.md", "Attention", "Gap closed, %")
+
+
+def _wt103(path: Path, *columns: str) -> str:
+    """These columns of a table of language models and its perplexity, beside the paper's for the same rows."""
+    ours, published = drawn(path)
+    paper = [row["Perplexity"] for row in published if name_of(row["Run"]).startswith("wt103_")]  # the rest are rows of other papers
+    shown = [*columns, next(column for column in ours[0] if column.startswith("Perplexity"))]
+    rows = [[*(row[column] for column in shown), number] for row, number in zip(ours, paper, strict=True)]
+    return markdown([*columns, "Perplexity", "Paper: perplexity"], rows)
+
+
 def windows(reference: Path) -> str:
     """Lizard Table 4, a line for each combination of window and meta tokens that was run; last, how many of how many."""
     [table] = drawn(reference / "lizard_smollm2/lizard/table4.md")
@@ -412,6 +431,8 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
         transfer,
         recall,
         maps,
+        domain,
+        scratch,
         ranks,
         windows,
         parts,
