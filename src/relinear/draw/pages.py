@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relinear.draw.costs import how_measured, read_costs
-from relinear.draw.kernels import HEAD, SOFTMAX, read
+from relinear.draw.kernels import HEAD, OURS, SOFTMAX, read
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.strict import WORKFLOW
@@ -402,6 +402,18 @@ def kernels(reference: Path) -> str:
     return markdown(head, [[row[column] for column in head] for row in shown])
 
 
+def peers(reference: Path) -> str:
+    """Every peer of each op at the shape of Lizard Figure 6 that was measured, and how many times as long it takes."""
+    rows = [row for row in read(reference / "kernels/peers/bench.csv") if row["op"] != SOFTMAX]
+    ours = {(row["op"], row["mode"]): float(row["ms"]) for row in rows if row["provider"] == OURS}
+    shown = [row for row in rows if row["provider"] not in (OURS, "torch chunked")]
+    found = []
+    for row in shown:
+        own, theirs = ours[row["op"], row["mode"]], float(row["ms"])
+        found.append([row["op"], row["mode"], f"{own:.3f}", row["provider"], f"{theirs:.3f}", f"{theirs / own:.2f}x"])
+    return markdown(["op", "mode", "ms", "peer", "its ms", "ours is faster"], found)
+
+
 def lengths(reference: Path) -> str:
     """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
     rows = read(reference / "kernels/bench.csv")
@@ -445,7 +457,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
-    "docs/kernels.md": (kernels, lengths, reading),
+    "docs/kernels.md": (kernels, peers, lengths, reading),
 }
 
 
