@@ -133,7 +133,7 @@ def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line
     assert clone.planned() == [], "a new metric reruns nothing"
     for run, measure, said in (
         ("teacher", "guesses_alpaca", "reads whole documents, and its data, 'stories', are none; possible: "),
-        ("teacher", "guesses_far", "positions up to 1000000 asked for"),
+        ("hedgehog", "guesses_far", "positions up to 1000000 asked for"),
         ("hedgehog_untrained", "guesses_novels", "guesses scores how a model predicts the next token"),
     ):
         done = clone.relinear("measure", run, measure, "--scale", "smoke")
