@@ -128,7 +128,7 @@ def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line
     (clone / "src/relinear/measure/guesses.py").write_text(GUESSES)
     lines = {"guesses_novels": ("novels", 128), "guesses_alpaca": ("alpaca", 128), "guesses_far": ("novels", 10**6)}
     for name, (data, last) in lines.items():
-        options = f"{{positions: [0, {last}], documents: 2}}"
+        options = f"{{positions: [0, 64, {last}], documents: 2}}"
         append(clone, "workflow/measures.yaml", f"{name}: {{metric: guesses, data: {data}, options: {options}}}\n")
     assert clone.planned() == [], "a new metric reruns nothing"
     for run, measure, said in (
