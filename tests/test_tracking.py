@@ -22,7 +22,9 @@ from relinear import cli
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
-from relinear.tracking import live, mirror, rows, store, ui
+from relinear.tracking import finished, live, mirror, rows, store, ui
+from relinear.tracking.finished import Finished
+from relinear.tracking.store import StoreError
 from relinear.tracking.ui import links
 
 SOURCE = str(Path(live.__file__).parents[1])
@@ -831,15 +833,73 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
             mirror.import_folder(uri, folder, label)
 
 
-def test_of_a_long_committed_curve_all_losses_are_imported_and_the_rest_at_every_fifth_line(uri, tmp_path):
+@pytest.mark.parametrize(("lines", "kept"), [(0, []), (1, [1]), (50, [*range(1, 51)]), (251, [*range(1, 251, 6), 251])])
+def test_of_a_committed_curve_some_points_evenly_and_the_last_are_imported(uri, tmp_path, lines, kept):
     folder = write_folder(tmp_path / "theirs", record(), {})
     (folder / "history.jsonl").unlink()
-    lines = [json.dumps({"step": 8 * n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1, "terms": [0.5]}) for n in range(1, 252)]
-    (folder / "history.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    curve = [json.dumps({"step": n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1}) for n in range(1, lines + 1)]
+    (folder / "history.jsonl.gz").write_bytes(gzip.compress("\n".join(curve).encode()))
     mirror.import_folder(uri, tmp_path / "theirs", "long")
     [run] = runs(uri, "tags.stage = 'distill'", scale="mini-long")
-    points = {name: len(client(uri).get_metric_history(run.info.run_id, name)) for name in ("loss", "lr")}
-    assert points == {"loss": 251, "lr": 51} and run.data.metrics["lr"] == 0.1
+    points = {name: [p.step for p in client(uri).get_metric_history(run.info.run_id, name)] for name in ("loss", "lr")}
+    assert points == {"loss": kept, "lr": kept} and len(kept) <= mirror.CURVE + 1
+    assert run.data.metrics.get("loss") == (1 / lines if lines else None)
+
+
+def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_path, monkeypatch, capsys):
+    for name, lr in (("first", 0.1), ("second", 0.2)):
+        write_folder(tmp_path / "all" / name, record(config={"lr": lr}), {})
+        written = {path.relative_to(tmp_path / "all" / name).as_posix(): live.sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
+        (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"files": written}))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    command = ["track", "import", str(tmp_path / "all"), "--results", str(tmp_path / "results"), "--label", "theirs"]
+    for count in (2, 0):
+        cli.app(command, standalone_mode=False)
+        assert capsys.readouterr().out == f"{count} runs imported\n"
+    for name, lr in (("first", "0.1"), ("second", "0.2")):
+        [run] = runs(uri, "tags.stage = 'distill'", scale=f"mini-theirs-{name}")
+        assert run.data.params["lr"] == lr
+    (tmp_path / "all" / "second" / "mini/runs/lizard/distill/metrics.json").write_text("{ }")
+    with pytest.raises(UserError, match="second/mini/runs/lizard/distill/metrics.json is not what"):
+        cli.app(command, standalone_mode=False)
+
+
+def finished_run(experiment: str, files: list[Path] = (), **changes) -> Finished:
+    """A run with what is not finite, a number twice, a curve whose last point comes first, and data that two runs read."""
+    metrics = [("loss", 0.5, 3000, 2), ("loss", 1.0, 2000, 1), ("loss", 1.0, 2000, 1), ("nan", math.nan, 1, 0), ("nan", math.nan, 1, 0)]
+    metrics += [("inf", math.inf, 1, 0), ("inf", -math.inf, 1, 1), ("twice", 2.0, 1, 0), ("twice", 1.0, 1, 0)]
+    data = mirror.dataset_inputs([{"name": "wiki", "sha256": x * 64, "role": role} for x in "ab" for role in ("train", "heldout")])
+    whole = Finished(experiment, "distill", 1000, 4000, {"stage": "distill", "a": "b"}, {"lr": "0.1"}, metrics, data, list(files))
+    return whole._replace(**changes)
+
+
+def test_rows_of_mlflows_tables_are_what_its_client_writes(uri, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    there, found = client(uri), {}
+    for way, write in (("rows", finished.write), ("calls", lambda client, _, runs: [finished._call(client, run) for run in runs])):
+        experiment = store.experiment_of(there, uri, way)
+        ids = list(write(there, uri, [finished_run(experiment, [tmp_path / "run.json"]), finished_run(experiment, name="finetune", params={})]))
+        ids += write(there, uri, [finished_run(experiment, tags={}, metrics=[], datasets=[]), finished_run(experiment)])
+        found[way] = []
+        for run in map(there.get_run, ids):
+            info = run.to_dictionary()["info"]
+            place = info.pop("artifact_uri").replace(f"relinear-{way}", "").replace(info.pop("run_id"), "")
+            assert info.pop("experiment_id") == experiment
+            data = json.dumps(run.data.to_dictionary(), sort_keys=True)  # NaN equals NaN here
+            points = [str(p.to_dictionary()) for name in run.data.metrics for p in there.get_metric_history(run.info.run_id, name)]
+            read = [str(given.to_dictionary()) for given in run.inputs.dataset_inputs]
+            files = [file.path for file in there.list_artifacts(run.info.run_id)]
+            found[way].append((info, place, data, sorted(points), sorted(read), files))
+    assert found["rows"] == found["calls"] and [len(points) for *_, points, _, _ in found["rows"]] == [7, 7, 0, 7]
+
+
+def test_of_runs_that_cannot_all_be_written_none_is(uri):
+    experiment = store.experiment_of(client(uri), uri, "mini")
+    with pytest.raises(StoreError), store.access(uri):
+        finished.write(client(uri), uri, [finished_run(experiment), finished_run(experiment, params={"lr": None})])
+    assert runs(uri) == []
+    finished.write(client(uri), uri, [finished_run(experiment)])
+    assert len(runs(uri)) == 1
 
 
 def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):

@@ -329,17 +329,22 @@ def track_export(
 
 @track.command("import")
 def track_import(
-    folder: Annotated[Path, typer.Argument(help="Results that were committed or copied, such as results/reference/smollm2.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Results that were committed or copied, such as results/reference/smollm2, or the folder of several such.")
+    ],
     results: Results = Path("results"),
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
-    """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own."""
-    from relinear.tracking.committed import verify
+    """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
+    from relinear.tracking.committed import folders, verify
 
-    if (folder / MANIFEST).is_file():
-        verify(folder)
+    labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
+    for part in labels:
+        if (part / MANIFEST).is_file():
+            verify(part)
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{mirror.import_folder(Plan(results=results).store, folder, label)} runs imported")
+    store = Plan(results=results).store
+    print(f"{sum(mirror.import_folder(store, part, of) for part, of in labels.items())} runs imported")
 
 
 @track.command("ui")

@@ -184,6 +184,11 @@ def _pack(source: Path, to: Path, scored: bool) -> None:
     to.write_bytes(lzma.compress(json.dumps(columns, separators=(",", ":")).encode(), preset=9))
 
 
+def folders(root: Path) -> list[Path]:
+    """The folders that `export` wrote: `root` itself, or those in it; `root` where there is none."""
+    return [root] if (root / MANIFEST).is_file() else sorted(path.parent for path in root.glob(f"*/{MANIFEST}")) or [root]
+
+
 def verify(folder: Path | str) -> None:
     """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them."""
     folder = Path(folder)

@@ -137,11 +137,13 @@ class Tracker:
                 client.set_tag(earlier.info.run_id, "current", "false")
         self.run_id = mirror.create(client, experiment, self._row, self._about, self._about["tags"])
         store.log(client, self.run_id, params=store.texts(self._about["config"]))
-        mirror.log_datasets(client, self.run_id, self._datasets)
+        if datasets := mirror.dataset_inputs(self._datasets):
+            client.log_inputs(self.run_id, datasets)
 
     def _finish(self, folder: Path, record: dict) -> None:
         store.log(self._client, self.run_id, tags=mirror.describe(record)["tags"] | mirror.folder_tags(record))
-        mirror.log_files(self._client, self.run_id, folder)
+        for path in mirror.small_files(folder):
+            self._client.log_artifact(self.run_id, str(path))
 
     def _close(self, status: str, error: BaseException | None) -> None:
         self._flush()

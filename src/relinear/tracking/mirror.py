@@ -22,7 +22,8 @@ from tqdm import tqdm
 from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.tracking import rows, store
+from relinear.tracking import finished, rows, store
+from relinear.tracking.finished import Finished
 from relinear.tracking.store import entries, flatten_metrics, step_entries, texts
 
 LARGEST_ARTIFACT = 5 * 2**20  # bytes
@@ -30,8 +31,7 @@ COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
-# Of a committed curve of more lines than this all losses, and the rest (rates, norms, tokens/s, bytes) at every fifth: an import halves.
-PACKED_WHOLE, PACKED_EVERY, PACKED_ALWAYS = 100, 5, ("step", "time", "loss")
+CURVE = 50  # of a committed curve an import has at most this many lines, evenly, and the last
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
@@ -126,32 +126,44 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
     spans = [_span(record) for record in missing.values()]
     begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
     row = rows.row_of(whole.values())
-    row_id = rows.ready(client, uri, experiment, row, begin)
+    above, lacking = rows.place(client, uri, experiment, row, begin)
+    row_id = above.info.run_id
     own, latest = {(r["scale"], r["run"], r["stage"]) for r in whole.values()}, {}  # (run, stage): start and id of the current run
     for identity, same in known.items():
         if identity[:3] in own:
             for run in same:
                 latest[identity[1:3]] = max(latest.get(identity[1:3], (0, "")), (run.info.start_time, run.info.run_id))
     numbers: dict[str, float] = {}
-    for folder, record in missing.items():
-        stage, start = (record["run"], record["stage"]), _span(record)[0]
-        current = start >= latest.get(stage, (0, ""))[0]
-        if current and stage in latest:
+    made: list[Finished] = []
+    newest: dict[tuple[str, str], int] = {}  # (run, stage): place of its current run among those made
+    for folder, record in missing.items():  # by start
+        stage = (record["run"], record["stage"])
+        run, compared = _restored(experiment, row_id, folder, record)
+        made.append(run)
+        if run.begin < latest.get(stage, (0, ""))[0]:
+            run.tags["current"] = "false"
+            continue
+        if stage in newest:
+            made[newest[stage]].tags["current"] = "false"
+        elif stage in latest:
             client.set_tag(latest[stage][1], "current", "false")
-        run_id, compared = _restore(client, experiment, row_id, folder, record, current)
-        if current:
-            latest[stage] = (start, run_id)
-            numbers |= compared
+        newest[stage] = len(made) - 1
+        numbers |= compared
+    ids = []
+    for run_id in finished.write(client, uri, made):
+        ids.append(run_id)
         progress.update()
+    current = {stage: run_id for stage, (_, run_id) in latest.items()} | {stage: ids[place] for stage, place in newest.items()}
     if numbers:
-        numbers |= rows.means(client.get_run(row_id).data.metrics | numbers)
-    note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, (_, run_id) in latest.items()})
-    store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), tags={"mlflow.note.content": note})
+        numbers |= rows.means(above.data.metrics | numbers)
+    note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, run_id in current.items()})
+    tags = lacking["tags"] | {"mlflow.note.content": note}
+    store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), params=lacking["params"], tags=tags)
     client.set_terminated(row_id, "FINISHED", end)
 
 
-def _restore(client: Any, experiment: str, row_id: str, folder: Path, record: dict, current: bool) -> tuple[str, dict[str, float]]:
-    """Write a finished stage folder into the store as `live.Tracker` would have, with the original times; returns its run and its row's numbers."""
+def _restored(experiment: str, row_id: str, folder: Path, record: dict) -> tuple[Finished, dict[str, float]]:
+    """A finished stage folder as `live.Tracker` would have written it, with the original times, and the numbers of its row."""
     begin, end = _span(record)
     curve, last_step = [], 0
     for line in _read_history(folder / "history.jsonl"):
@@ -161,13 +173,12 @@ def _restore(client: Any, experiment: str, row_id: str, folder: Path, record: di
     final = final_numbers(folder, record)
     about = describe(record)
     # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
-    tags = about["tags"] | folder_tags(record)
-    run_id = create(client, experiment, row_id, record, tags, current, begin)
-    store.log(client, run_id, metrics=curve + entries(final, last_step, end / 1000), params=texts(about["params"]))
-    log_datasets(client, run_id, about["datasets"])
-    log_files(client, run_id, folder)
-    client.set_terminated(run_id, "FINISHED", end)
-    return run_id, rows.of_columns(flatten_metrics(final)) if rows.compares(record) else {}
+    tags = stage_tags(row_id, record, about["tags"] | folder_tags(record))
+    run = Finished(
+        experiment, rows.label("", record["run"], record["stage"]), begin, end, tags, texts(about["params"]),
+        curve + entries(final, last_step, end / 1000), dataset_inputs(about["datasets"]), small_files(folder),
+    )  # fmt: skip
+    return run, rows.of_columns(flatten_metrics(final)) if rows.compares(record) else {}
 
 
 def _is_whole(run: Any) -> bool:
@@ -255,24 +266,27 @@ def describe(record: dict) -> dict:
     }
 
 
-def create(client: Any, experiment: str, row_id: str, about: dict, tags: dict, current: bool = True, begin: int | None = None) -> str:
-    """Create a stage's run below its row's, at `begin` (milliseconds since the epoch, default now), and return its id."""
-    run, stage = about["run"], about["stage"]
+def create(client: Any, experiment: str, row_id: str, about: dict, tags: dict) -> str:
+    """Create a stage's run below its row's, as the current one, and return its id."""
+    # All tags in the one call: a process that dies here leaves no run that cannot be found again.
+    return client.create_run(experiment, None, stage_tags(row_id, about, tags), rows.label("", about["run"], about["stage"])).info.run_id
+
+
+def stage_tags(row_id: str, about: dict, tags: dict) -> dict[str, str]:
+    """The tags of a stage's run: those given, its identity, what mlflow shows, and that it is the current one."""
     tags = texts(tags)
     shown = {
         rows.KIND: "stage",
         "mlflow.parentRunId": row_id,
-        "mlflow.source.name": f"relinear {stage}",
+        "mlflow.source.name": f"relinear {about['stage']}",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": tags.get("git.commit", ""),
     }
-    own = {field: str(about[field]) for field in IDENTITY} | {"current": "true" if current else "false"}
-    # All tags in the one call: a process that dies here leaves no run that cannot be found again.
-    return client.create_run(experiment, begin, {**tags, **own, **shown}, rows.label("", run, stage)).info.run_id
+    return {**tags, **{field: str(about[field]) for field in IDENTITY}, "current": "true", **shown}
 
 
-def log_datasets(client: Any, run_id: str, datasets: list[dict]) -> None:
-    """Write which data a stage read: ``{"name", "sha256", "role"}`` each."""
+def dataset_inputs(datasets: list[dict]) -> list[Any]:
+    """Which data a stage read, ``{"name", "sha256", "role"}`` each, as mlflow's."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     roles: dict[tuple[str, str], list[str]] = {}  # mlflow keeps one role for each data set of a run
@@ -283,8 +297,7 @@ def log_datasets(client: Any, run_id: str, datasets: list[dict]) -> None:
         # mlflow's digest holds 36 characters, so the whole one goes into the source.
         dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(role))]))
-    if inputs:
-        client.log_inputs(run_id, inputs)
+    return inputs
 
 
 def folder_tags(record: dict) -> dict[str, Any]:
@@ -292,11 +305,9 @@ def folder_tags(record: dict) -> dict[str, Any]:
     return {"mlflow_run_id": record.get("mlflow_run_id", "")} | {f"artefact.{n}": file["sha256"] for n, file in record.get("artefacts", {}).items()}
 
 
-def log_files(client: Any, run_id: str, folder: Path) -> None:
-    """Copy the small files of a stage's folder: records, tables, figures."""
-    for path in sorted(folder.iterdir()):
-        if _is_small(path) and (path.name in ("run.json", "metrics.json") or path.suffix in COPIED):
-            client.log_artifact(run_id, str(path))
+def small_files(folder: Path) -> list[Path]:
+    """The files of a stage's folder that are copied: records, tables, figures."""
+    return [path for path in sorted(folder.iterdir()) if _is_small(path) and (path.name in ("run.json", "metrics.json") or path.suffix in COPIED)]
 
 
 def _is_small(path: Path) -> bool:
@@ -362,16 +373,16 @@ def final_numbers(folder: Path, record: dict) -> dict:
 def _read_history(path: Path) -> Iterator[dict]:
     packed = path.with_name(f"{path.name}.gz")  # in committed results
     text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text() if path.exists() else ""
-    lines = text.splitlines()
-    for number, line in enumerate(lines, start=1):
+    lines = list(enumerate(text.splitlines(), start=1))
+    if packed.exists() and len(lines) > CURVE:
+        lines = [*lines[: -1 : -(-len(lines) // CURVE)], lines[-1]]
+    for number, line in lines:
         try:
             entry = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}:{number} is not JSON: {error}") from error
         if not {"step", "time"} <= entry.keys():
             raise ValueError(f"{path}:{number} lacks step or time, got {', '.join(entry)}")
-        if packed.exists() and len(lines) > PACKED_WHOLE and number % PACKED_EVERY and number < len(lines):
-            entry = {name: value for name, value in entry.items() if name in PACKED_ALWAYS or isinstance(value, dict | list)}
         yield entry
 
 

@@ -139,8 +139,17 @@ def find(client: Any, experiment: str, name: str) -> Any:
     return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
 
-def ready(client: Any, uri: str, experiment: str, row: Row, begin: int | None = None, status: str = "RUNNING") -> str:
-    """The id of a row's run, created at `begin` (milliseconds) with `status` if need be; what it lacks is written on it.
+def ready(client: Any, uri: str, experiment: str, row: Row, status: str = "RUNNING") -> str:
+    """The id of a row's run, created with `status` if need be; what it lacks is written on it."""
+    run, lacking = place(client, uri, experiment, row, status=status)
+    store.log(client, run.info.run_id, **lacking)
+    return run.info.run_id
+
+
+def place(
+    client: Any, uri: str, experiment: str, row: Row, begin: int | None = None, status: str = "RUNNING"
+) -> tuple[Any, dict[str, dict[str, str]]]:
+    """A row's run, created at `begin` (milliseconds) with `status` if need be, and the params and tags that it lacks.
 
     MLflow keeps a parameter's first value. Where a row is set otherwise than the run that is there, that run becomes one of the past: it keeps
     its stages, and a new one takes its place.
@@ -162,8 +171,7 @@ def ready(client: Any, uri: str, experiment: str, row: Row, begin: int | None = 
                 client.update_run(found.info.run_id, status=status)
     lacking = {name: text for name, text in row.params.items() if name not in old}
     changed = {name: text for name, text in row.tags.items() if found.data.tags.get(name) != text}
-    store.log(client, found.info.run_id, params=lacking, tags=changed)
-    return found.info.run_id
+    return found, {"params": lacking, "tags": changed}
 
 
 def join(client: Any, uri: str, experiment: str, record: Mapping[str, Any]) -> str:

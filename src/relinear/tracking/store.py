@@ -1,8 +1,10 @@
 """The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found and written there.
 
-Only `MlflowClient` is used: the fluent API keeps the active run in globals. mlflow is imported inside functions, because that takes seconds.
+Only `MlflowClient` is used, and by `relinear.tracking.finished` the models of mlflow's tables: the fluent API keeps the active run in globals.
+mlflow is imported inside functions, because that takes seconds.
 """
 
+import functools
 import importlib.util
 import json
 import logging
@@ -139,14 +141,15 @@ def lock(uri: str) -> Any:
 
 @contextmanager
 def without_sync() -> Iterator[None]:
-    """SQLite does not wait for the disk at each of thousands of transactions. A machine that goes down meanwhile may damage the store, which
-    `relinear track rebuild` makes anew once the file is removed."""
+    """SQLite does not wait for the disk at each of thousands of transactions, and keeps its indices in memory. A machine that goes down meanwhile
+    may damage the store, which `relinear track rebuild` makes anew once the file is removed."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
     def switch_off(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA cache_size = -65536")  # KiB
 
     event.listen(Engine, "connect", switch_off)
     try:
@@ -216,6 +219,7 @@ def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str
 # Names and numbers as mlflow takes them
 
 
+@functools.cache
 def metric_name(name: str) -> str:
     """A name mlflow takes: all but letters, digits and ``_-./: `` becomes ``_`` ("acc,none": "acc_none").
 
