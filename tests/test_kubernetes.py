@@ -25,7 +25,8 @@ if verb == "create":
     container = yaml.safe_load((here / f"{{name}}.yaml").read_text())["spec"]["template"]["spec"]["containers"][0]
     command = [*container["command"]] if "KUBECTL_RUNS" in os.environ else ["true"]
     done = subprocess.run(command, cwd=container["workingDir"], stdout=(here / "log").open("a"), stderr=subprocess.STDOUT)
-    (here / name).write_text(f"{{name}} s={{'' if done.returncode else 1}} f={{1 if done.returncode else ''}}")
+    ended = f"s={{'' if done.returncode else 1}} f={{1 if done.returncode else ''}}"
+    (here / name).write_text(f"{{name}} {{os.environ.get('KUBECTL_STATE', ended)}}")
     print(f"job.batch/{{name}}")
 elif verb == "get":
     print((here / rest[1]).read_text(), end="")
@@ -155,12 +156,12 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
 
 
 @pytest.mark.parametrize("server", ["answers", "is gone"])
-def test_ctrl_c_is_clean(kubectl, fresh, server):
+def test_ctrl_c_is_clean(kubectl, fresh, server, monkeypatch):
     """The jobs are deleted, where the server can be reached; no traceback, and no wait for it, where it cannot."""
+    monkeypatch.setenv("KUBECTL_STATE", "s= f=")  # the job goes on and on
     process = fresh.popen("results/smoke/models/tiny/run.json", options=("--workflow-profile", "kubernetes"))
     job = "relinear-0"
     wait(lambda: (kubectl / job).is_file() or process.poll() is not None, "a job", 120)
-    (kubectl / job).write_text(f"{job} s= f=")  # it goes on and on
     if server == "is gone":
         failing(kubectl, 'echo "$@" >> "$(dirname "$0")/calls"; exit 1')
     time.sleep(3)
