@@ -98,8 +98,9 @@ def options(**given):
 def test_prompts_of_several_lengths_are_answered_together_as_alone(asked, method):
     model = teacher() if method is None else linearize(teacher(), method)
     prompts = [list(range(10, 10 + n)) for n in (5, 9, 9, 3)]
-    together = rouge.written(model, prompts, END, options(batch_size=4), asked)
-    assert together == rouge.written(model, prompts, END, options(batch_size=1), asked)
+    settings = {"padding": END, "eos_token_id": END, "max_new_tokens": 5}
+    together = rouge.write(model, prompts, asked, batch_size=4, **settings)
+    assert together == rouge.write(model, prompts, asked, batch_size=1, **settings)
     greedy = model(torch.tensor([prompts[0]])).logits[0, -1].argmax().item()
     assert together[0][0] == greedy and all(len(tokens) == 5 or END in tokens for tokens in together)
 
@@ -108,7 +109,7 @@ def test_the_scores_are_those_of_what_was_written_up_to_its_end(asked, monkeypat
     said = ["{0}", "{0} And more words.", ""]
     right = [one.output for one in heldout.read(asked.parents["data"])]
     answers = [[*TOKENIZER(x.format(y))["input_ids"], *([END, 65] if i != 1 else [])] for i, (x, y) in enumerate(zip(said, right, strict=False))]
-    monkeypatch.setattr(rouge, "written", lambda *_: answers)
+    monkeypatch.setattr(rouge, "write", lambda *_, **__: answers)
     readings = {r.metric: r for r in rouge.measure(teacher(), asked.parents["data"], options(), asked)}
     n = len(right[1].split())
     expected = [1.0, 2 * n / (2 * n + 3), 0.0]

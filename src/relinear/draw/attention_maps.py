@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from safetensors.numpy import load_file
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import Value, value_of
+from relinear.draw.claims import Value, trained, value_of
 from relinear.draw.pictures import judge_claims, save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN
@@ -53,8 +53,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    tokens = {run: sum(m.facts["tokens"].values()) for run, m in runs.items() if m and "tokens" in m.facts}
-    return [*pictures, *written, *judge_claims(artefact, look, about, out, tokens)]
+    return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({run: m.facts for run, m in runs.items() if m}))]
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
+from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of, trained
 from relinear.draw.doses import doses
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
@@ -211,7 +211,7 @@ def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
 
 def tokens_of(rows: list[Row]) -> dict[str, int]:
     """The training tokens of all steps of each row, by its name; without rows of which nothing was run."""
-    return {row.line.name: sum(row.facts["tokens"].values()) for row in rows if "tokens" in row.facts}
+    return trained({row.line.name: row.facts for row in rows})
 
 
 def look_in(rows: list[Row]) -> Look:

@@ -7,7 +7,7 @@ that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
@@ -83,6 +83,11 @@ def _missed(claim: Claim, look: Look) -> list[str]:
 
 
 SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose, since papers round
+
+
+def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The training tokens of all steps by name, of measurements' facts by name; without those that name no tokens."""
+    return {name: sum(own["tokens"].values()) for name, own in facts.items() if "tokens" in own}
 
 
 def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:

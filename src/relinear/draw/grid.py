@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, value_of
+from relinear.draw.claims import Value, trained, value_of
 from relinear.draw.pictures import judge_claims, save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
@@ -65,8 +65,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
-    tokens = {name: sum(m.facts["tokens"].values()) for name, m in found.items() if m and "tokens" in m.facts}
-    return [*pictures, *written, *judge_claims(artefact, look, about, out, tokens)]
+    return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({name: m.facts for name, m in found.items() if m}))]
 
 
 def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:

@@ -1,4 +1,5 @@
-"""Asking a model in its own context: prompts are read once into its cache; from there it answers greedily, and possible answers are scored."""
+"""Asking a model in its own context: prompts are read once into its cache; from there it answers greedily, and possible answers are scored. Or it writes
+its answers to many prompts in batches."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +10,11 @@ import torch
 from jaxtyping import Int
 from scipy.stats import binomtest
 from torch import Tensor
+from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
+
+from relinear.machine.distributed import gathered, rank, share
+from relinear.plan.job import Job
 
 PIECE = 8192  # tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
 TOGETHER, TIMES = 256, 4  # the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
@@ -32,6 +37,29 @@ class Answered(NamedTuple):
     def mean(self, candidate: int) -> float:
         """The mean log-probability of a candidate's tokens."""
         return sum(self.scores[candidate]) / len(self.scores[candidate])
+
+
+def write(model: PreTrainedModel, prompts: Sequence[Sequence[int]], job: Job, *, batch_size: int, padding: int, **settings: int) -> list[list[int]]:
+    """The tokens that a model writes greedily behind each prompt, padded where others of its batch are longer; `settings` are those of `generate`.
+
+    Long prompts come first, and of several processes each asks a share.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+    found: list[tuple[int, list[int]]] = []
+    model.eval()
+    for batch in tqdm(share(batches), desc=job.name, unit="batch", disable=rank() > 0):
+        length = max(len(prompts[i]) for i in batch)
+        short = [length - len(prompts[i]) for i in batch]
+        tokens = torch.tensor([[*[padding] * missing, *prompts[i]] for i, missing in zip(batch, short, strict=True)], device=model.device)
+        mask = torch.tensor([[*[0] * missing, *[1] * (length - missing)] for missing in short], device=model.device)
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=tokens, attention_mask=mask, do_sample=False, temperature=None, top_p=None, top_k=None, pad_token_id=padding, **settings
+            )
+        found += zip(batch, out[:, length:].tolist(), strict=True)
+    by_prompt = dict(gathered(found))
+    return [by_prompt[i] for i in range(len(prompts))]
 
 
 @torch.inference_mode()

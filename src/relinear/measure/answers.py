@@ -15,14 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch
 from pydantic import Field
-from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
-from relinear.machine.distributed import gathered, rank, share
-from relinear.measure._answering import mean_of, share_of
+from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
@@ -178,23 +175,8 @@ def sample(items: Sequence[Item], wanted: int | None, seed: str) -> list[Item]:
 
 
 def generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], options: Options, job: Job) -> list[str]:
-    """The first line that a model writes greedily behind each prompt; long prompts come first, and of several processes each asks a share."""
-    order = sorted(range(len(items)), key=lambda i: (-len(items[i].prompt), i))
-    batches = [order[at : at + options.batch_size] for at in range(0, len(order), options.batch_size)]
+    """The first line that a model writes greedily behind each prompt."""
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    found: list[tuple[int, str]] = []
-    model.eval()
-    for batch in tqdm(share(batches), desc=job.name, unit="batch", disable=rank() > 0):
-        length = max(len(items[i].prompt) for i in batch)
-        rows = [[*[padding] * (length - len(items[i].prompt)), *items[i].prompt] for i in batch]
-        mask = [[0] * (length - len(items[i].prompt)) + [1] * len(items[i].prompt) for i in batch]
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=torch.tensor(rows, device=model.device), attention_mask=torch.tensor(mask, device=model.device), do_sample=False,
-                temperature=None, top_p=None, top_k=None, max_new_tokens=options.new_tokens,
-                min_new_tokens=1, pad_token_id=padding,
-            )  # fmt: skip
-        texts = tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
-        found += [(i, text.strip().partition("\n")[0]) for i, text in zip(batch, texts, strict=True)]
-    by_item = dict(gathered(found))
-    return [by_item[i] for i in range(len(items))]
+    prompts = [item.prompt for item in items]
+    answers = write(model, prompts, job, batch_size=options.batch_size, padding=padding, max_new_tokens=options.new_tokens, min_new_tokens=1)
+    return [text.strip().partition("\n")[0] for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]

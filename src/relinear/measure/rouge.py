@@ -1,18 +1,15 @@
 """ROUGE of what a model writes behind held-out prompts, beside the right answers: as rouge-score computes it, with its stemmer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get.asked import read
-from relinear.machine.distributed import gathered, rank, share
-from relinear.measure._answering import mean_of, share_of
+from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
@@ -48,7 +45,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; the model reads {limit.tokens}: {limit.why}. A prompt is never cut")
     tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
     scorer, of, found = RougeScorer(list(ROUGE), use_stemmer=True), job.settings["data"], []
-    answers = written(model, [one.prompt for one in asked], tokenizer.eos_token_id, options, job)
+    settings = {"batch_size": options.batch_size, "padding": tokenizer.eos_token_id, "max_new_tokens": options.new_tokens}
+    answers = write(model, [one.prompt for one in asked], job, **settings, eos_token_id=tokenizer.eos_token_id)
     for number, (one, tokens) in enumerate(zip(asked, answers, strict=True)):
         ended = tokenizer.eos_token_id in tokens
         text = tokenizer.decode(tokens[: tokens.index(tokenizer.eos_token_id)] if ended else tokens, skip_special_tokens=True).strip()
@@ -59,24 +57,3 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     for name in ROUGE:
         yield Reading(name, of, {}, *mean_of(row[name] for row in found))
     yield Reading("ended", of, {}, *share_of(row["ended"] for row in found))
-
-
-def written(model: PreTrainedModel, prompts: Sequence[list[int]], end: int, options: Options, job: Job) -> list[list[int]]:
-    """The tokens that a model writes greedily behind each prompt; long prompts come first, and of several processes each asks a share."""
-    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    batches = [order[at : at + options.batch_size] for at in range(0, len(order), options.batch_size)]
-    found: list[tuple[int, list[int]]] = []
-    model.eval()
-    for batch in tqdm(share(batches), desc=job.name, unit="batch", disable=rank() > 0):
-        length = max(len(prompts[i]) for i in batch)
-        short = [length - len(prompts[i]) for i in batch]
-        tokens = torch.tensor([[*[end] * missing, *prompts[i]] for i, missing in zip(batch, short, strict=True)], device=model.device)
-        mask = torch.tensor([[*[0] * missing, *[1] * (length - missing)] for missing in short], device=model.device)
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=tokens, attention_mask=mask, do_sample=False, temperature=None, top_p=None, top_k=None,
-                max_new_tokens=options.new_tokens, eos_token_id=end, pad_token_id=end,
-            )  # fmt: skip
-        found += zip(batch, out[:, length:].tolist(), strict=True)
-    by_prompt = dict(gathered(found))
-    return [by_prompt[i] for i in range(len(prompts))]
