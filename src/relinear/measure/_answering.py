@@ -1,5 +1,7 @@
-"""Asking a model in its own context: prompts are read once into its cache; from there it answers greedily, and possible answers are scored. Or it writes
-its answers to many prompts in batches."""
+"""Asking a model in its own context, of prompts that are read once into its cache or whose answers it writes in batches.
+
+From the cache it answers greedily, and possible answers are scored.
+"""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
