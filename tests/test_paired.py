@@ -131,6 +131,28 @@ def test_a_recovery_of_nothing_is_refused(tmp_path, changes, missing):
         kept(tmp_path, outcomes(0), outcomes(1), recovery=KEPT["recovery"] | changes)
 
 
+def test_ties_are_the_share_of_columns_with_nearly_the_score_of_another_row(tmp_path):
+    scores = {"t2r": {"piqa": 0.8, "winogrande": 0.5}, "lizard": {"piqa": 0.77, "winogrande": 0.4}}  # 96 and 80 % of t2r's
+    measured = {
+        (run, "commonsense"): scored(tmp_path, run, **{task: (np.arange(N) < share * N).astype(float) for task, share in own.items()})
+        for run, own in scores.items()
+    }
+
+    def drawn(**changes):
+        ties = {"columns": ["piqa_acc", "winogrande_acc"], "row": "t2r", "tolerance": 0.05} | changes
+        columns = [*COLUMNS, {"name": "ties", "unit": "percent", "ties": ties}]
+        artefact = read(paper(tmp_path, columns=columns, rows=[{"run": "lizard"}, {"run": "t2r"}]))
+        draw(artefact, measured, About("mini"), tmp_path / "out")
+        return [row["ties"] for row in csv.DictReader((tmp_path / "out/table1.csv").read_text().splitlines())]
+
+    assert [drawn(tolerance=tolerance) for tolerance in (0, 0.05, 0.25)] == [["0", "100"], ["50", "100"], ["100", "100"]]
+    del measured["t2r", "commonsense"]
+    assert drawn() == ["not run", "not run"]
+    for changes, missing in (({"row": "nobody"}, "no row 'nobody'"), ({"columns": ["piqa_acc", "ties"]}, "no column 'ties'")):
+        with pytest.raises(ConfigError, match=missing):
+            drawn(**changes)
+
+
 def test_items_that_are_others_or_not_those_of_the_reading_are_not_paired(tmp_path):
     same = outcomes(0)
     measured = {("lizard", "commonsense"): scored(tmp_path, "lizard", piqa=same, winogrande=same)}

@@ -13,7 +13,7 @@ from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
-from relinear.plan.tables import Address, Column, Line, Recovery, Table, Undefined
+from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
 
 PASSED, FAILED = "passed", "failed"
 
@@ -76,6 +76,9 @@ def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
         if column.recovery:
             for row in rows:
                 row.cells[column.name] = _recovered(column.recovery, row, rows, 100.0 if column.unit == "percent" else 1.0)
+        if column.ties:
+            for row in rows:
+                row.cells[column.name] = _tied(column.ties, row, rows, 100.0 if column.unit == "percent" else 1.0)
     return rows
 
 
@@ -194,6 +197,17 @@ def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
     if not isinstance(ours, str) and row.line.name not in names[1:]:
         error = unit * error_of(ours, theirs, by=share)[0] / abs(room)
     return Cell(unit * share, error, None, None, (Score(unit * share, error, None),), files)
+
+
+def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
+    """The share of the columns in which the row has at least 1 - tolerance of the score of the row `of.row`, over so many columns, and no error."""
+    theirs = next(other for other in rows if other.line.name == of.row)
+    pairs = [(row.cells[name], theirs.cells[name]) for name in of.columns]
+    if not all(isinstance(cell.value, float) for pair in pairs for cell in pair):
+        return MISSING
+    share = unit * fmean(ours.value >= (1 - of.tolerance) * other.value for ours, other in pairs)
+    files = tuple(dict.fromkeys(file for pair in pairs for cell in pair for file in cell.files))
+    return Cell(share, None, len(pairs), None, (Score(share, None, len(pairs)),), files)
 
 
 def _beyond(value: Value | str, base: Value | str) -> Value | str:

@@ -58,8 +58,20 @@ class Recovery(Strict):
     lower: bool = False
 
 
+class Ties(Strict):
+    """The share of `columns` in which a row has at least 1 - `tolerance` of the score of one row, such as the teacher. Higher scores are better.
+
+    It is the win-and-tie rate of Hauzenberger et al. (2026, arXiv 2603.15590), whose alpha is the tolerance.
+    """
+
+    columns: Annotated[tuple[str, ...], Field(min_length=2)]
+    row: str
+    tolerance: Annotated[float, Field(ge=0, lt=1)]
+
+
 class Column(Cell):
-    """A column: a place in each row's run, the unweighted mean of other columns, or how much of another row's score each row has.
+    """A column: a place in each row's run, the unweighted mean of other columns, how much of another row's score each row has, or in how many
+    columns it ties with that row.
 
     A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
     Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it, and in the CSV, which then may leave its name out of `csv`.
@@ -71,6 +83,7 @@ class Column(Cell):
     title: str = ""
     mean: tuple[str, ...] = ()
     recovery: Recovery | None = None
+    ties: Ties | None = None
     shown: bool = True
     optional: bool = False
     planned: bool = False
@@ -85,7 +98,7 @@ class Column(Cell):
     @property
     def derived(self) -> bool:
         """Whether it is computed from other columns and read nowhere."""
-        return bool(self.mean) or self.recovery is not None
+        return bool(self.mean or self.recovery or self.ties)
 
     @property
     def names_data(self) -> bool:
@@ -360,9 +373,13 @@ class Table(Spec):
             if self.seeds and other:
                 raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
             if of := column.recovery:
-                known("column", of.column, (c for c in columns if not columns[c].recovery), f"the recovery {column.name!r}")
+                known("column", of.column, (c for c in columns if not (columns[c].recovery or columns[c].ties)), f"the recovery {column.name!r}")
                 for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
                     known("row", row, (line.name for line in self.lines), f"the recovery {column.name!r}")
+            if of := column.ties:
+                for part in of.columns:
+                    known("column", part, (c for c in columns if not columns[c].derived), f"the ties {column.name!r}")
+                known("row", of.row, (line.name for line in self.lines), f"the ties {column.name!r}")
         for row in self.rows.list:
             for text in row.text:
                 known("text", text, self.titles, f"row {row.name or row.run!r}")
