@@ -28,7 +28,7 @@ def test_each_class_has_one_family_and_is_registered():
     assert sorted(c.config_class.model_type for c in classes) == sorted(TEACHERS)
     assert all(families.of(c).name == name for name, c in OPENED)
     assert {type(make(name)) for name, make in TEACHERS_OF.items()} == set(classes), "the laws are tested on every class"
-    assert {name for name, family in ALL.items() if not family.causal} == {"bert", "mpnet"}
+    assert {name for name, family in ALL.items() if not family.causal} == {"bert", "mpnet", "prenorm"}
 
 
 @pytest.mark.parametrize("teacher", TEACHERS_OF)
@@ -86,9 +86,9 @@ def test_sizes_that_make_no_model_are_refused(options, named):
 
 
 def test_what_a_family_cannot_do_names_those_that_can():
-    with pytest.raises(UserError, match="'mpnet' makes no model from scratch; families that do: bert, gpt2, tiny"):
+    with pytest.raises(UserError, match="'mpnet' makes no model from scratch; families that do: bert, gpt2, prenorm, tiny"):
         ALL["mpnet"].random({}, 0, torch.float32)
-    with pytest.raises(UserError, match="no family 'decoders'; have bert, decoder, gpt2, mpnet, tiny"):
+    with pytest.raises(UserError, match="no family 'decoders'; have bert, decoder, gpt2, mpnet, prenorm, tiny"):
         families.load("decoders")
     with pytest.raises(UserError, match="no family covers Linear; covered are bert: BertModel; decoder: LlamaForCausalLM, .*; gpt2: GPT2LMHeadModel"):
         families.of(torch.nn.Linear)

@@ -244,7 +244,7 @@ def test_a_folder_that_gives_other_logits_than_were_saved_is_refused(tmp_path):
 
 
 def test_unknown_sources_and_dtypes_are_answered_with_the_possible_ones(tmp_path):
-    with pytest.raises(UserError, match="no family 'roberta'; have bert, decoder, gpt2, mpnet, tiny"):
+    with pytest.raises(UserError, match="no family 'roberta'; have bert, decoder, gpt2, mpnet, prenorm, tiny"):
         save_model(tmp_path, tmp_path / "out", family="roberta")
     with pytest.raises(ValueError, match="no dtype 'int8' for a model; have bfloat16"):
         save_model("random", tmp_path / "out", "int8")

@@ -144,6 +144,23 @@ rule recall:
         "{RELINEAR} recall {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
+rule arena:
+    """Long sequences and their classes."""
+    input:
+        assets("arena"),
+    output:
+        update("<results>/arena/{name}/run.json"),
+    log:
+        "<results>/logs/arena.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("arena"),
+    params:
+        key=key("arena"),
+    shell:
+        "{RELINEAR} arena {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
 rule passkeys:
     """Long texts that hide pass keys and end in a question for one of them, and its answer, to train on."""
     input:
