@@ -222,6 +222,15 @@ def test_a_debian_package_is_unpacked_like_a_wheel(tmp_path):
     assert (tmp_path / "out/usr/share/doc/toy/a.rst").read_text() == "text"
 
 
+def test_an_index_is_the_one_of_its_suite_among_the_lists_of_apt(tmp_path):
+    asset = catalogue()["synopses"]
+    (tmp_path / "mirror_debian_dists_bookworm-updates_main_i18n_Translation-en").write_text("other")
+    with pytest.raises(AssetError, match="apt's sources have no bookworm/main/i18n/Translation-en; have bookworm-updates_main_i18n_Translation-en"):
+        assets._index(asset, tmp_path)
+    (tmp_path / "mirror_debian_dists_bookworm_main_i18n_Translation-en").write_text("text")
+    assert [(name, stream.read()) for name, stream in assets._files_in(assets._index(asset, tmp_path))] == [("Translation-en", b"text")]
+
+
 @pytest.fixture
 def offline(tmp_path, monkeypatch) -> Path:
     """The hub client's cache in an empty folder, and the hub switched off."""

@@ -59,6 +59,12 @@ def test_published_sets_are_read_as_they_lie(tmp_path):
         paper = {"sentences": {"abstract": ["One .", f"{split} ."]}, "summary": {"challenge": "Hard.", "outcome": "Easy."}}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(paper), encoding="utf-8")  # whose last line has no end
     assert list(READERS["samsum"](tmp_path, "heldout")) == [{"input": "A: hi\nB: test", "output": "They greet."}]
+    entry = "Package: {0}\nDescription-md5: 0\nDescription-en: {0} (tool)\n {1} begins.\n And\n .\n ends{2}.\n\n"
+    (tmp_path / "Translation-en").write_text(
+        "".join(entry.format(*x) for x in (("a", "One", " w" * 40), ("a-data", "One", " w" * 50), ("b", "Two", "")))
+    )
+    assert list(READERS["synopses"](tmp_path, "heldout")) == [{"input": "One begins. And\nends" + " w" * 40 + ".", "output": "a (tool)"}]
+    assert not list(READERS["synopses"](tmp_path, "train"))
     assert [(s["aspect"], s["input"], s["output"]) for s in READERS["aclsum"](tmp_path, "train")] == [
         ("challenge", "One . train .", "Hard."), ("outcome", "One . train .", "Easy."),
     ]  # fmt: skip
@@ -67,7 +73,7 @@ def test_published_sets_are_read_as_they_lie(tmp_path):
 def test_mistakes_are_told_before_any_work(tmp_path):
     with pytest.raises(UserError, match="the template asks for 'speaker'; samples of 'smoke' have input, aspect, output"):
         built(tmp_path, template="{speaker}: {output}")
-    with pytest.raises(UserError, match="no prompts of 'brown'; have samsum, aclsum, smoke"):
+    with pytest.raises(UserError, match="no prompts of 'brown'; have samsum, synopses, aclsum, smoke"):
         build(tmp_path, TOKENIZER, "brown", None, template=TEMPLATE, train_tokens=1, seed=0)
     with pytest.raises(UserError, match="no samples of 'samsum', train, in"):
         build(tmp_path, TOKENIZER, "samsum", tmp_path, template=TEMPLATE, train_tokens=1, seed=0)

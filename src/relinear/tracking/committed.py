@@ -34,6 +34,7 @@ LINES = 250  # lines of a curve, besides its last
 PARTS_EVERY = 10  # every tenth of these lines, and the last, has the parts of a loss (by layer)
 DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
+TEXTS = {"rouge": {"written", "right"}}  # measurement -> fields of an item that are text of data which may be used, and not redistributed
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}
@@ -126,8 +127,9 @@ def _change(source: Path, rows: set[str]) -> Change | None:
         return f"{source.name}.gz", f"{LINES + 1} lines at most, six digits, parts of a loss in every {PARTS_EVERY}th", _thin
     if source.name == "items.jsonl":
         scored = source.parents[1].name in rows
-        how = f"columns, scores to {DECIMALS} decimals" if scored else f"columns, without {' and '.join(sorted(SCORED))}"
-        return ITEMS, how, lambda source, to: _pack(source, to, scored)
+        without = TEXTS.get(source.parent.name) or (set() if scored else SCORED)
+        how = f"columns, without {' and '.join(sorted(without))}" if without else f"columns, scores to {DECIMALS} decimals"
+        return ITEMS, how, lambda source, to: _pack(source, to, without)
     if source.suffix == ".png":
         return source.name, "256 colours", paint
     if source.name == ADAPTER and _in_bfloat16(source.parents[2]):
@@ -174,10 +176,10 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _pack(source: Path, to: Path, scored: bool) -> None:
-    """Copy items, one a line, as columns {field: values}: null is what an item has no value of. Unless `scored`, without `SCORED`."""
+def _pack(source: Path, to: Path, without: set[str]) -> None:
+    """Copy items, one a line, as columns {field: values}: null is what an item has no value of. Without some fields."""
     items = [json.loads(line) for line in source.read_text().splitlines()]
-    fields = dict.fromkeys(field for item in items for field in item if scored or field not in SCORED)
+    fields = dict.fromkeys(field for item in items for field in item if field not in without)
     columns = {field: [item.get(field) for item in items] for field in fields}
     if "scores" in columns:
         columns["scores"] = [scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]]
