@@ -166,11 +166,20 @@ def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measu
     assert "seeds" not in (tmp_path / "table2.md").read_text()
 
 
-def test_a_seed_that_lacks_a_number_leaves_it_unrun(measured, tmp_path):
-    again = everything("lizard-seed1") | {("lizard-seed1", "mmlu"): None}
+def test_a_number_that_a_seed_lacks_is_the_mean_of_the_others_and_says_so(measured, tmp_path):
+    again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()} | {("lizard-seed1", "mmlu"): None}
     make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
-    row = rows(tmp_path / "table2.csv")["lizard"]
-    assert row["seeds"] == "2" and row["mmlu_acc"] == row["avg"] == "not run" and float(row["avg_no_mmlu"]) > 0
+    found, [line] = (
+        rows(tmp_path / "table2.csv"),
+        [x for x in (tmp_path / "table2.md").read_text().splitlines() if x.startswith("| `lizard`, 3 seeds")],
+    )
+    row = found["lizard"]
+    assert row["seeds"] == "3" and (row["mmlu_acc_seeds"], row["avg_seeds"]) == ("2", "2") and "piqa_acc_seeds" not in row
+    assert found["supra"]["mmlu_acc_seeds"] == "1" and line.count("(2 seeds)") == 2
+    assert float(row["piqa_acc"]) == pytest.approx(58) and float(row["avg"]) == pytest.approx((58 * 4 + 59 * 2) / 6, rel=1e-5)
+    cells = json.loads((tmp_path / "table2.provenance.json").read_text())["cells"]["lizard"]
+    assert cells["mmlu_acc"] == cells["mmlu_acc_seeds"] == [f"results/{run}/mmlu/run.json" for run in ("lizard", "lizard-seed2")]
+    assert not any("lizard-seed1/" in file for file in cells["avg"]) and any("lizard-seed1/" in file for file in cells["avg_no_mmlu"])
 
 
 def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):

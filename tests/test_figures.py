@@ -486,13 +486,15 @@ def draw(spec, measured, about, out):
 
 def test_a_file_beside_its_spec_draws_what_no_shape_does(tmp_path):
     claims = [{"claim": "c", "source": "s", "left": {"row": "lizard", "column": "gamma", "at": {"head": 1}}, "op": ">", "ratio": 0.5}]
+    claims += [claims[0] | {"recipe": "one rate for all"}]
     path = paper(tmp_path, stem="figure2", needs=[{"run": "lizard", "measure": "gates"}], claims=claims)
     path.with_suffix(".py").write_text(OWN)
     artefact = read(path)
     assert artefact.shape == "own" and artefact.script == path.with_suffix(".py") and artefact.reads() == [("lizard", "gates")]
     measured = {("lizard", "gates"): measurement("lizard", "gates", reading("gamma", 0.9, head=1), reading("gamma", 0.1, head=2))}
-    [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
+    verdict, unlike = verdicts(draw(artefact, measured, tmp_path / "out"))
     assert verdict["verdict"] == "reproduced" and "lizard at 1 gamma: 0.90 ± 0.01" in verdict["figures"]
+    assert unlike["verdict"] == UNTESTED and "other recipe: one rate for all" in unlike["reason"]
     path.with_suffix(".py").write_text(OWN.replace("return paths", "return paths[1:]"))
     with pytest.raises(ValueError, match="figure2.py drew figure2.pdf; workflow/papers/lizard/figure2.yaml makes"):
         make(artefact, measured, MINI, tmp_path / "out")

@@ -162,8 +162,9 @@ def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypa
     seen = []
     monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: (seen.append(gc.isenabled()), work(None)))
     monkeypatch.setattr("relinear.get.asset.work", lambda job: seen.append(gc.isenabled()))
-    cli.run(Plan(scale="mini"), Node("asset", "brown"), threads=None, gpus=None)
-    assert seen == [False, True]
+    verb = cli.planned(lambda plan: cli.run(plan, Node("asset", "brown"), threads=None, gpus=None))
+    verb(**{name: default for name, (_, default) in cli.PLAN.items()})
+    assert seen == [False, True] and gc.isenabled()
 
 
 FAULTS = """

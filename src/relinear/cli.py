@@ -96,9 +96,13 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def with_options(**given) -> None:
         require_clone()
-        plan = Plan(**{name: given.pop(name) for name in PLAN})
-        plan.check()
-        verb(plan, **given)
+        gc.disable()  # imported objects stay, and collecting among them again and again takes seconds; the work of a stage has it on
+        try:
+            plan = Plan(**{name: given.pop(name) for name in PLAN})
+            plan.check()
+            verb(plan, **given)
+        finally:
+            gc.enable()
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
     with_options.__signature__ = inspect.Signature(parameters)
@@ -108,7 +112,6 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
 
 def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     """Run one node in this process, or in as many as it is spread over."""
-    gc.disable()  # until the work begins: imported objects stay, and collecting among them again and again takes seconds
     stage = stages.stage(node.stage)
     wanted = (plan.device or plan.config.hardware.device) if stage.device else "cpu"
     launched = os.environ.get("WORLD_SIZE")  # by torchrun
@@ -185,12 +188,8 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
-    gc.disable()  # what a drawing imports stays, and collecting among it again and again takes a second
-    try:
-        for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
-            print(path)
-    finally:
-        gc.enable()
+    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
+        print(path)
 
 
 @app.command()

@@ -195,9 +195,10 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
                    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                    "mlflow_run_id": tracker.run_id}  # fmt: skip
         if job.history.is_file():
+            told = job.history.read_bytes()
             if stages.stage(node.stage).trains:
-                _require_whole(job.history, node)
-            shutil.copy(job.history, job.out / "history.jsonl")
+                _require_whole(told, job.history, node)
+            (job.out / job.history.name).write_bytes(told)
         write_json(job.out / "metrics.json", metrics)
         record["artefacts"] = {
             str(p.relative_to(job.out)): {"sha256": sha256(p), "bytes": p.stat().st_size}
@@ -243,9 +244,9 @@ def _clear(work: Path) -> None:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def _require_whole(history: Path, node: Node) -> None:
+def _require_whole(told: bytes, history: Path, node: Node) -> None:
     """Raise StageError for a training's history that lacks steps or has one twice, as after its deletion by others. The next attempt begins anew."""
-    steps = [json.loads(line)["step"] for line in history.read_text().splitlines()]
+    steps = [json.loads(line)["step"] for line in told.splitlines()]
     if steps != list(range(len(steps))):
         _clear(history.parent)
         raise StageError(

@@ -19,12 +19,16 @@ PASSED, FAILED = "passed", "failed"
 
 
 class Score(NamedTuple):
-    """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None."""
+    """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None.
+
+    `training`: which of its run's trainings it is of, from 0; None for a number by definition, and for one that is computed of rows.
+    """
 
     value: float
     stderr: float | None
     n: int | None
     pulls: Callable[[], Pulls | None] = lambda: None
+    training: int | None = None
 
 
 class Cell(NamedTuple):
@@ -39,8 +43,13 @@ class Cell(NamedTuple):
     stderr: float | str | None
     n: int | str | None
     seed_sd: float | str | None
-    seeds: tuple[Score, ...]  # one score for each training
+    seeds: tuple[Score, ...]  # one score for each training that has the number
     files: tuple[str, ...]  # run.json of each
+
+    @property
+    def trainings(self) -> int | None:
+        """How many trainings it is the mean over; None where it is of none."""
+        return sum(score.training is not None for score in self.seeds) or None
 
     @property
     def was_run(self) -> bool:
@@ -132,15 +141,11 @@ def _cell(column: Column, place: Address | Undefined | float | None, trainings: 
     runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
     if why := next((r.why for found in runs if found and (r := found.find(place.metric, place.of, place.at or None)) and r.value is None), None):
         return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=tuple(found.source.file for found in runs if found))
-    scores = [_score(column, place, found) for found in runs]
-    if None in scores:
-        return MISSING
-    return _over_seeds([s for s in scores if s], tuple(found.source.file for found in runs if found))
+    scores = {found.source.file: score for i, found in enumerate(runs) if found and (score := _score(column, place, found, i))}
+    return _over_seeds(list(scores.values()), tuple(scores)) if scores else MISSING
 
 
-def _score(column: Column, place: Address, found: Measured | None) -> Score | None:
-    if found is None:
-        return None
+def _score(column: Column, place: Address, found: Measured, training: int) -> Score | None:
     reading = found.find(place.metric, place.of, place.at or None)
     if reading is None:
         if not found.all(place.metric):
@@ -148,7 +153,8 @@ def _score(column: Column, place: Address, found: Measured | None) -> Score | No
             raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
         return None
     unit = 100.0 if column.unit == "percent" else 1.0
-    return Score(unit * reading.value, None if reading.stderr is None else unit * reading.stderr, reading.n, scale_pulls(found, reading, unit))
+    error = None if reading.stderr is None else unit * reading.stderr
+    return Score(unit * reading.value, error, reading.n, scale_pulls(found, reading, unit), training)
 
 
 def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
@@ -161,17 +167,23 @@ def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
 
 
 def _mean(parts: list[Cell]) -> Cell:
-    """The unweighted mean of columns; its error is propagated from theirs, taken as independent, and unknown if one of theirs is."""
+    """The unweighted mean of columns, over the trainings that have all of them. Its error is propagated from theirs, taken as independent, and
+    unknown if one of theirs is."""
     if not all(part.was_run for part in parts):
         return MISSING
-    trainings = max(len(part.seeds) for part in parts)
+    of_part = [{score.training: score for score in part.seeds} for part in parts]
+    trained = [own.keys() for own in of_part if None not in own]  # a number by definition is of every training
+    shared = sorted(set.intersection(*map(set, trained))) if trained else [None]
+    if not shared:
+        return MISSING
     scores = []
-    for i in range(trainings):
-        own = [part.seeds[i if len(part.seeds) > 1 else 0] for part in parts]  # a number by definition has no seeds
+    for training in shared:
+        own = [scores_of.get(training) or scores_of[None] for scores_of in of_part]
         errors = [s.stderr for s in own]
         error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
-        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own)))
-    return _over_seeds(scores, tuple(dict.fromkeys(file for part in parts for file in part.files)))
+        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training))
+    files = (file for part in parts for score, file in zip(part.seeds, part.files, strict=False) if score.training in shared)
+    return _over_seeds(scores, tuple(dict.fromkeys(files)))
 
 
 def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Look, Value, judge, value_of, write_claims
+from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
 from relinear.draw.pictures import save
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
@@ -118,10 +118,12 @@ def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path,
     spec: Any = artefact.spec
     verdicts = []
     for claim in spec.claims:
+        other = unlike(claim, {})
         if paid is not None and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
-            verdicts.append(judge(claim, costs.look_in(claim, paid.rows), remark=costs.remark(claim, paid.rows, spec.series[0].name)))
+            remark = costs.remark(claim, paid.rows, spec.series[0].name)
+            verdicts.append(judge(claim, costs.look_in(claim, paid.rows), remark=remark, unlike=other))
         else:
-            verdicts.append(judge(claim, _look_along(spec, measured, along), about.nothing_to_judge))
+            verdicts.append(judge(claim, _look_along(spec, measured, along), about.nothing_to_judge, unlike=other))
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 

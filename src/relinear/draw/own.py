@@ -47,7 +47,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     if hasattr(script, "look"):  # benchmarks are of no scale
         verdicts = [judge(claim, script.look(spec, about), unlike=unlike(claim, {})) for claim in spec.claims]
     else:
-        verdicts = [judge(claim, look, about.nothing_to_judge) for claim in spec.claims]
+        verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, {})) for claim in spec.claims]
     return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
 
 

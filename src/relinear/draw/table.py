@@ -45,10 +45,16 @@ def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about:
 
 
 def _names(spec: Table, rows: list[Row]) -> list[str]:
-    """The CSV's columns: those that the spec names, and behind them the optional ones that a row has."""
+    """The CSV's columns: those that the spec names, behind them the optional ones that a row has, and the trainings of cells that differ in them."""
     names = list(spec.csv or spec.csv_names)
     more = [c for c in spec.all_columns if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)]
-    return names + [name for column in more for name in spec.csv_names_of(column)]
+    names += [name for column in more for name in spec.csv_names_of(column)]
+    return names + [f"{c.name}_seeds" for c in spec.all_columns if any(_differs(row, row.cells[c.name]) for row in rows)]
+
+
+def _differs(row: Row, cell: Cell) -> bool:
+    """Whether a cell is the mean over another number of trainings than its row's."""
+    return cell.trainings not in (None, row.seeds)
 
 
 def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     found["gate"] = row.gate
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
+        found[f"{column}_seeds"] = cell.trainings if cell.was_run else cell.n
     found |= {f"{c.name}_data": about.data.get(c.measure or "") for c in spec.all_columns if c.names_data and row.cells[c.name].was_run}
     published = line.published
     found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
@@ -80,7 +87,7 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
         by_definition = f"{entry}/cells/{column}" if not cell.files else _one(cell.files)
-        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "data"))), by_definition)
+        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
     if line.published:
         origins |= {f"published_{column}": f"{artefact.path}#/{pointer}" for column, pointer in line.published.pointers.items()}
         origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.path}#/{line.published.entry}")
@@ -153,7 +160,7 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     shown = []
     for row in rows:
         texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
-        cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) for c in columns]
+        cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) + _trainings(row, row.cells[c.name]) for c in columns]
         printed = row.line.published.values if row.line.published else {}
         cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
         shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
@@ -201,6 +208,11 @@ def _number(column: Column, cell: Cell, with_n: bool) -> str:
         return f"{cell.value:.{column.digits}g}" + (f" ± {stderr:.2g}" if stderr is not None else "")
     show = percent if column.unit == "percent" else plus_minus
     return show(cell.value, stderr) + (f" ({cell.n})" if with_n and cell.n is not None else "")
+
+
+def _trainings(row: Row, cell: Cell) -> str:
+    """How many trainings a cell is the mean over, where its row has another number of them."""
+    return f" ({cell.trainings} seed{'s' * (cell.trainings != 1)})" if _differs(row, cell) else ""
 
 
 def _printed(column: Column, value: float | None) -> str:

@@ -138,9 +138,18 @@ class Spec(Strict):
         """Whether what the paper prints stands beside ours."""
         return False
 
+    def dosed(self) -> list[str] | None:
+        """What a claim may state a dose of: names whose training tokens are known where it is drawn. None: of nothing."""
+        return None
+
     def check(self) -> None:
-        """Raises ValueError for names that do not exist or exist twice."""
+        """Raises ValueError for names that do not exist or exist twice, and for a dose that nothing is compared with."""
+        dosed = self.dosed()
         for claim in self.claims:
+            if claim.dose and dosed is None:
+                raise ValueError(f"claim {claim.claim!r}: draw: {self.draw} compares no training tokens, so a claim has no `dose`; got {claim.dose}")
+            for name in claim.dose:
+                known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
             for point in (*claim.points, *map(claim.full, claim.requires)):
                 self.check_point(claim, point)
 

@@ -198,9 +198,13 @@ class AttentionMaps(Spec):
                 raise ValueError(f"limits of {metric} are [{low:g}, {high:g}]; they must rise, and begin above 0")
         super().check()
 
+    def dosed(self) -> list[str]:
+        """Its runs."""
+        return [self.run] if self.run else list(self.runs.values())
+
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
-        known("row", point.row, [self.run] if self.run else self.runs.values(), f"claim {claim.claim!r}")
+        known("row", point.row, self.dosed(), f"claim {claim.claim!r}")
         shown = ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl")
         known("column", point.column, shown, f"claim {claim.claim!r}")
 
@@ -270,10 +274,14 @@ class Grid(Spec):
             self.place(panel)
         super().check()
 
+    def dosed(self) -> list[str]:
+        """Its panels."""
+        return [panel.name for panel in self.panels]
+
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
         where = f"claim {claim.claim!r}"
-        known("panel", point.row, (panel.name for panel in self.panels), where)
+        known("panel", point.row, self.dosed(), where)
         if point.column is not None:
             known("column", point.column, [self.place(self.panel(point.row)).metric], where)
         if point.at and (self.cell.x not in point.at or len(point.at) > 2):

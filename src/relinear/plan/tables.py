@@ -392,10 +392,13 @@ class Table(Spec):
                 known("column", name, self.csv_names, "csv")
         super().check()
 
+    def dosed(self) -> list[str]:
+        """Its rows."""
+        return [line.name for line in self.lines]
+
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
-        for row in (point.row, *claim.dose):
-            known("row", row, (line.name for line in self.lines), f"claim {claim.claim!r}")
+        known("row", point.row, self.dosed(), f"claim {claim.claim!r}")
         known("column", point.column, (column.name for column in self.all_columns), f"claim {claim.claim!r}")
         if point.at:
             raise ValueError(f"claim {claim.claim!r}: a cell of a table has no `at`; got {point.at}")

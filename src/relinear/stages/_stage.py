@@ -63,3 +63,11 @@ class Stage:
 
     def check(self, plan, node: Node, processes: int) -> None:
         """Raises ConfigError for settings that cannot work with that many processes."""
+
+
+class Tokens(Stage):
+    """A stage of data in a model's tokens; its nodes are named `<data>@<model>`."""
+
+    def parents(self, plan, node):
+        """The model, which has the tokenizer."""
+        return {"model": Node("model", plan.text_of(node).model)}

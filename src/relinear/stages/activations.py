@@ -4,7 +4,7 @@ from relinear.stages import _stage, _training
 from relinear.stages._stage import Node
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `activations`, which runs a model once over the transfer data."""
 
     help = "Run a model once over the transfer data."
@@ -17,7 +17,7 @@ class Stage(_stage.Stage):
 
     def parents(self, plan, node):
         """The model and the text that it reads."""
-        return {"model": Node("model", plan.text_of(node).model), "text": Node("text", node.name)}
+        return super().parents(plan, node) | {"text": Node("text", node.name)}
 
     def modules(self, plan, node):
         """The work, the softmax layer and the file that says where the model keeps its attention."""

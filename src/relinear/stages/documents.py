@@ -6,7 +6,6 @@ from pydantic import Field
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
@@ -22,7 +21,7 @@ class Options(Strict):
     part: Literal["all", "heldout"] = "all"
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `documents`, which tokenises whole documents for a model."""
 
     help = "Tokenise whole documents for a model."
@@ -31,10 +30,6 @@ class Stage(_stage.Stage):
     def settings(self, plan, node):
         """The settings of the work as plain data; part of the key."""
         return dict(plan.data[plan.text_of(node).data].options)
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The assets of its sources; what is made here is none."""

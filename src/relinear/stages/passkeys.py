@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import ConfigError, Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 
 class Options(Strict):
@@ -33,7 +32,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `passkeys`, which hides pass keys in long texts to train on."""
 
     help = "Hide pass keys in long texts to train a model on."
@@ -50,7 +49,7 @@ class Stage(_stage.Stage):
         """The model, and the text whose pieces are the hay."""
         text = plan.text_of(node)
         source = plan.data[text.data].options["text"]
-        return {"model": Node("model", text.model)} | ({"text": plan.text(source, text.model)} if source else {})
+        return super().parents(plan, node) | ({"text": plan.text(source, text.model)} if source else {})
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""

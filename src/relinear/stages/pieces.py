@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
@@ -28,7 +27,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `pieces`, which cuts long documents into sequences to train on."""
 
     help = "Cut long documents into sequences to train on."
@@ -42,10 +41,6 @@ class Stage(_stage.Stage):
         amounts = {"train_tokens": plan.train_tokens(text.dose), "heldout_tokens": plan.config.text.heldout_tokens}
         whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
         return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The assets of its sources; what is made here is none."""

@@ -7,7 +7,6 @@ from pydantic import model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
@@ -27,7 +26,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `prompts`, which tokenises prompts and their answers for a model."""
 
     help = "Tokenise prompts and their answers for a model."
@@ -38,10 +37,6 @@ class Stage(_stage.Stage):
         text = plan.text_of(node)
         options = plan.data[text.data].options
         return options | {"train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "seed": plan.seed}
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The asset of its source; what is made here is none."""

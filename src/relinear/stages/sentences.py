@@ -6,7 +6,6 @@ from pydantic import model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
@@ -29,7 +28,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `sentences`, which tokenises the sentences of a data set for a model."""
 
     help = "Tokenise the sentences of a data set for a model."
@@ -39,10 +38,6 @@ class Stage(_stage.Stage):
         """The settings of the work as plain data; part of the key."""
         text = plan.text_of(node)
         return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The asset of its source; what is made here is none."""

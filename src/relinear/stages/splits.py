@@ -2,7 +2,6 @@
 
 from relinear.plan.strict import ConfigError, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 
 class Options(Strict):
@@ -11,7 +10,7 @@ class Options(Strict):
     source: str  # an asset; get/splits.py has the reader of each
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `splits`, which tokenises the splits of a text for a model."""
 
     help = "Tokenise a text that has splits of its own for a model."
@@ -23,10 +22,6 @@ class Stage(_stage.Stage):
         if text.dose != 1:
             raise ConfigError(f"data {text.data!r} have a size of their own, and a dose is of texts; got {text.dose:g}")
         return {"source": plan.data[text.data].options["source"]}
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The asset of its source."""

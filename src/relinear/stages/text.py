@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 MADE_HERE = ("smoke", "written")  # sources that are made here and are no assets
 
@@ -38,7 +37,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `text`, which tokenises and splits the texts of a data set for a model."""
 
     help = "Tokenise and split the texts of a data set for a model."
@@ -59,10 +58,10 @@ class Stage(_stage.Stage):
         }  # fmt: skip
 
     def parents(self, plan, node):
-        """The model, whose tokenizer cuts the text, and a text that a model wrote where it is a source."""
+        """The model, and a text that a model wrote where it is a source."""
         text = plan.text_of(node)
         written = plan.data[text.data].options["written"] is not None
-        return {"model": Node("model", text.model)} | ({"written": plan.written(text)} if written else {})
+        return super().parents(plan, node) | ({"written": plan.written(text)} if written else {})
 
     def assets(self, plan, node):
         """The assets of its sources, held-out one included; what is made here is none."""

@@ -2,10 +2,9 @@
 
 from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `written`, in which a model writes instructions and answers to train on."""
 
     help = "Let a model write instructions and answers to train on."
@@ -20,7 +19,3 @@ class Stage(_stage.Stage):
         options = dict(plan.data[text.data].options["written"])
         options["tokens"] = max(round(options["tokens"] * plan.budget * text.dose), 1)
         return {"written": options, "seed": plan.seed, "kept": plan.kept(text.model, options)}
-
-    def parents(self, plan, node):
-        """The model that writes."""
-        return {"model": Node("model", plan.text_of(node).model)}
