@@ -102,6 +102,17 @@ CASES = {
         ["'lizard_full'", "'gates': 'channel'", "'lizard' with none", "give the same"]),
     "after a transfer of another method": (
         runs(lambda r: r["lizard_full"].update(method="lolcats")), {}, ["'lizard_full'", "'lolcats'", "'lizard' of 'lizard'", "leave out"]),
+    "a score that does not fit the labels": (
+        put("data.yaml", lambda d: d["glue-cola"].update(classes=3)), {}, ["glue-cola", "'matthews'", "3 classes", "possible: accuracy"]),
+    "a task learned from data without labels": (
+        runs(lambda r: r["cola_softmax"]["steps"][0]["classify"].update(data="wikitext-103"), "hedgehog"), {},
+        ["cola_softmax", "'story-chunks'", "possible: ", "glue-cola"]),
+    "a task for a decoder": (
+        runs(lambda r: [run.update(model="gpt2") for name, run in r.items() if name.startswith("cola_")], "hedgehog"), {},
+        ["classify trains encoders", "'tiny'", "possible: runs of ", "bert-base"]),
+    "a score of what was not learned": (
+        runs(lambda r: r["cola_softmax"].update(steps=[]), "hedgehog"), {},
+        ["cola_softmax", "learned no task", "a last classify step on 'story-labels'"]),
     "a scaling that has no name": (
         put("measures.yaml", lambda m: m["haystack_yarn"]["options"].update(rope_scaling="yarn")), {}, ["haystack_yarn", "'yarn'", "(linear"]),
     "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),

@@ -198,7 +198,7 @@ def test_drawing_loads_no_torch():
 
 
 # Of the libraries that take seconds to import, the ones that a stage needs beside torch and transformers.
-NEEDS = {"relinear.train.finetune": {"peft"}}
+NEEDS = {"relinear.train.finetune": {"peft"}, "relinear.measure.task_score": {"sklearn", "pandas"}}
 SELDOM = {"lm_eval", "datasets", "peft", "mlflow", "matplotlib", "pandas", "sklearn"}
 WORK = {stages.stage(name).work for name in stages.available()} | {f"relinear.measure.{metric}" for metric in metrics()}
 

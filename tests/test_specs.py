@@ -191,7 +191,7 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
         ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "need `published_for"),
         ({"rows": [{"run": "lizard", "published": [1.0, 2.0]}]}, "has 2 values, the table 1 columns"),
         ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
-        ({"steps": ["pretain"]}, "steps: no training stage 'pretain'; have distill, finetune, pretrain"),
+        ({"steps": ["pretain"]}, "steps: no training stage 'pretain'; have classify, distill, finetune, pretrain"),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
         ({"caption": ["n = {n}"]}, "no field 'n'; have acc_n"),
         ({"claims": [CLAIM | {"column": "aac"}]}, "claim 'c': no column 'aac'; have acc"),

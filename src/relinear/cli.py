@@ -29,8 +29,8 @@ from relinear.tracking.store import StoreError
 
 # The packages of the extra `suite` in pyproject.toml, by the names that are imported.
 SUITE = (
-    "PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "rouge_score", "scipy", "snakemake",
-    "sqlalchemy",
+    "PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "rouge_score", "scipy", "sklearn",
+    "snakemake", "sqlalchemy",
 )  # fmt: skip
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 

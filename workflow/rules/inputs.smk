@@ -91,6 +91,24 @@ rule sentences:
         "{RELINEAR} sentences {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
+rule labelled:
+    """Short texts and pairs of them with a label each."""
+    input:
+        parents("labelled"),
+        assets("labelled"),
+    output:
+        update("<results>/labelled/{name}/run.json"),
+    log:
+        "<results>/logs/labelled.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("labelled"),
+    params:
+        key=key("labelled"),
+    shell:
+        "{RELINEAR} labelled {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
 rule documents:
     """Whole documents as tokens, to measure on."""
     input:

@@ -40,6 +40,25 @@ rule finetune:
         "{RELINEAR} finetune {wildcards.name:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
 
 
+rule classify:
+    """An encoder and a head trained on a task."""
+    input:
+        parents("classify"),
+    output:
+        update("<results>/runs/{name}/classify/run.json"),
+    log:
+        "<results>/logs/{name}.classify.log",
+    threads: cores("classify")
+    resources:
+        gpu=gpus("classify"),
+        mem_mb=MEMORY,
+        runtime=minutes("classify"),
+    params:
+        key=key("classify"),
+    shell:
+        "{RELINEAR} classify {wildcards.name:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
+
+
 rule pretrain:
     """All weights of a model trained from scratch."""
     input:

@@ -26,7 +26,7 @@ from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
 # Kinds of data that the stage of that name makes for a model's vocabulary.
-TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits", "prompts")
+TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits", "prompts", "labelled")
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
 # The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
@@ -254,6 +254,10 @@ class Plan:
         """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
         found = self.data[data]
         return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
+
+    def labelled(self) -> list[str]:
+        """The data sets whose texts have labels."""
+        return [name for name, found in self.data.items() if found.make in stages.available() and stages.stage(found.make).labelled]
 
     def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
         if self.data[data].make not in kinds:

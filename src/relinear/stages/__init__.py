@@ -11,7 +11,7 @@ from types import ModuleType
 # Kinds of data, as `make` of data.yaml says them -> the file here with their Options. All but items are made by the stage of that name.
 MAKERS = {
     "items": "_items", "text": "text", "recall": "recall", "sentences": "sentences", "documents": "documents", "passkeys": "passkeys",
-    "pieces": "pieces", "splits": "splits", "prompts": "prompts", "arena": "arena",
+    "pieces": "pieces", "splits": "splits", "prompts": "prompts", "arena": "arena", "labelled": "labelled",
 }  # fmt: skip
 
 

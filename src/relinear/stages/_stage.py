@@ -30,6 +30,7 @@ class Stage:
     device = False  # True: computes on the scale's device; False: on the CPU
     spread = False  # can be the work of several processes, each with a GPU
     trains = False  # is a step of a run
+    labelled = False  # the data that it makes have labels (relinear.get.labels)
     torch = True  # its work needs torch
     obtains = False  # its work obtains its assets itself; others are given their folders
 

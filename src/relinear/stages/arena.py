@@ -53,6 +53,7 @@ class Stage(_stage.Stage):
 
     help = "Make long sequences and their classes."
     work = "relinear.get.arena"
+    labelled = True
 
     def settings(self, plan, node):
         """Options of the data, with the number of training sequences that the budget makes."""

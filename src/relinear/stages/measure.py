@@ -122,6 +122,8 @@ class Stage(_stage.Stage):
                 raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
         if "documents" in needs:
             self._check_documents(plan, node, options)
+        if "labels" in needs:
+            self._check_labels(plan, node)
 
     def check_reach(self, plan, node: Node) -> None:
         """Raises ConfigError where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its rotary
@@ -165,6 +167,16 @@ class Stage(_stage.Stage):
                 f"{node}: positions up to {last} asked for; documents of {data!r} have at least {shortest} tokens. Possible: positions up to "
                 f"{shortest}, or a larger `shortest` in data.yaml"
             )
+
+    def _check_labels(self, plan, node: Node) -> None:
+        """Raises ConfigError for data without labels, and for a run whose last classify step learned others."""
+        if (data := self._data_name(plan, node)) not in (able := plan.labelled()):
+            raise ConfigError(f"{node} scores answers to labelled texts, and its data, {data!r}, have no labels; possible: {', '.join(able)}")
+        steps = [step for link in plan.chain(node.name, plan.measures[node.part].before) for step in link.steps if step.stage == "classify"]
+        learned = [plan.data_for(plan.run(s.name).run.recipes[s.stage]["data"], plan.run(s.name).model) for s in steps]
+        if learned[-1:] != [data]:
+            raise ConfigError(f"{node} needs a run that learned {data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
+                              f"a last classify step on {data!r}")  # fmt: skip
 
     def _check_parts(self, plan, node) -> None:
         """Raises ConfigError where the measure switches off what the run's method does not have."""

@@ -1,0 +1,70 @@
+"""Short texts and pairs of them with a label each, to train a classifier or a regression on and to score it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage
+from relinear.stages._stage import Node
+from relinear.stages.sentences import MADE_HERE
+
+Score = Literal["accuracy", "f1", "matthews", "correlation"]
+OF_TWO = ("f1", "matthews")  # scores of two classes
+
+
+class Labels(Strict):
+    """The part that every kind of labelled data has in data.yaml: the classes, and the scores that are taken."""
+
+    classes: Annotated[int, Field(ge=0)]  # labels are 0 to classes - 1; 0: they are numbers, and the task is a regression
+    scores: Annotated[tuple[Score, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _scores_of_these_labels(self) -> Self:
+        if self.classes == 1:
+            raise ValueError("give two classes or more, or 0 for a regression; got 1")
+        possible = ("correlation",) if self.classes == 0 else ("accuracy", *(OF_TWO if self.classes == 2 else ()))
+        if unfit := [score for score in self.scores if score not in possible]:
+            raise ValueError(f"no score {unfit[0]!r} of labels of {self.classes or 'no'} classes; possible: {', '.join(possible)}")
+        return self
+
+
+class Options(Labels):
+    """An entry of data.yaml with `make: labelled`. A source's own training split is trained on, and its validation split is the test; of a source
+    with a validation split alone, `test` texts are the test, by their hash."""
+
+    source: str  # an asset, or `smoke`
+    form: Literal["glue", "requests", "acceptability", "neighbours", "smoke"]  # the form of the source; get/labelled.py has the reader of each
+    task: str | None = None  # the task, for the forms glue and requests
+    words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
+    validation: Positive  # texts of the training split kept aside, to stop by
+    train: Positive | None = None  # so many of the others, an error where there are fewer; None: all
+    test: Positive | None = None
+
+    @model_validator(mode="after")
+    def _task_of_its_form(self) -> Self:
+        if (self.task is None) == (self.form in ("glue", "requests")):
+            raise ValueError(f"give a `task` with the forms glue and requests, and with no other; got form {self.form!r}, task {self.task!r}")
+        return self
+
+
+class Stage(_stage.Stage):
+    """The stage `labelled`, which tokenises labelled texts for a model."""
+
+    help = "Tokenise the labelled texts of a task for a model."
+    work = "relinear.get.labelled"
+    labelled = True
+
+    def settings(self, plan, node):
+        """The settings of the work as plain data; part of the key. The budget multiplies the texts to train on. No seed: the splits are fixed."""
+        options = plan.data[plan.text_of(node).data].options
+        return {**options, "train": options["train"] and max(round(options["train"] * plan.budget), 1)}
+
+    def parents(self, plan, node):
+        """The model, whose tokenizer cuts the texts."""
+        return {"model": Node("model", plan.text_of(node).model)}
+
+    def assets(self, plan, node):
+        """The asset of its source; what is made here is none."""
+        source = plan.data[plan.text_of(node).data].options["source"]
+        return [] if source in MADE_HERE else [source]

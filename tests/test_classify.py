@@ -1,0 +1,230 @@
+"""Tasks with labels: their data, the head, the training, and the scores."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import matthews_corrcoef
+
+from relinear.errors import UserError
+from relinear.families import load as family
+from relinear.families.bert import byte_tokenizer
+from relinear.get import acceptability
+from relinear.get.labelled import Example, _neighbours, build, examples
+from relinear.get.labels import Labelled
+from relinear.get.text import Document
+from relinear.linearize.head import Classifier, Head, last_head
+from relinear.linearize.model import linearize
+from relinear.measure import task_score
+from relinear.plan.job import Job, Link
+from relinear.plan.strict import ConfigError, parse
+from relinear.stages.labelled import Options
+from relinear.train import classify
+
+TOKENIZER = byte_tokenizer()
+TOKENIZER.model_max_length = 256
+SMOKE = {"source": "smoke", "form": "smoke", "classes": 2, "scores": ["accuracy", "matthews"], "validation": 16, "train": 64, "test": 32}
+
+
+def settings(**given):
+    return Options(**{**SMOKE, **given}).model_dump(mode="json")
+
+
+def made(out, given=None, **more):
+    chosen = settings(**more)
+    facts = build(out, TOKENIZER, examples(chosen, None) if given is None else given, chosen)
+    (out / "metrics.json").write_text(json.dumps(facts))
+    return out
+
+
+def texts(n, split="heldout", label=lambda i: i % 2):
+    return [Example(split, float(label(i)), f"text number {i}.") for i in range(n)]
+
+
+# --- data ---
+
+
+def test_no_text_is_in_two_splits_and_validation_ends_the_training_split(tmp_path):
+    folder = made(tmp_path)
+    train, test = Labelled(folder, "train", 256), Labelled(folder, "heldout", 256)
+    assert (len(train), len(test), train.validation) == (80, 32, 16)
+    rows = [tuple(tokens[mask].tolist()) for text in (train, test) for tokens, mask, _ in [(x[0] for x in text.batch([i])) for i in range(len(text))]]
+    assert len(set(rows)) == 112
+    assert set(train.labels_of(range(80)).tolist()) == {0, 1}
+
+
+def test_a_source_with_a_validation_split_alone_is_cut_by_hash(tmp_path):
+    folder = made(tmp_path, texts(50), train=None, test=20, validation=5)
+    assert (len(Labelled(folder, "train", 99)), len(Labelled(folder, "heldout", 99))) == (30, 20)
+    other = made(tmp_path / "other", reversed(texts(50)), train=None, test=20, validation=5)
+    assert np.array_equal(np.load(folder / "heldout_tokens.npy"), np.load(other / "heldout_tokens.npy")), "whatever the order in which they come"
+
+
+def test_pairs_of_neighbours_use_no_sentence_twice():
+    found = list(_neighbours([Document(f"First {i}. Second {i}. Third.") for i in range(10)], numbers=False))
+    assert [(e.label, e.first, e.second) for e in found[:2]] == [(1.0, "First 0.", "Second 0."), (0.0, "First 1.", "Second 2.")]
+    assert len(found) == 6 and len({text for e in found for text in e[2:]}) == 12
+    numbers = list(_neighbours([Document("One two three. Two three four. Five.")] * 3, numbers=True))
+    assert numbers[0].label == pytest.approx(5 * 2 / 4), "words in common, as a share of all"
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "said"),
+    [
+        (texts(50, label=lambda i: i % 3), {}, r"label 2.0 of 'text.*possible: 0 to 1"),
+        (texts(50, label=lambda i: -1), {}, r"label -1.0"),  # as GLUE's test sets have it
+        (texts(50, label=lambda i: math.nan), {"classes": 0, "scores": ["correlation"]}, "label nan.*possible: finite numbers"),
+        (texts(50, label=lambda i: 1), {"train": None, "test": 20, "validation": 5}, "train: all 30 labels are 1.0"),
+        (texts(90, "train"), {"test": None}, "heldout: 1 labelled texts asked for, 0 got"),
+        (texts(50), {}, "train: 80 labelled texts asked for, 18 got"),
+    ],
+)
+def test_labels_and_splits_that_are_no_task(tmp_path, given, more, said):
+    with pytest.raises(UserError, match=said):
+        made(tmp_path, given, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"classes": 3, "scores": ["f1"]}, "no score 'f1' of labels of 3 classes; possible: accuracy"),
+        ({"classes": 0}, "no score 'accuracy' of labels of no classes; possible: correlation"),
+        ({"classes": 2, "scores": ["correlation"]}, "no score 'correlation'.*possible: accuracy, f1, matthews"),
+        ({"classes": 1}, "two classes or more"),
+        ({"form": "glue"}, "give a `task`"),
+    ],
+)
+def test_scores_that_do_not_fit_their_labels(given, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(Options, {**SMOKE, **given}, "data.yaml: x")
+
+
+def test_sentences_with_an_error_differ_from_those_without_in_the_error_alone(tmp_path):
+    line = "\tHe/pps sees/vbz the/at old/jj house/nn in/in the/at town/nn ./.\n"
+    (tmp_path / "ca01").write_text("".join(line.replace("house", f"h{'o' * i}use") for i in range(60)))
+    found = list(acceptability.sentences(tmp_path, 5, 20))
+    right, wrong = ([text for _, label, text in found if label is kind] for kind in (1, 0))
+    assert len(found) == 60 and 5 < len(wrong) < 35
+    assert all(text.startswith("he sees the old h") and text.endswith("use in the town.") for text in right)
+    assert all(text.endswith(".") and text == text.lower() and text not in right for text in wrong)
+    assert len({len(text.split()) for text in wrong}) > 1, "words are lost, swapped and changed"
+    assert found == list(acceptability.sentences(tmp_path, 5, 20))
+
+
+# --- head ---
+
+
+def encoder(method=None):
+    torch.manual_seed(0)
+    model, _ = family("bert").random({}, 0, torch.float32)
+    return model if method is None else linearize(model, method)
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+@pytest.mark.parametrize("method", [None, "hedgehog"])
+def test_padding_leaves_no_trace(tmp_path, method, pool):
+    text = Labelled(made(tmp_path), "heldout", 256)
+    model = Classifier(encoder(method), Head(48, 2, pool)).eval()
+    with torch.no_grad():
+        alone = torch.cat([model(*text.batch([i])) for i in range(6)])
+        padded = model(*text.batch(range(6), width=200))
+    assert torch.allclose(alone, padded, atol=1e-6)
+    assert alone.std(0).min() > 1e-4, "texts are told apart"
+
+
+def test_a_head_comes_back_as_it_was(tmp_path):
+    for name, pool in (("a", "first"), ("b", "mean")):
+        (tmp_path / name).mkdir()
+        torch.manual_seed(len(pool))
+        Head(8, 3, pool).save(tmp_path / name)
+    x, mask = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    found = last_head([tmp_path / "a", tmp_path / "b", tmp_path])
+    torch.manual_seed(len("mean"))
+    assert torch.equal(found(x, mask), Head(8, 3, "mean")(x, mask))
+    assert last_head([tmp_path]) is None
+
+
+# --- training ---
+
+
+def job(tmp_path, data, **recipe):
+    for name in ("out", "work"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    full = {"data": "x", "lr": 2e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "warmup_ratio": 0.1, "min_lr_ratio": 0.0, "clip": 1.0,
+            "pool": "first", "patience": None, **recipe}  # fmt: skip
+    budget = {"epochs": 6, "seq_len": 128, "batch_size": 8, "accumulate": 1, "lr_floor": 0.0}
+    return Job(
+        "job", {"recipe": full, "budget": budget, "data": "labels"}, {"text": data}, tmp_path / "out", tmp_path / "work", checkpoint_seconds=1e9
+    )
+
+
+def easy(classes):
+    """Texts whose first letters say their label."""
+    words = ("aaaa", "zzzz")
+    label = (lambda i: float(i % 2)) if classes else (lambda i: 2.0 * (i % 2) - 1.0)
+    return [Example("heldout", label(i), f"{words[i % 2]} {i}") for i in range(120)]
+
+
+@pytest.mark.parametrize("classes", [2, 0])
+def test_a_task_is_learned_and_scored(tmp_path, classes):
+    more = {"classes": classes, "scores": ["accuracy" if classes else "correlation"], "train": 64, "validation": 16, "test": 40}
+    data = made(tmp_path, easy(classes), **more)
+    torch.manual_seed(0)
+    given, text, model = job(tmp_path, data), Labelled(data, "train", 128), encoder()
+    classifier = Classifier(model, classify.head_of(given, model, text))
+    metrics = classify.fit(given, classifier, text, "cpu")
+    assert metrics["last_loss"] < 0.4 * metrics["first_loss"] and metrics["validation_loss"] < 0.4
+    classifier.head.save(tmp_path / "out")
+    given.links = (Link("softmax", {}, (tmp_path / "out",)),)
+    readings = {r.metric: r for r in task_score.measure(model, data, task_score.Options(seq_len=128, batch_size=16), given)}
+    score = more["scores"][0]
+    assert readings[score].value > 0.9 and readings[score].n == 40
+    assert readings["score"]._replace(metric=score) == readings[score] and readings["floor"].value < 0.7
+    item = json.loads((tmp_path / "out/items.jsonl").read_text().splitlines()[0])
+    assert item["pulls"].keys() == {"score", score}
+
+
+def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path):
+    noise = [Example("heldout", float(i * 7919 % 13 < 6), f"{i * 104729 % 997}") for i in range(120)]
+    data = made(tmp_path, noise, train=64, validation=16, test=40)
+    given, text, model = job(tmp_path, data, patience=1, lr=5e-3), Labelled(data, "train", 128), encoder()
+    classifier = Classifier(model, classify.head_of(given, model, text))
+    metrics = classify.fit(given, classifier, text, "cpu")
+    assert metrics["epoch"] < 6 and metrics["steps"] == 8 * (metrics["epoch"] + 1), "noise is learned by heart, and the training ends one epoch later"
+    assert (given.work / "best.safetensors").is_file()
+
+
+def test_a_head_of_other_classes_is_refused(tmp_path):
+    data = made(tmp_path)
+    Head(48, 3).save(tmp_path)
+    given = job(tmp_path, data)
+    given.links = (Link("softmax", {}, (tmp_path,)),)
+    with pytest.raises(UserError, match="head has 3 outputs.*the task has 2"):
+        classify.head_of(given, encoder(), Labelled(data, "train", 128))
+    with pytest.raises(UserError, match="needs a head of 2 outputs; got one of 3"):
+        list(task_score.measure(encoder(), data, task_score.Options(seq_len=128, batch_size=16), given))
+
+
+# --- scores ---
+
+
+def test_scores_and_their_errors():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=400)
+    answers = np.where(rng.random(400) < 0.8, labels, 1 - labels)
+    error = {score: float(np.sqrt((task_score.pulls(score, labels, answers) ** 2).sum())) for score in ("accuracy", "matthews", "f1")}
+    right = labels == answers
+    assert error["accuracy"] == pytest.approx(right.std(ddof=1) / 20)
+    drawn = [rng.integers(400, size=400) for _ in range(400)]
+    assert error["matthews"] == pytest.approx(np.std([matthews_corrcoef(labels[d], answers[d]) for d in drawn]), rel=0.2)
+    assert task_score.floor("matthews", labels, 2) == 0 and task_score.floor("accuracy", labels, 2) == max(labels.mean(), 1 - labels.mean())
+    assert task_score.floor("f1", labels, 2) == pytest.approx(2 * labels.mean() / (1 + labels.mean()))
+
+
+def test_the_score_of_numbers():
+    labels = np.array([0.0, 1.0, 2.0, 3.0, 5.0])
+    assert task_score.correlation(labels, 2 * labels + 1) == pytest.approx(1)
+    assert task_score.correlation(labels, np.exp(labels)) == pytest.approx((np.corrcoef(labels, np.exp(labels))[0, 1] + 1) / 2)
+    assert task_score.correlation(labels, np.ones(5)) == 0
