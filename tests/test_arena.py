@@ -13,13 +13,15 @@ from relinear import families
 from relinear.errors import UserError
 from relinear.get import arena, bytewise, listops, matching, pathfinder, pixels
 from relinear.get.arena import Example
+from relinear.linearize.head import Classifier, Head, apart, last_head
+from relinear.linearize.model import linearize
 from relinear.plan.job import Job
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError, parse
 from relinear.stages._stage import Node
 from relinear.stages.arena import Options
 
-DEFAULTS = {"source": None, "shortest": None, "side": None, "train": 12, "test": 6, "validation": 2}
+DEFAULTS = {"source": None, "shortest": None, "side": None, "train": 12, "test": 6, "validation": 2, "classes": 10, "scores": ["accuracy"]}
 
 
 def of_task(task, folder=None, split="train", n=100, seed="0", **settings):
@@ -212,9 +214,9 @@ def made(folder, task="listops", seed=0, assets=None, **settings):
 def test_splits_share_no_sequence_and_the_test_is_one_for_all_seeds(tmp_path, task, longest):
     given = {"task": task, "longest": longest, **({"shortest": 1, "train": 300, "test": 100} if task == "listops" else {})}
     (facts, files, rows), (again, *_), (_, other, _) = (made(tmp_path / name, seed=seed, **given) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    assert facts["train"]["sequences"] == given.get("train", 12) + 2, "the last two are kept aside"
+    assert facts["train"]["texts"] == given.get("train", 12) + 2, "the last two are kept aside"
     assert facts == again, "the same seed, the same files"
-    assert len(set(rows["train"] + rows["heldout"])) == facts["train"]["sequences"] + facts["heldout"]["sequences"]
+    assert len(set(rows["train"] + rows["heldout"])) == facts["train"]["texts"] + facts["heldout"]["texts"]
     assert np.array_equal(files["heldout_tokens"], other["heldout_tokens"]) and not np.array_equal(files["train_tokens"], other["train_tokens"])
     assert files["train_tokens"].min() >= 1 and files["train_tokens"].max() <= facts["vocabulary"]
 
@@ -254,7 +256,8 @@ def test_every_model_reads_its_task():
         if name.startswith("lra-"):
             data = plan.data[model.data].options
             own = __import__(f"relinear.get.{data['task']}", fromlist=["VOCABULARY"])
-            assert model.options["vocabulary"] == own.VOCABULARY + 1 and model.positions == model.options["positions"] == data["longest"]
+            assert model.options["vocabulary"] == own.VOCABULARY + 1 and data["classes"] >= 2
+            assert model.positions == model.options["positions"] == data["longest"]
     node = Node("arena", "mails")
     assert plan.settings(node)["train"] is None and plan.node(*node) == node and list(plan.settings(node)["assets"]) == ["spam-assassin"]
 
@@ -275,3 +278,36 @@ def test_the_encoder_has_the_sizes_of_nystromformers_and_normalises_first():
                 module.bias.zero_()
         tokens = torch.arange(1, 9)[None]
         assert torch.allclose(model(tokens)[0], model.LayerNorm(model.embeddings(tokens))), "nothing but what is added stands between"
+
+
+# --- two texts apart ---
+
+
+def pair_of(first, second, width):
+    """A pair as `Padded.batch` gives it: tokens, mask and types ``[1, width]``."""
+    tokens, types = (torch.zeros(1, width, dtype=torch.long) for _ in range(2))
+    tokens[0, : len(first) + len(second)] = torch.tensor([*first, *second])
+    types[0, len(first) : len(first) + len(second)] = 1
+    return tokens, tokens > 0, types
+
+
+def test_the_texts_of_a_pair_become_rows_of_their_own():
+    pairs = [pair_of([1, 2, 3], [4], 8), pair_of([5], [6, 7, 8, 9], 8)]
+    tokens, mask = apart(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
+    assert tokens.tolist() == [[1, 2, 3, 0], [5, 0, 0, 0], [4, 0, 0, 0], [6, 7, 8, 9]]
+    assert torch.equal(mask, tokens > 0)
+
+
+def test_what_is_said_of_a_pair_is_of_both_means_and_padding_leaves_no_trace(tmp_path):
+    model, _ = families.load("prenorm").random({"vocabulary": 16, "positions": 50, "initializer_range": 0.3}, 0, torch.float32)
+    torch.manual_seed(0)
+    head = Head(64, 2, "pair").eval()
+    head.save(tmp_path)
+    classifier = Classifier(linearize(model, "hedgehog"), last_head([tmp_path])).eval()
+    with torch.no_grad():
+        answer = classifier(*pair_of([3, 4, 5], [6, 7], 8))
+        means = [classifier.encoder(torch.tensor([text]))[0].mean(1) for text in ([3, 4, 5], [6, 7])]
+        seen = torch.cat([*means, means[0] * means[1], means[0] - means[1]], -1)
+        assert torch.allclose(answer, head.out(torch.tanh(head.dense(seen))), atol=1e-5)
+        assert torch.allclose(answer, classifier(*pair_of([3, 4, 5], [6, 7], 40)), atol=1e-5)
+        assert not torch.allclose(answer, classifier(*pair_of([6, 7], [3, 4, 5], 8)), atol=1e-5)

@@ -296,10 +296,10 @@ def of(*named: str):
 WORK = {
     "get/text.py": of("text", "sentences", "documents", "pieces", "prompts", "labelled"), "get/documents.py": of("documents"),
     "get/pieces.py": of("pieces"), "get/labelled.py": of("labelled"), "get/acceptability.py": of("labelled"), "train/classify.py": of("classify"),
-    "get/prompts.py": of("prompts"), "get/written.py": of("written"),
+    "get/prompts.py": of("prompts"), "get/arena.py": of("arena"), "get/written.py": of("written"),
     "get/model.py": of("model"), "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
-    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family == "tiny",
+    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm"),
 }  # fmt: skip
 
 

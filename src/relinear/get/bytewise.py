@@ -16,7 +16,7 @@ import pyarrow.parquet
 from relinear.errors import UserError
 from relinear.get.arena import Example
 
-CLASSES, VOCABULARY = 2, 256
+VOCABULARY = 256
 HELDOUT_OF_256 = 26  # a tenth
 
 

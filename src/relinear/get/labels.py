@@ -29,8 +29,8 @@ class Labelled(Padded):
 def write(out: Path, split: str, rows: Sequence[Mapping[str, Sequence[int]]], labels: Sequence[float], classes: int, files: dict[str, str]) -> dict:
     """Write a split's `input_ids` and `token_type_ids`, where each text ends, and its labels. Returns how many texts and tokens there are."""
     flat = {
-        "tokens": np.array([i for row in rows for i in row["input_ids"]], np.int32),
-        "types": np.array([i for row in rows for i in row["token_type_ids"]], np.uint8),
+        "tokens": np.concatenate([np.asarray(row["input_ids"], np.int32) for row in rows]),
+        "types": np.concatenate([np.asarray(row["token_type_ids"], np.uint8) for row in rows]),
         "ends": np.cumsum([len(row["input_ids"]) for row in rows], dtype=np.int64),
         "labels": np.array(labels, np.int64 if classes else np.float32),
     }

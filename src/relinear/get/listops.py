@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from relinear.get.arena import Example
 
 DIGITS = 10  # tokens 1 to 10 are the digits 0 to 9; then the operators, then the bracket that closes each
@@ -26,7 +28,7 @@ OPERATORS = {
 END = "]"
 WORDS = (*map(str, range(DIGITS)), *OPERATORS, END)  # the word of each token, from token 1 on
 TOKEN = {word: token for token, word in enumerate(WORDS, 1)}
-CLASSES, VOCABULARY = DIGITS, len(WORDS)
+VOCABULARY = len(WORDS)
 DEPTH, ARGUMENTS, BRANCHES = 10, 10, 0.25
 
 
@@ -58,4 +60,4 @@ def examples(settings: Mapping[str, Any], folder: Path | None, split: str, rng: 
         except TooLongError:
             continue
         if len(tokens) > settings["shortest"]:
-            yield Example(tokens, value)
+            yield Example(np.array(tokens, np.int32), value)

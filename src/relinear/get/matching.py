@@ -19,7 +19,7 @@ from relinear.errors import UserError
 from relinear.get.arena import Example
 from relinear.get.bytewise import is_heldout, tokens_of
 
-CLASSES, VOCABULARY = 2, 256
+VOCABULARY = 256
 
 
 def linux_doc(folder: Path, split: str, size: int, rng: random.Random) -> Iterator[Example]:

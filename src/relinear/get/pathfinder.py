@@ -19,7 +19,7 @@ import numpy as np
 
 from relinear.get.arena import Example
 
-CLASSES, VOCABULARY = 2, 256
+VOCABULARY = 256
 SIDE = 32  # pixels, as are the next ones
 DASH, THICKNESS, MARGIN, PADDING, APART, RADIUS = 2.0, 0.5, 1.0, 1, 7.0, 1.5
 DASHES, DISTRACTOR_DASHES, DISTRACTORS = 14, 14 // 3, 20 // (14 // 3)

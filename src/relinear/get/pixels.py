@@ -17,7 +17,7 @@ import pyarrow.parquet
 from relinear.errors import UserError
 from relinear.get.arena import Example
 
-CLASSES, VOCABULARY = 10, 256
+VOCABULARY = 256
 
 
 def fashion_mnist(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:

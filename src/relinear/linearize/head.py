@@ -64,9 +64,9 @@ def last_head(steps: Sequence[Path]) -> Head | None:
 def apart(tokens: Tensor, mask: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and mask ``[2B, T / 2]`` of the first and then of the second texts of pairs ``[B, T]``, none of which has more than half of T."""
     both = torch.cat([mask & (types == 0), mask & (types == 1)])
-    order = both.byte().argsort(1, descending=True, stable=True)[:, : tokens.shape[1] // 2]  # a text's own tokens, then padding
-    mask = both.gather(1, order)
-    return tokens.repeat(2, 1).gather(1, order) * mask, mask
+    place = torch.where(both, both.cumsum(1) - 1, tokens.shape[1])  # each token's among those of its text; of the other's tokens: beyond the end
+    moved = tokens.new_zeros(len(both), tokens.shape[1] + 1).scatter(1, place, tokens.repeat(2, 1))[:, : tokens.shape[1] // 2]
+    return moved, torch.arange(moved.shape[1], device=tokens.device) < both.sum(1, keepdim=True)
 
 
 class Classifier(nn.Module):

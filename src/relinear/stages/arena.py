@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
@@ -11,6 +11,7 @@ from relinear.stages import _stage
 SOURCES: dict[str, tuple[str, ...]] = {
     "listops": (), "pathfinder": (), "pixels": ("fashion-mnist", "cifar10"), "bytewise": ("spam-assassin", "imdb"), "matching": ("linux-doc", "aan"),
 }  # fmt: skip
+CLASSES = {"listops": 10, "pathfinder": 2, "pixels": 10, "bytewise": 2, "matching": 2}
 ENDLESS = (None, "linux-doc")  # sources from which any number of sequences is drawn
 PIXELS = 32 * 32  # of Pathfinder's images
 
@@ -26,6 +27,18 @@ class Options(Strict):
     validation: Positive  # sequences of the training split kept aside, to stop by
     train: Positive | None = None  # so many of the others; None: all that a source has
     test: Annotated[int, Field(ge=2)] | None = None
+
+    @computed_field
+    @property
+    def classes(self) -> int:
+        """The classes of its task."""
+        return CLASSES[self.task]
+
+    @computed_field
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores that are taken."""
+        return ("accuracy",)
 
     @model_validator(mode="after")
     def _of_its_task(self) -> Self:

@@ -1,8 +1,10 @@
 """A task learned: all weights of an encoder and a head on it are trained on texts with labels."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from relinear.plan.strict import ConfigError, Positive
+from pydantic import Field
+
+from relinear.plan.strict import ConfigError, Positive, Strict
 from relinear.stages import _training
 
 
@@ -13,13 +15,35 @@ class Options(_training.Recipe):
     patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
 
 
+class OfArena(Strict):
+    """The amounts in which a scale's budget differs for long sequences of one class each, which a small model learns from scratch."""
+
+    epochs: dict[str, Positive] = {}  # of each task
+    lr_floor: Annotated[float, Field(ge=0)] | None = None
+
+
+class Budget(_training.Budget):
+    """The amounts that a scale gives to `classify`."""
+
+    arena: OfArena = OfArena()
+
+
 class Stage(_training.Step):
     """The stage `classify`, which trains an encoder and a head on a task."""
 
     help = "Train an encoder and a head on texts with labels."
     work = "relinear.train.classify"
     spread = False
-    Options, Budget = Options, _training.Budget
+    Options, Budget = Options, Budget
+
+    def budget(self, plan, node):
+        """The amounts of the training; a task of long sequences has amounts of its own where the run gives none."""
+        budget, recipe = super().budget(plan, node), self.recipe(plan, node)
+        arena, data = budget.pop("arena"), plan.data[plan.data_for(recipe.data, plan.run(node.name).model)]
+        if data.make == "arena":
+            own = {"epochs": arena["epochs"].get(data.options["task"]), "lr_floor": arena["lr_floor"]}
+            budget |= {name: value for name, value in own.items() if value is not None and getattr(recipe, name, None) is None}
+        return budget
 
     def check(self, plan, node, processes):
         """Raise ConfigError for a model that is no encoder, for data without labels, and for settings that cannot work."""

@@ -81,7 +81,8 @@ class Stage(_stage.Stage):
 
     def _options(self, plan, node: Node) -> dict[str, Any]:
         """As `options`; sequences are never longer than those that the data are made of."""
-        options, data = self.options(plan, node.part), self._data_name(plan, node)
+        options = self.options(plan, node.part)
+        data = self._data_name(plan, node) or (plan.models[plan.run(node.name).model].data if node.part == GATE else None)
         longest = None if data is None else plan.sequence(data)
         if longest and "seq_len" in options:
             options["seq_len"] = min(options["seq_len"], longest)
