@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
 from relinear.stages.sentences import MADE_HERE
 
 Score = Literal["accuracy", "f1", "matthews", "correlation"]
@@ -48,7 +47,7 @@ class Options(Labels):
         return self
 
 
-class Stage(_stage.Stage):
+class Stage(_stage.Tokens):
     """The stage `labelled`, which tokenises labelled texts for a model."""
 
     help = "Tokenise the labelled texts of a task for a model."
@@ -59,10 +58,6 @@ class Stage(_stage.Stage):
         """The settings of the work as plain data; part of the key. The budget multiplies the texts to train on. No seed: the splits are fixed."""
         options = plan.data[plan.text_of(node).data].options
         return {**options, "train": options["train"] and max(round(options["train"] * plan.budget), 1)}
-
-    def parents(self, plan, node):
-        """The model, whose tokenizer cuts the texts."""
-        return {"model": Node("model", plan.text_of(node).model)}
 
     def assets(self, plan, node):
         """The asset of its source; what is made here is none."""
