@@ -135,7 +135,7 @@ def test_every_benchmark_has_the_options_that_the_docs_quote(monkeypatch, capsys
 def test_every_benchmark_is_a_rule():
     rules = (ROOT / "workflow/rules/measure.smk").read_text()
     missing = [name for name in BENCHMARKS if f"{{PYTHON}} relinear.benchmarks.{name} " not in rules]
-    assert missing == ["generation"] and "{RELINEAR} benchmark " in rules  # the verb of the command line is it
+    assert missing == ["generation"] and "{PYTHON} relinear.cli benchmark " in rules  # the verb of the command line is it
 
 
 def test_there_is_one_parser_and_one_provenance():

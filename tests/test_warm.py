@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+import warm
 from conftest import wait
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no forks are waited for here: the tests take a new Python each time")
@@ -58,3 +59,107 @@ def test_its_code_is_that_of_the_clone(interpreter, tmp_path):
     (tmp_path / "relinear/__init__.py").write_text("print('the clone')")
     command = "import sys; assert 'torch' in sys.modules and 'relinear' not in sys.modules; import relinear"
     assert run(interpreter, "-c", command, env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout == "the clone\n"
+
+
+# --- the process that forks, without the libraries ---
+
+# `python -c SERVES MODULES ADDRESS OWNER`: a process whose forks do `-c CODE`, while there is no file `edited`.
+SERVES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import warm
+given = lambda request: exec(request["argv"][1])
+listener = warm.listen(sys.argv[2])
+print("listens", flush=True)
+warm.serve(listener, int(sys.argv[3]), given, lambda: "edited" if os.path.exists("edited") else "")
+"""
+SCRIPT = warm.SOURCE
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder, an owner, the process that forks, and a function that begins a script with code."""
+    owner = subprocess.Popen(["sleep", "60"])
+    command = [sys.executable, "-c", SERVES, str(SCRIPT.parent), str(tmp_path / "jobs"), str(owner.pid)]
+    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "listens\n"
+
+    def begin(code: str) -> subprocess.Popen:
+        environment = {**os.environ, "RELINEAR_WARM": str(tmp_path / "jobs"), "CODE": "of the job"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), "-c", code], cwd=tmp_path, env=environment, **pipes)
+
+    yield tmp_path, owner, server, begin
+    for process in (owner, server):
+        process.kill()
+        process.wait()
+
+
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+FORKED = "import os; print(os.getppid(), os.environ['CODE'], os.getcwd())"
+
+
+def test_a_job_is_a_fork_in_the_jobs_folder_and_environment(served):
+    folder, _, server, begin = served
+    assert begin(FORKED).communicate(timeout=30) == (f"{server.pid} of the job {folder}\n", "")
+
+
+def test_a_job_that_crashes_harms_no_other(served):
+    begin = served[3]
+    other = begin("import time; time.sleep(1); print('whole')")
+    crashed = begin("import os; os.abort()")
+    assert crashed.wait(30) == -signal.SIGABRT
+    failed = begin("1 / 0")
+    assert "ZeroDivisionError" in failed.communicate(timeout=30)[1] and failed.returncode == 1
+    assert other.communicate(timeout=30) == ("whole\n", "") and other.returncode == 0
+
+
+def test_what_a_job_started_ends_with_its_script(served):
+    job = served[3]("import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)")
+    started = int(job.stdout.readline())
+    job.kill()
+    wait(lambda: not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE, "what the job started to end", 30)
+
+
+def test_the_process_ends_with_its_owner_and_tells_jobs_to_end(served):
+    folder, owner, server, begin = served
+    job = begin("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); " + SLEEPS)
+    pid = int(job.stdout.readline())
+    owner.kill()
+    owner.wait()
+    assert server.wait(30) == 0 and not psutil.pid_exists(pid)
+    assert not (folder / "jobs").exists()
+
+
+def test_a_job_whose_process_is_killed_is_told_so_and_ends(served):
+    _, _, server, begin = served
+    job = begin(SLEEPS)
+    pid = int(job.stdout.readline())
+    server.kill()
+    assert "error: the process that this job was a fork of was killed" in job.communicate(timeout=30)[1] and job.returncode == 1
+    wait(lambda: not psutil.pid_exists(pid), "the fork to end", 30)
+
+
+@pytest.mark.parametrize("reason", ["edited", "No such file or directory"])
+def test_a_job_that_is_not_taken_is_a_python_of_its_own(served, reason):
+    folder, _, _, begin = served
+    if reason == "edited":
+        (folder / reason).touch()
+    else:
+        (folder / "jobs").unlink()
+    said, errors = begin(FORKED).communicate(timeout=30)
+    assert said == f"{os.getpid()} of the job {folder}\n", "a child of this process, as the script was"
+    assert f"({reason})" in errors and len(errors.splitlines()) == 1
+
+
+def test_an_edited_an_added_and_a_removed_file_are_seen(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/one.py").write_text("1")
+    process = warm.warm
+    stamps = [process.stamps([tmp_path])]
+    (tmp_path / "folder/.one.py.swp").touch()
+    assert process.stamps([tmp_path]) == stamps[0]
+    for edit in (lambda: (tmp_path / "folder/one.py").write_text("12"), (tmp_path / "two.yaml").touch, (tmp_path / "two.yaml").unlink):
+        edit()
+        stamps.append(process.stamps([tmp_path]))
+    assert stamps[0] != stamps[1] == stamps[3] != stamps[2]

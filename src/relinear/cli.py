@@ -7,9 +7,11 @@ import importlib
 import inspect
 import os
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
@@ -32,6 +35,7 @@ SUITE = (
     "PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "rouge_score", "scipy", "sklearn",
     "snakemake", "sqlalchemy",
 )  # fmt: skip
+prepared: Plan | None = None  # a plan that is checked, in the forks of the verb `warm`
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -99,7 +103,10 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
         gc.disable()  # imported objects stay, and collecting among them again and again takes seconds; the work of a stage has it on
         try:
             plan = Plan(**{name: given.pop(name) for name in PLAN})
-            plan.check()
+            if plan == prepared:
+                plan = prepared
+            else:
+                plan.check()
             verb(plan, **given)
         finally:
             gc.enable()
@@ -167,6 +174,34 @@ def _verb(stage: str) -> Callable[..., None]:
 
 for _name in stages.available():
     app.command(name=_name, help=stages.stage(_name).help)(_verb(_name))
+
+
+@app.command("warm", hidden=True)
+@planned
+def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that it ends with.")]) -> None:
+    """Import what jobs import and check the plan, then fork for each job that asks at the socket on stdin, while no file is edited."""
+    global prepared
+    warm, rows = (importlib.import_module(f"relinear.{name}") for name in ("machine.warm", "tracking.rows"))
+    folders = [*code.PACKAGES.values(), WORKFLOW]
+    before = warm.stamps(folders)
+    ours = [".".join(path.relative_to(code.PACKAGES["relinear"].parent).with_suffix("").parts) for path in code.PACKAGES["relinear"].rglob("*.py")]
+    for name in (*warm.LIBRARIES, *(name for name in ours if name.startswith(("relinear.measure.", "relinear.train.", "relinear.draw.")))):
+        with suppress(ImportError):  # a job that needs it will say so
+            importlib.import_module(name)
+    importlib.import_module("relinear.stage")
+    code.kernel_hashes([name.removesuffix(".__init__") for name in ours])
+    rows.columns()
+    prepared = plan
+    gc.collect()
+    gc.freeze()  # otherwise the collector writes into the memory that forks share
+
+    def work(request: dict[str, Any]) -> None:
+        sys.argv = [__file__, *request["argv"][2:]]  # after `-m relinear.cli`
+        main()
+
+    edited = "code or workflow/ was edited meanwhile"
+    listener = socket.socket(fileno=os.dup(0))  # forks have another stdin
+    warm.serve(listener, owner, work, lambda: "" if warm.stamps(folders) == before else edited)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
 import math
+import os
 import shlex
 import sys
 from contextlib import redirect_stderr
@@ -27,6 +28,7 @@ from snakemake.cli import parse_args
 
 from relinear import stages
 from relinear.errors import UserError
+from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import explain_target
@@ -58,6 +60,9 @@ wildcard_constraints:
 SOURCES = quote(f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}")
 PYTHON = f"PYTHONPATH={SOURCES} {quote(sys.executable)} -m"
 RELINEAR = f"{PYTHON} relinear.cli"
+# On this machine a job is a fork of a process that has imported the libraries, where `onstart` made one.
+if workflow.local_exec:
+    RELINEAR = f"PYTHONPATH={SOURCES} {quote(sys.executable)} -I -S {quote(warm.__file__)} -m relinear.cli"
 OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.
 TEE = "trap '' INT TERM; exec tee"
@@ -165,7 +170,14 @@ onstart:
             if j.rule.name == "measure" or stages.stage(j.rule.name).trains
         ]
         rows = shlex.quote(" ".join(sorted({j.wildcards.name for j in of_runs})))
-        shell("{RELINEAR} track init {OPTIONS} --rows {rows}")
+        # Importing all libraries once takes as long as a few jobs' imports. Where a stage takes a GPU, imports are nothing.
+        here = workflow.local_exec and not gpus("finetune") and warm.possible()
+        if here and len(work) >= 6 and warm.ADDRESS not in os.environ:
+            warm.start(
+                shlex.split(OPTIONS),
+                f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}",
+            )
+        shell("{PYTHON} relinear.cli track init {OPTIONS} --rows {rows}")
 
 
 # `make ui` copies tables and figures into a store of its own; a server gets them here.

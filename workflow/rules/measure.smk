@@ -44,7 +44,7 @@ rule benchmark:
             ]
         ),
     shell:
-        "{RELINEAR} benchmark 2>&1 | ({TEE} {log:q})"
+        "{PYTHON} relinear.cli benchmark 2>&1 | ({TEE} {log:q})"
 
 
 rule kernels:

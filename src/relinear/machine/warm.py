@@ -1,0 +1,243 @@
+"""A process that has imported the libraries once, and forks for each job: importing them takes a new Python four to seven seconds of a core.
+
+`listen` opens an address, where the process behind it answers by `serve`. A job is started by a small script in the place of `python` (this file),
+which hands its arguments, folder, environment, input and output to a fork (`ask`), forwards signals, and ends as the fork ends. It needs the
+standard library alone, and starts in hundredths of a second. Where nobody answers, it becomes the Python that it stands for (`main`).
+
+A fork ends with the script that asked for it. The process ends with its owner, and what runs then is told to end, as by SIGTERM.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+ADDRESS = "RELINEAR_WARM"  # the environment variable with the address of the process that forks; empty: none is to be started
+LIBRARIES = (
+    "torch", "transformers", "transformers.models.llama.modeling_llama", "peft", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "datasets",
+    "lm_eval.evaluator", "lm_eval.models.huggingface", "scipy.stats", "matplotlib.pyplot", "matplotlib.backends.backend_pdf", "pydantic", "typer",
+    "filelock", "jaxtyping", "safetensors.torch", "gguf", "tqdm", "tabulate",
+)  # fmt: skip
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Unanswered(Exception):
+    """Nothing was started: nobody is at the address, or the process there will not do it. The message says why."""
+
+
+def possible() -> bool:
+    """Whether this system has what is needed, as Linux has."""
+    return hasattr(os, "pidfd_open") and hasattr(socket, "SOCK_SEQPACKET")
+
+
+def listen(address: str) -> socket.socket:
+    """A socket at which requests wait until they are served. Only processes that may write to the address's folder can ask."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(128)
+    return listener
+
+
+# --- the script ---
+
+
+def ask(address: str, argv: list[str]) -> int:
+    """Have a fork do `argv`; its exit status, or minus its signal. Raises Unanswered where nothing was started."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            connection.connect(address)
+            request = {"argv": argv, "cwd": os.getcwd(), "environment": dict(os.environ)}
+            socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+            said = connection.recv(4096).decode()
+        except OSError as error:
+            raise Unanswered(error.strerror) from None
+        if not said.isdigit():
+            raise Unanswered(said or "it has ended")
+        pid = int(said)
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        status = connection.recv(64)
+    if status:
+        return int(status)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    print("error: the process that this job was a fork of was killed; give the same command again", file=sys.stderr)
+    return 1
+
+
+def end_as(code: int) -> int:
+    """End this process by the signal that `code` is minus of; any other code comes back."""
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def main(argv: list[str]) -> int:
+    """Do `python ARGV` in a fork, or, where none is to be had, become that Python."""
+    if address := os.environ.get(ADDRESS):
+        try:
+            return end_as(ask(address, argv))
+        except Unanswered as error:
+            print(f"relinear: this job imports its libraries itself, since the process that has them did not take it ({error})", file=sys.stderr)
+    os.execv(sys.executable, [sys.executable, *argv])
+
+
+# --- the process that forks ---
+
+
+def start(options: list[str], sources: str) -> None:
+    """Start the process whose forks are jobs of a plan (`options`), with this process as its owner, and name its address to what this one starts.
+
+    Without it, as where its socket cannot be made, each job is a Python of its own.
+    """
+    import subprocess
+    import tempfile
+
+    address = f"{tempfile.mkdtemp(prefix='relinear-')}/jobs"
+    try:
+        listener = listen(address)
+    except OSError:  # a path that is too long
+        return os.rmdir(os.path.dirname(address))
+    with listener:
+        # With one thread, as jobs on a CPU have, no pool of threads is lost in a fork.
+        environment = os.environ | {"PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "relinear.cli", "warm", str(os.getpid()), *options]
+        silent = subprocess.DEVNULL
+        subprocess.Popen(command, env=environment, stdin=listener, stdout=silent, stderr=silent, start_new_session=True)
+    os.environ[ADDRESS] = address
+
+
+def stamps(folders: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """When each file below the folders was last written, and its bytes; not of caches and of hidden files, as editors make them."""
+    found = {}
+    for path in (path for folder in folders for path in folder.rglob("*") if path.suffix != ".pyc" and not path.name.startswith(".")):
+        with suppress(FileNotFoundError):  # it has gone meanwhile
+            if not path.is_dir():
+                found[str(path)] = path.stat().st_mtime_ns, path.stat().st_size
+    return found
+
+
+def serve(listener: socket.socket, owner: int, work: Callable[[dict], object], refuse: Callable[[], str] = str) -> None:
+    """Fork for each request until the process `owner` has ended. A fork does `work(request)`; `refuse` says why none may, or nothing."""
+    try:
+        ends = os.pidfd_open(owner)
+    except ProcessLookupError:  # it has ended already
+        return
+    waiting: dict[int, Callable[[], None]] = {}  # file descriptor -> what its being ready calls
+    running: dict[int, tuple[int, socket.socket]] = {}  # of a fork's end -> its process and the script that asked
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(10)  # for what stops before it has asked
+        try:
+            request, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        except OSError:
+            return connection.close()
+        connection.settimeout(None)
+        pid = None
+        if request and (reason := refuse()):
+            with suppress(OSError):
+                connection.send(reason.encode())
+        elif request and not (pid := os.fork()):  # without one, whoever asked was killed before
+            for open_file in (listener, connection, *(script for _, script in running.values())):
+                open_file.close()
+            for descriptor in (ends, *running):
+                os.close(descriptor)
+            end(become, json.loads(request), files, work)
+        for file in files:
+            os.close(file)
+        if pid is None:
+            return connection.close()
+        over = os.pidfd_open(pid)
+        running[over] = pid, connection
+        waiting[over] = lambda: report(over)
+        waiting[connection.fileno()] = lambda: kill(over)
+        with suppress(OSError):
+            connection.send(str(pid).encode())
+
+    def kill(over: int) -> None:  # nobody waits for it any more
+        pid, connection = running[over]
+        del waiting[connection.fileno()]
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def report(over: int) -> None:
+        pid, connection = running.pop(over)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):
+            connection.send(str(status).encode())
+        del waiting[over]
+        waiting.pop(connection.fileno(), None)
+        connection.close()
+        os.close(over)
+
+    waiting[listener.fileno()] = accept
+    while True:
+        ready = select.select([ends, *waiting], [], [])[0]
+        if ends in ready:
+            break
+        for descriptor in ready:
+            if descriptor in waiting:  # a fork's end may take its script's connection with it
+                waiting[descriptor]()
+    for pid, _ in running.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    for pid, _ in running.values():
+        os.waitpid(pid, 0)
+    address = listener.getsockname()
+    with suppress(OSError):
+        os.unlink(address)
+        os.rmdir(os.path.dirname(address))
+
+
+def become(request: dict, files: list[int], work: Callable[[dict], object]) -> None:
+    """Do a request in its folder, environment, input and output, as the leader of a session."""
+    import random
+
+    os.setsid()
+    for place, file in enumerate(files):
+        os.dup2(file, place)
+        os.close(file)
+    random.seed()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, handler in zip(FORWARDED, (signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL), strict=True):
+        signal.signal(number, handler)  # a shell's background jobs ignore Ctrl-C, and all that they start
+    work(request)
+
+
+def end(work: Callable, *given: object) -> None:
+    """Call `work(*given)` and end this process as Python would, without the third of a second in which it deletes every module."""
+    import atexit
+    import threading
+
+    code = 1
+    try:
+        work(*given)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(BaseException):
+            threading._shutdown()
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
