@@ -10,6 +10,7 @@ import torch
 from scipy.ndimage import label as components
 
 from relinear import families
+from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.get import arena, bytewise, listops, matching, pathfinder, pixels
 from relinear.get.arena import Example
@@ -21,6 +22,7 @@ from relinear.plan.strict import ConfigError, parse
 from relinear.stages._stage import Node
 from relinear.stages.arena import Options
 
+TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 DEFAULTS = {"source": None, "shortest": None, "side": None, "train": 12, "test": 6, "validation": 2, "classes": 10, "scores": ["accuracy"]}
 
 
@@ -311,3 +313,34 @@ def test_what_is_said_of_a_pair_is_of_both_means_and_padding_leaves_no_trace(tmp
         assert torch.allclose(answer, head.out(torch.tanh(head.dense(seen))), atol=1e-5)
         assert torch.allclose(answer, classifier(*pair_of([3, 4, 5], [6, 7], 40)), atol=1e-5)
         assert not torch.allclose(answer, classifier(*pair_of([6, 7], [3, 4, 5], 8)), atol=1e-5)
+
+
+# --- the tables ---
+
+
+@pytest.mark.parametrize("name", ["hedgehog_table6", "hedgehog_table13"])
+def test_a_column_names_the_data_that_its_own_model_reads_and_all_published_rows_stand_there(name, tmp_path):
+    plan = Plan("smollm2", results=tmp_path)
+    artefact = plan.artefacts[name]
+    page = next(path for path in draw_planned(plan, artefact) if path.suffix == ".md").read_text()
+    for title in ("ListOps (listops)", "Text (mails)", "Retrieval (kernel-pairs)", "Image (fashion-mnist)", "Pathfinder (pathfinder-few)"):
+        assert title in page
+    published = [line.published.values for line in artefact.spec.lines if line.published]
+    assert len(published) == 15 and all(len(values) == 6 for values in published)
+    off = [values["average"] for values in published if abs(np.mean([values[task] for task in TASKS]) - values["average"]) > 0.006]
+    assert off == [51.29], "the one that the table says is misprinted"
+
+
+def test_tables_6_and_13_publish_the_same():
+    spec, other = (Plan("smoke").artefacts[name].spec for name in ("hedgehog_table6", "hedgehog_table13"))
+    assert [(a.name, a.cells, a.published.values) for a in spec.lines if a.published] == [
+        (b.name, b.cells, b.published.values) for b in other.lines if b.published
+    ]
+    assert [(c.claim, c.left, c.right, c.published) for c in spec.claims] == [(c.claim, c.left, c.right, c.published) for c in other.claims]
+
+
+def test_a_scale_gives_a_task_its_own_amounts_and_a_run_s_own_come_first():
+    plan = Plan("smollm2")
+    given = plan.settings(plan.node("classify", "lra_image_elu"))["budget"]
+    assert (given["epochs"], given["batch_size"], given["seq_len"], given["lr_floor"]) == (15, 256, 784, 1e-3)
+    assert plan.settings(plan.node("classify", "cola_softmax"))["budget"].keys() == given.keys(), "no other training's key has the amounts of these"

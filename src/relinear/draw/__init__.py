@@ -21,7 +21,7 @@ class About(NamedTuple):
 
     `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
-    `data`: measure -> the data that it was made on, or that stood in for them.
+    `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
@@ -31,6 +31,7 @@ class About(NamedTuple):
     nothing_to_judge: str | None = None
     repeats: Mapping[str, list[str]] = {}
     data: Mapping[str, str] = {}
+    own_data: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}
 
 

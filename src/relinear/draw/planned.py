@@ -16,6 +16,7 @@ from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
+from relinear.plan.tables import Address, Table
 from relinear.stages._stage import Node
 
 
@@ -44,8 +45,16 @@ def _about(plan: Plan, artefact: Artefact) -> About:
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(
         scale=plan.scale, teacher=", ".join(models) or None, demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
-        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None},
+        data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
     )  # fmt: skip
+
+
+def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:
+    """The data of each column of a table whose runs' models have the vocabulary of one data set alone."""
+    lines = artefact.spec.lines if isinstance(artefact.spec, Table) else ()
+    runs = {column: cell.run for line in lines for column, cell in line.cells.items() if isinstance(cell, Address)}
+    own = {column: plan.models[plan.run(plan.name(run)).model].data for column, run in runs.items()}
+    return {column: data for column, data in own.items() if data is not None}
 
 
 def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | None:

@@ -74,7 +74,7 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
         found[f"{column}_seeds"] = cell.trainings if cell.was_run else cell.n
-    found |= {f"{c.name}_data": about.data.get(c.measure or "") for c in spec.all_columns if c.names_data and row.cells[c.name].was_run}
+    found |= {f"{c.name}_data": _data(c, about) for c in spec.all_columns if c.names_data and row.cells[c.name].was_run}
     published = line.published
     found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
     return found | {"published_model": published and published.model, "published_source": published and published.source}
@@ -135,9 +135,14 @@ def _most(rows: list[Row], column: str) -> str:
     return count(max(items)) if items else "no"
 
 
+def _data(column: Column, about: About) -> str | None:
+    """The name of the data that a column's numbers are of."""
+    return about.own_data.get(column.name) or about.data.get(column.measure or "")
+
+
 def _heading(column: Column, about: About) -> str:
     """A column's title, with the name of the data that its numbers are of."""
-    return column.heading.replace(DATA, about.data.get(column.measure or "", NOT_RUN))
+    return column.heading.replace(DATA, _data(column, about) or NOT_RUN)
 
 
 def _shown(spec: Table, rows: list[Row]) -> list[Column]:
