@@ -1,13 +1,18 @@
 """Tasks with labels: their data, the head, the training, and the scores."""
 
+import csv
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from conftest import made
+from safetensors.torch import load_file
 from sklearn.metrics import matthews_corrcoef
+from test_stage import Mirror
 
+from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.families import load as family
 from relinear.families.bert import byte_tokenizer
@@ -19,8 +24,10 @@ from relinear.linearize.head import Classifier, Head, last_head
 from relinear.linearize.model import linearize
 from relinear.measure import task_score
 from relinear.plan.job import Job, Link
+from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError, parse
 from relinear.stages.labelled import Options
+from relinear.tracking import live as tracking
 from relinear.train import classify
 
 TOKENIZER = byte_tokenizer()
@@ -32,7 +39,7 @@ def settings(**given):
     return Options(**{**SMOKE, **given}).model_dump(mode="json")
 
 
-def made(out, given=None, **more):
+def built(out, given=None, **more):
     chosen = settings(**more)
     facts = build(out, TOKENIZER, examples(chosen, None) if given is None else given, chosen)
     (out / "metrics.json").write_text(json.dumps(facts))
@@ -47,7 +54,7 @@ def texts(n, split="heldout", label=lambda i: i % 2):
 
 
 def test_no_text_is_in_two_splits_and_validation_ends_the_training_split(tmp_path):
-    folder = made(tmp_path)
+    folder = built(tmp_path)
     train, test = Labelled(folder, "train", 256), Labelled(folder, "heldout", 256)
     assert (len(train), len(test), train.validation) == (80, 32, 16)
     rows = [tuple(tokens[mask].tolist()) for text in (train, test) for tokens, mask, _ in [(x[0] for x in text.batch([i])) for i in range(len(text))]]
@@ -56,9 +63,9 @@ def test_no_text_is_in_two_splits_and_validation_ends_the_training_split(tmp_pat
 
 
 def test_a_source_with_a_validation_split_alone_is_cut_by_hash(tmp_path):
-    folder = made(tmp_path, texts(50), train=None, test=20, validation=5)
+    folder = built(tmp_path, texts(50), train=None, test=20, validation=5)
     assert (len(Labelled(folder, "train", 99)), len(Labelled(folder, "heldout", 99))) == (30, 20)
-    other = made(tmp_path / "other", reversed(texts(50)), train=None, test=20, validation=5)
+    other = built(tmp_path / "other", reversed(texts(50)), train=None, test=20, validation=5)
     assert np.array_equal(np.load(folder / "heldout_tokens.npy"), np.load(other / "heldout_tokens.npy")), "whatever the order in which they come"
 
 
@@ -83,7 +90,7 @@ def test_pairs_of_neighbours_use_no_sentence_twice():
 )
 def test_labels_and_splits_that_are_no_task(tmp_path, given, more, said):
     with pytest.raises(UserError, match=said):
-        made(tmp_path, given, **more)
+        built(tmp_path, given, **more)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def encoder(method=None):
 @pytest.mark.parametrize("pool", ["first", "mean"])
 @pytest.mark.parametrize("method", [None, "hedgehog"])
 def test_padding_leaves_no_trace(tmp_path, method, pool):
-    text = Labelled(made(tmp_path), "heldout", 256)
+    text = Labelled(built(tmp_path), "heldout", 256)
     model = Classifier(encoder(method), Head(48, 2, pool)).eval()
     with torch.no_grad():
         alone = torch.cat([model(*text.batch([i])) for i in range(6)])
@@ -170,7 +177,7 @@ def easy(classes):
 @pytest.mark.parametrize("classes", [2, 0])
 def test_a_task_is_learned_and_scored(tmp_path, classes):
     more = {"classes": classes, "scores": ["accuracy" if classes else "correlation"], "train": 64, "validation": 16, "test": 40}
-    data = made(tmp_path, easy(classes), **more)
+    data = built(tmp_path, easy(classes), **more)
     torch.manual_seed(0)
     given, text, model = job(tmp_path, data), Labelled(data, "train", 128), encoder()
     classifier = Classifier(model, classify.head_of(given, model, text))
@@ -188,7 +195,7 @@ def test_a_task_is_learned_and_scored(tmp_path, classes):
 
 def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path):
     noise = [Example("heldout", float(i * 7919 % 13 < 6), f"{i * 104729 % 997}") for i in range(120)]
-    data = made(tmp_path, noise, train=64, validation=16, test=40)
+    data = built(tmp_path, noise, train=64, validation=16, test=40)
     given, text, model = job(tmp_path, data, patience=1, lr=5e-3), Labelled(data, "train", 128), encoder()
     classifier = Classifier(model, classify.head_of(given, model, text))
     metrics = classify.fit(given, classifier, text, "cpu")
@@ -197,7 +204,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path):
 
 
 def test_a_head_of_other_classes_is_refused(tmp_path):
-    data = made(tmp_path)
+    data = built(tmp_path)
     Head(48, 3).save(tmp_path)
     given = job(tmp_path, data)
     given.links = (Link("softmax", {}, (tmp_path,)),)
@@ -228,3 +235,24 @@ def test_the_score_of_numbers():
     assert task_score.correlation(labels, 2 * labels + 1) == pytest.approx(1)
     assert task_score.correlation(labels, np.exp(labels)) == pytest.approx((np.corrcoef(labels, np.exp(labels))[0, 1] + 1) / 2)
     assert task_score.correlation(labels, np.ones(5)) == 0
+
+
+# --- from labelled texts to a table ---
+
+
+def test_a_converted_encoder_goes_on_with_its_head_and_stands_in_the_table(tmp_path, monkeypatch):
+    plan = Plan(scale="smoke", results=tmp_path)
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    scored = made(plan, "measure cola_hedgehog gate", "measure cola_hedgehog task_cola")
+    taught, converted = (load_file(plan.folder(plan.node("classify", run)) / "head.safetensors") for run in ("cola_softmax", "cola_hedgehog"))
+    torch.manual_seed(0)
+    fresh = Head(48, 2).state_dict()
+    moved = {name: ((converted[name] - taught[name]).abs().mean(), (converted[name] - fresh[name]).abs().mean()) for name in fresh}
+    assert 0 < moved["dense.weight"][0] < moved["dense.weight"][1], "from the teacher's head on, not from one drawn anew by the same seed"
+    rows = [json.loads(line) for line in (scored / "items.jsonl").read_text().splitlines()]
+    [reading] = [r for r in json.loads((scored / "metrics.json").read_text())["readings"] if r["metric"] == "accuracy"]
+    assert reading["value"] == np.mean([row["label"] == row["answer"] for row in rows]) and len(rows) == 32
+    table = draw_planned(plan, plan.artefacts["hedgehog_table1"])[0].read_text().splitlines()
+    cells = {row["row"]: row for row in csv.DictReader(table)}
+    assert (cells["cola_hedgehog"]["mc"] != "not run", cells["cola_elu"]["mc"]) == (True, "not run")
+    assert cells["cola_hedgehog"]["mc_data"] == "story-labels" and cells["cola_hedgehog"]["gate"] == "passed"
