@@ -10,8 +10,10 @@ import torch
 from conftest import made
 from safetensors.torch import load_file
 from sklearn.metrics import matthews_corrcoef
+from synthetic import measurement, reading
 from test_stage import Mirror
 
+from relinear.draw.paired import minus, pulls_of
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.families import load as family
@@ -256,3 +258,24 @@ def test_a_converted_encoder_goes_on_with_its_head_and_stands_in_the_table(tmp_p
     cells = {row["row"]: row for row in csv.DictReader(table)}
     assert (cells["cola_hedgehog"]["mc"] != "not run", cells["cola_elu"]["mc"]) == (True, "not run")
     assert cells["cola_hedgehog"]["mc_data"] == "story-labels" and cells["cola_hedgehog"]["gate"] == "passed"
+
+
+def test_scores_of_the_same_texts_are_compared_text_by_text(tmp_path):
+    rng = np.random.default_rng(1)
+    labels = rng.integers(2, size=200)
+    left = np.where(rng.random(200) < 0.9, labels, 1 - labels)
+    right = np.where(rng.random(200) < 0.05, 1 - left, left)  # nearly the same answers
+    found = []
+    for name, answers in (("left", left), ("right", right)):
+        pulls, folder = task_score.pulls("matthews", labels, answers), tmp_path / name
+        folder.mkdir()
+        rows = [{"item": i, "outcome": float(labels[i] == answers[i]), "pulls": {"score": pulls[i]}} for i in range(200)]
+        (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        read = reading("score", matthews_corrcoef(labels, answers), float(np.sqrt((pulls**2).sum())), 200, of="cola")
+        found.append(pulls_of(measurement(name, "task_cola", read, folder=folder), read))
+    difference = minus(*found)
+    assert found[0].items[:2] == (("cola", 0), ("cola", 1)), "of another task they are other items"
+    drawn = [rng.integers(200, size=200) for _ in range(300)]
+    spread = np.std([matthews_corrcoef(labels[d], left[d]) - matthews_corrcoef(labels[d], right[d]) for d in drawn])
+    assert difference.stderr == pytest.approx(spread, rel=0.2)
+    assert difference.stderr < 0.7 * math.hypot(found[0].stderr, found[1].stderr)

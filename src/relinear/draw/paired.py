@@ -135,7 +135,7 @@ def _which(row: Mapping[str, Any]) -> Hashable:
 def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
     """The pulls on a score, as its items say them, or on a mean over items, where it is the mean of these."""
     if kept.rows and reading.metric in kept.rows[0].get("pulls", {}):
-        return Pulls(*zip(*((row["item"], row["pulls"][reading.metric], row["outcome"]) for row in kept.rows), strict=True))
+        return Pulls(*zip(*(((reading.of, row["item"]), row["pulls"][reading.metric], row["outcome"]) for row in kept.rows), strict=True))
     values, alike = dict(kept.tasks.get((reading.of, reading.metric), {})), Counter[Hashable]()
     for row in kept.rows:
         own = row.get("set") in (None, reading.of) or reading.of == ALL_SETS
