@@ -255,7 +255,7 @@ def test_a_converted_encoder_goes_on_with_its_head_and_stands_in_the_table(tmp_p
     [reading] = [r for r in json.loads((scored / "metrics.json").read_text())["readings"] if r["metric"] == "accuracy"]
     assert reading["value"] == np.mean([row["label"] == row["answer"] for row in rows]) and len(rows) == 32
     table = draw_planned(plan, plan.artefacts["hedgehog_table1"])[0].read_text().splitlines()
-    cells = {row["row"]: row for row in csv.DictReader(table)}
+    cells = {row["run"]: row for row in csv.DictReader(table)}
     assert (cells["cola_hedgehog"]["mc"] != "not run", cells["cola_elu"]["mc"]) == (True, "not run")
     assert cells["cola_hedgehog"]["mc_data"] == "story-labels" and cells["cola_hedgehog"]["gate"] == "passed"
 
