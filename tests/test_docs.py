@@ -443,6 +443,26 @@ def test_a_number_that_nothing_holds_is_found():
     assert found == ["3.4", "12", "3", "8e-5", "440", "10"]
 
 
+def test_what_is_said_of_the_second_teacher_is_so():
+    rows = committed("qwen_quarter/comparison/second.csv")
+
+    def at(run, column):
+        return float(rows[run][column])
+
+    for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
+        assert at(window, "ratio_beyond") < at(hybrid, "ratio_beyond") and at(window, "mmlu_acc") >= at(hybrid, "mmlu_acc")
+        assert at(window, "mmlu_acc") > at("teacher", "mmlu_acc") + 2 * at("teacher", "mmlu_acc_stderr"), "finetuning raises it"
+        assert at(hybrid, "kv_16_far") == 0
+    assert at("lolcats_window", "mmlu_acc") < at("teacher", "mmlu_acc") - 2 * at("teacher", "mmlu_acc_stderr")
+    assert at("lizard", "ppl_no_linear") < 1.02 * at("lizard", "ppl") and at("window_bytes_of_lizard", "kv_16_far") > 90
+
+
+def test_what_is_said_of_transfer_at_the_maps_own_rate_is_so():
+    rows = committed("notransfer_smollm2_quarter/comparison/notransfer.csv")
+    for name in ("elu", "relu"):
+        assert float(rows[f"lolcats_{name}_notransfer_lr0.01"]["ppl"]) < float(rows[f"lolcats_{name}"]["ppl"])
+
+
 def test_what_is_said_of_the_linear_part_is_so():
     controls, recall = (committed(f"controls_smollm2/comparison/{name}.csv") for name in ("controls", "recall"))
     better = [(controls, "ppl", -1), (controls, "ratio_long", -1), (controls, "ratio_beyond", -1), (controls, "avg_no_mmlu", 1)]

@@ -183,8 +183,53 @@ def _wt103(path: Path, *columns: str) -> str:
     ours, published = drawn(path)
     paper = [row["Perplexity"] for row in published if name_of(row["Run"]).startswith("wt103_")]  # the rest are rows of other papers
     shown = [*columns, next(column for column in ours[0] if column.startswith("Perplexity"))]
+    paper += [""] * (len(ours) - len(paper))  # the last rows are our own
     rows = [[*(row[column] for column in shown), number] for row, number in zip(ours, paper, strict=True)]
     return markdown([*columns, "Perplexity", "Paper: perplexity"], rows)
+
+
+def second_teacher(reference: Path) -> str:
+    """Hybrids and windows of equal bytes, linearized from a second teacher whose MMLU is above chance."""
+    [table] = drawn(reference / "qwen_quarter/comparison/second.md")
+    columns = {
+        "Tokens": "Tokens", "Perplexity": "Perplexity", "without linear part": "without its linear part",
+        "1024-2048": "Novels over teacher's, 1024 to 2047",
+        "16 pairs, far": "16 pairs, far, %", "MMLU, letter": "MMLU, %", "State, MiB": "State, MiB",
+    }  # fmt: skip
+    rows = []
+    for row in table:
+        cells = {column.partition(" (n=")[0]: cell for column, cell in row.items()}
+        rows.append([label(name_of(row["Run"])), *("" if cells[c].startswith("not defined") else cells[c] for c in columns)])
+    return markdown(["Run", *columns.values()], rows)
+
+
+def alike(reference: Path) -> str:
+    """LoLCATs' transfer beside maps that are trained with the adapter, at their own rates and on as many tokens."""
+    [table] = drawn(reference / "notransfer_smollm2_quarter/comparison/notransfer.md")
+    shown = ("Feature map", "Transfer", "Rate of the maps", "Tokens", "Perplexity")
+    return markdown(list(shown), [[row[column] for column in shown] for row in table])
+
+
+def arena(reference: Path) -> str:
+    """Hedgehog Table 6: Long Range Arena's tasks from scratch."""
+    return _ours(reference / "lra_smollm2/hedgehog/table6.md")
+
+
+def summaries(reference: Path) -> str:
+    """Hedgehog Table 11: summaries by linearized models, and the paper's."""
+    return _ours(reference / "samsum_smollm2/hedgehog/table11.md")
+
+
+def tasks(reference: Path) -> str:
+    """Hedgehog Table 8: encoders that learned a task, converted, without the paper's columns."""
+    return _ours(reference / "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
+
+
+def _ours(path: Path, without: str | None = None) -> str:
+    """The first table of a file as it is drawn, without the columns whose title has `without` in it."""
+    table = drawn(path)[0]
+    shown = [column for column in table[0] if without is None or without not in column]
+    return markdown(shown, [[row[column] for column in shown] for row in table])
 
 
 def windows(reference: Path) -> str:
@@ -414,6 +459,13 @@ def peers(reference: Path) -> str:
     return markdown(["op", "mode", "ms", "peer", "its ms", "ours is faster"], found)
 
 
+def others(reference: Path) -> str:
+    """Operations of others that have no kernel of ours, beside linear attention and softmax attention of the same session."""
+    rows = read(reference / "kernels/peers_h100/bench.csv")
+    shown = [row for row in rows if row["ms"] and (row["op"] == SOFTMAX or row["provider"] == OURS or "GDN" in row["op"] or "KDA" in row["op"])]
+    return markdown(["op", "by", "mode", "ms"], [[row["op"], row["provider"], row["mode"], f"{float(row['ms']):.3f}"] for row in shown])
+
+
 def lengths(reference: Path) -> str:
     """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
     rows = read(reference / "kernels/bench.csv")
@@ -439,12 +491,17 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/results.md": (
         controls,
         switched_off,
+        second_teacher,
         headline,
         transfer,
+        alike,
         recall,
         maps,
         domain,
         scratch,
+        summaries,
+        tasks,
+        arena,
         ranks,
         windows,
         parts,
@@ -457,7 +514,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
-    "docs/kernels.md": (kernels, peers, lengths, reading),
+    "docs/kernels.md": (kernels, peers, others, lengths, reading),
 }
 
 
