@@ -131,6 +131,14 @@ def test_the_process_ends_with_its_owner_and_tells_jobs_to_end(served):
     assert not (folder / "jobs").exists()
 
 
+def test_a_process_whose_owner_has_ended_leaves_nothing(tmp_path):
+    owner = subprocess.Popen(["true"])
+    owner.wait()
+    with warm.warm.listen(str(tmp_path / "jobs")) as listener:
+        warm.warm.serve(listener, owner.pid, print)
+    assert not (tmp_path / "jobs").exists()
+
+
 def test_a_job_whose_process_is_killed_is_told_so_and_ends(served):
     _, _, server, begin = served
     job = begin(SLEEPS)

@@ -186,6 +186,8 @@ def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that
     before = warm.stamps(folders)
     ours = [".".join(path.relative_to(code.PACKAGES["relinear"].parent).with_suffix("").parts) for path in code.PACKAGES["relinear"].rglob("*.py")]
     for name in (*warm.LIBRARIES, *(name for name in ours if name.startswith(("relinear.measure.", "relinear.train.", "relinear.draw.")))):
+        if not Path(f"/proc/{owner}").exists():
+            break
         with suppress(ImportError):  # a job that needs it will say so
             importlib.import_module(name)
     importlib.import_module("relinear.stage")

@@ -126,10 +126,18 @@ def stamps(folders: Iterable[Path]) -> dict[str, tuple[int, int]]:
 
 def serve(listener: socket.socket, owner: int, work: Callable[[dict], object], refuse: Callable[[], str] = str) -> None:
     """Fork for each request until the process `owner` has ended. A fork does `work(request)`; `refuse` says why none may, or nothing."""
+    address = listener.getsockname()
     try:
-        ends = os.pidfd_open(owner)
-    except ProcessLookupError:  # it has ended already
-        return
+        _serve(listener, os.pidfd_open(owner), work, refuse)
+    except ProcessLookupError:  # the owner has ended already
+        pass
+    finally:
+        with suppress(OSError):
+            os.unlink(address)
+            os.rmdir(os.path.dirname(address))
+
+
+def _serve(listener: socket.socket, ends: int, work: Callable[[dict], object], refuse: Callable[[], str]) -> None:
     waiting: dict[int, Callable[[], None]] = {}  # file descriptor -> what its being ready calls
     running: dict[int, tuple[int, socket.socket]] = {}  # of a fork's end -> its process and the script that asked
 
@@ -191,10 +199,6 @@ def serve(listener: socket.socket, owner: int, work: Callable[[dict], object], r
             os.kill(pid, signal.SIGTERM)
     for pid, _ in running.values():
         os.waitpid(pid, 0)
-    address = listener.getsockname()
-    with suppress(OSError):
-        os.unlink(address)
-        os.rmdir(os.path.dirname(address))
 
 
 def become(request: dict, files: list[int], work: Callable[[dict], object]) -> None:
