@@ -172,7 +172,7 @@ def trained(tmp_path_factory):
     return plan
 
 
-def test_every_table_and_figure_is_drawn_of_ten_maps_and_what_needs_bert_is_not_run(trained):
+def test_every_table_and_figure_is_drawn_of_ten_maps_and_bert_s_column_of_its_own_runs(trained):
     runs = {run for name in ARTEFACTS for run, _ in trained.reads(trained.artefacts[name]) if run.startswith("recall_")}
     assert len(runs) == 10
     for name in ARTEFACTS:
@@ -182,7 +182,7 @@ def test_every_table_and_figure_is_drawn_of_ten_maps_and_what_needs_bert_is_not_
     for stem, n in (("table2", 9), ("table3", 3)):
         with (out / f"{stem}.csv").open() as file:
             table = list(csv.DictReader(file))
-        assert len(table) == n and {row["bert_ft"] for row in table} == {"not run"}
+        assert len(table) == n and "not run" not in {row["bert_ft"] for row in table}
         published = {row["run"]: (float(row["published_ar"]), float(row["published_bert_ft"])) for row in table if row["published_ar"]}
         assert published["recall_softmax"] == (100, 58.8) and published["recall_taylor"] == (100, 58.4)
         assert all(0 <= float(row["ar"]) <= 100 and 0 < float(row["floor"]) < 100 and float(row["pretrain_tokens"]) == 896 for row in table)

@@ -13,7 +13,7 @@ from test_errors import relinear
 from test_stage import Mirror
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from relinear import load_run
+from relinear import load_run, stages
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.linearize.loading import load_teacher
@@ -57,7 +57,7 @@ def sign(root: Path, name: str) -> None:
 
 # --- committed runs ---
 
-TRAINING = ("distill", "finetune", "pretrain")
+TRAINING = stages.training()
 
 
 def weights_named(run: Path) -> set[Path]:

@@ -4,14 +4,14 @@ A table stands between the lines `<!-- relinear.draw.pages NAME -->` and `<!-- e
 results/reference, with the names of runs in words. The others are made from the rows that the benchmarks left there.
 """
 
-import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relinear.draw.costs import how_measured, read_costs
+from relinear.draw.drawn import by_run, cell, drawn, name_of, rows_of
 from relinear.draw.kernels import HEAD, OURS, SOFTMAX, read
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
@@ -19,25 +19,14 @@ from relinear.plan.strict import WORKFLOW
 
 ROOT = WORKFLOW.parent
 END = "<!-- end -->"
-Table = list[dict[str, str]]
 
 LABELS = {
-    "teacher": "teacher",
-    "teacher_lora": "teacher + LoRA",
-    "t2r": "T2R",
-    "hedgehog": "Hedgehog",
-    "supra": "SUPRA",
-    "lolcats_linear": "LoLCATs, linear",
-    "lolcats_window": "LoLCATs, window",
-    "lizard": "Lizard",
-    "window_128_lora": "window of 128 + LoRA",
-    "window_bytes_of_lolcats": "window of LoLCATs' bytes + LoRA",
-    "window_bytes_of_lizard": "window of Lizard's bytes + LoRA",
-    "teacher_dynamic": "teacher, transformers' cache",
-    "lolcats_linear_shared": "LoLCATs, linear, shared states",
-    "lolcats_window_shared": "LoLCATs, window, shared states",
-    "lizard_shared": "Lizard, shared states",
-}
+    "teacher": "teacher", "teacher_lora": "teacher + LoRA", "t2r": "T2R", "hedgehog": "Hedgehog", "supra": "SUPRA",
+    "lolcats_linear": "LoLCATs, linear", "lolcats_window": "LoLCATs, window", "lizard": "Lizard", "window_128_lora": "window of 128 + LoRA",
+    "window_bytes_of_lolcats": "window of LoLCATs' bytes + LoRA", "window_bytes_of_lizard": "window of Lizard's bytes + LoRA",
+    "teacher_dynamic": "teacher, transformers' cache", "lolcats_linear_shared": "LoLCATs, linear, shared states",
+    "lolcats_window_shared": "LoLCATs, window, shared states", "lizard_shared": "Lizard, shared states",
+}  # fmt: skip
 
 
 def replace_block(page: str, name: str, block: str) -> str:
@@ -47,35 +36,6 @@ def replace_block(page: str, name: str, block: str) -> str:
         raise UserError(f"the page needs the lines {mark.strip()} and {END} once, in this order")
     before, rest = page.split(mark)
     return f"{before}{mark}{block}{END}{rest.split(END, 1)[1]}"
-
-
-def drawn(path: Path) -> list[Table]:
-    """The tables of a Markdown file, each as its rows by column."""
-    tables: list[Table] = []
-    for lines in re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE):
-        head, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in lines.splitlines())
-        tables.append([dict(zip(head, row, strict=True)) for row in rows])
-    return tables
-
-
-def rows_of(path: Path) -> Table:
-    """The rows of a CSV file."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-
-
-def name_of(text: str) -> str:
-    """The run that a cell of the first column names: "`lizard`, 3 seeds" is `lizard`."""
-    return text.split("`")[1]
-
-
-def by_run(table: Table, column: str) -> dict[str, str]:
-    """One column of a table of runs."""
-    return {name_of(row["Run"]): cell(row, column) for row in table}
-
-
-def cell(row: Mapping[str, str], name: str) -> str:
-    """A row's cell in the column of this name, which the number of items may follow."""
-    return next(value for column, value in row.items() if column == name or column.startswith(f"{name} (n="))
 
 
 def label(run: str) -> str:

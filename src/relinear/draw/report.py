@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from relinear.draw.drawn import drawn
 from relinear.draw.index import _committed
-from relinear.draw.pages import drawn
 from relinear.draw.provenance import Origin
 from relinear.draw.render import markdown
 from relinear.errors import UserError

@@ -1,0 +1,37 @@
+"""Tables that were drawn or measured, read again from their Markdown and CSV files."""
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+Table = list[dict[str, str]]
+
+
+def drawn(path: Path) -> list[Table]:
+    """The tables of a Markdown file, each as its rows by column."""
+    tables: list[Table] = []
+    for lines in re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in lines.splitlines())
+        tables.append([dict(zip(head, row, strict=True)) for row in rows])
+    return tables
+
+
+def rows_of(path: Path) -> Table:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def name_of(text: str) -> str:
+    """The run that a cell of the first column names: "`lizard`, 3 seeds" is `lizard`."""
+    return text.split("`")[1]
+
+
+def by_run(table: Table, column: str) -> dict[str, str]:
+    """One column of a table of runs."""
+    return {name_of(row["Run"]): cell(row, column) for row in table}
+
+
+def cell(row: Mapping[str, str], name: str) -> str:
+    """A row's cell in the column of this name, which the number of items may follow."""
+    return next(value for column, value in row.items() if column == name or column.startswith(f"{name} (n="))
