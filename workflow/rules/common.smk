@@ -57,12 +57,12 @@ wildcard_constraints:
 
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
 # Quoted: the folder of a clone may have any name.
-SOURCES = quote(f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}")
-PYTHON = f"PYTHONPATH={SOURCES} {quote(sys.executable)} -m"
+SOURCES = f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}"
+PYTHON = f"PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -m"
 RELINEAR = f"{PYTHON} relinear.cli"
 # On this machine a job is a fork of a process that has imported the libraries, where `onstart` made one.
 if workflow.local_exec:
-    RELINEAR = f"PYTHONPATH={SOURCES} {quote(sys.executable)} -I -S {quote(warm.__file__)} -m relinear.cli"
+    RELINEAR = f"PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -I -S {quote(warm.__file__)} -m relinear.cli"
 OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.
 TEE = "trap '' INT TERM; exec tee"
@@ -173,10 +173,7 @@ onstart:
         # Importing all libraries once takes as long as a few jobs' imports. Where a stage takes a GPU, imports are nothing.
         here = workflow.local_exec and not gpus("finetune") and warm.possible()
         if here and len(work) >= 6 and warm.ADDRESS not in os.environ:
-            warm.start(
-                shlex.split(OPTIONS),
-                f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}",
-            )
+            warm.start(shlex.split(OPTIONS), SOURCES)
         shell("{PYTHON} relinear.cli track init {OPTIONS} --rows {rows}")
 
 

@@ -84,10 +84,10 @@ def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     for column in spec.all_columns:
         if column.recovery:
             for row in rows:
-                row.cells[column.name] = _recovered(column.recovery, row, rows, 100.0 if column.unit == "percent" else 1.0)
+                row.cells[column.name] = _recovered(column.recovery, row, rows, column.factor)
         if column.ties:
             for row in rows:
-                row.cells[column.name] = _tied(column.ties, row, rows, 100.0 if column.unit == "percent" else 1.0)
+                row.cells[column.name] = _tied(column.ties, row, rows, column.factor)
     return rows
 
 
@@ -152,7 +152,7 @@ def _score(column: Column, place: Address, found: Measured, training: int) -> Sc
             have = ", ".join(sorted({r.metric for r in found.readings}))
             raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
         return None
-    unit = 100.0 if column.unit == "percent" else 1.0
+    unit = column.factor
     error = None if reading.stderr is None else unit * reading.stderr
     return Score(unit * reading.value, error, reading.n, scale_pulls(found, reading, unit), training)
 

@@ -45,6 +45,11 @@ class Cell(Place):
     unit: Literal["percent", "raw"] = "raw"
     digits: Annotated[int, Field(gt=0)] | None = None  # significant digits in the Markdown
 
+    @property
+    def factor(self) -> float:
+        """What a reading is multiplied by to be in the unit."""
+        return 100.0 if self.unit == "percent" else 1.0
+
 
 DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
 

@@ -72,3 +72,15 @@ class Tokens(Stage):
     def parents(self, plan, node):
         """The model, which has the tokenizer."""
         return {"model": Node("model", plan.text_of(node).model)}
+
+
+class Sourced(Tokens):
+    """A stage that makes such data of `source`, or of `sources`, in data.yaml."""
+
+    made_here: tuple[str, ...] = ("smoke",)  # sources that are made here and are no assets
+
+    def assets(self, plan, node):
+        """The assets of its sources, held-out one included; what is made here is none."""
+        options = plan.data[plan.text_of(node).data].options
+        named = options["sources"] if "sources" in options else [options["source"]]
+        return [s for s in dict.fromkeys((*named, options.get("heldout_source"))) if s is not None and s not in self.made_here]

@@ -7,8 +7,6 @@ from pydantic import Field
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 
-MADE_HERE = ("smoke",)  # sources that are made here and are no assets
-
 
 class Options(Strict):
     """An entry of data.yaml with `make: documents`: of its `sources` the documents of `shortest` tokens and more.
@@ -21,7 +19,7 @@ class Options(Strict):
     part: Literal["all", "heldout"] = "all"
 
 
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `documents`, which tokenises whole documents for a model."""
 
     help = "Tokenise whole documents for a model."
@@ -30,7 +28,3 @@ class Stage(_stage.Tokens):
     def settings(self, plan, node):
         """The settings of the work as plain data; part of the key."""
         return dict(plan.data[plan.text_of(node).data].options)
-
-    def assets(self, plan, node):
-        """The assets of its sources; what is made here is none."""
-        return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages.sentences import MADE_HERE
+from relinear.stages.sentences import Texts
 
 Score = Literal["accuracy", "f1", "matthews", "correlation"]
 OF_TWO = ("f1", "matthews")  # scores of two classes
@@ -28,26 +28,17 @@ class Labels(Strict):
         return self
 
 
-class Options(Labels):
+class Options(Texts, Labels):
     """An entry of data.yaml with `make: labelled`. A source's own training split is trained on, and its validation split is the test; of a source
     with a validation split alone, `test` texts are the test, by their hash."""
 
-    source: str  # an asset, or `smoke`
-    form: Literal["glue", "requests", "acceptability", "neighbours", "smoke"]  # the form of the source; get/labelled.py has the reader of each
-    task: str | None = None  # the task, for the forms glue and requests
-    words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
+    form: Literal["glue", "requests", "acceptability", "neighbours", "smoke"]  # get/labelled.py has the reader of each
     validation: Positive  # texts of the training split kept aside, to stop by
     train: Positive | None = None  # so many of the others, an error where there are fewer; None: all
     test: Positive | None = None
 
-    @model_validator(mode="after")
-    def _task_of_its_form(self) -> Self:
-        if (self.task is None) == (self.form in ("glue", "requests")):
-            raise ValueError(f"give a `task` with the forms glue and requests, and with no other; got form {self.form!r}, task {self.task!r}")
-        return self
 
-
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `labelled`, which tokenises labelled texts for a model."""
 
     help = "Tokenise the labelled texts of a task for a model."
@@ -58,8 +49,3 @@ class Stage(_stage.Tokens):
         """The settings of the work as plain data; part of the key. The budget multiplies the texts to train on. No seed: the splits are fixed."""
         options = plan.data[plan.text_of(node).data].options
         return {**options, "train": options["train"] and max(round(options["train"] * plan.budget), 1)}
-
-    def assets(self, plan, node):
-        """The asset of its source; what is made here is none."""
-        source = plan.data[plan.text_of(node).data].options["source"]
-        return [] if source in MADE_HERE else [source]

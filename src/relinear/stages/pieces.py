@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 
-MADE_HERE = ("smoke",)  # sources that are made here and are no assets
-
 
 class Options(Strict):
     """An entry of data.yaml with `make: pieces`: of its `sources` the documents of `piece` tokens and more, in whole pieces.
@@ -27,7 +25,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `pieces`, which cuts long documents into sequences to train on."""
 
     help = "Cut long documents into sequences to train on."
@@ -41,10 +39,6 @@ class Stage(_stage.Tokens):
         amounts = {"train_tokens": plan.train_tokens(text.dose), "heldout_tokens": plan.config.text.heldout_tokens}
         whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
         return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
-
-    def assets(self, plan, node):
-        """The assets of its sources; what is made here is none."""
-        return [source for source in plan.data[plan.text_of(node).data].options["sources"] if source not in MADE_HERE]
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""

@@ -8,8 +8,6 @@ from pydantic import model_validator
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 
-MADE_HERE = ("smoke",)  # sources that are made here and are no assets
-
 
 class Options(Strict):
     """An entry of data.yaml with `make: prompts`. Of the training split so many tokens are read as the step's dose has, or all that there are."""
@@ -26,7 +24,7 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `prompts`, which tokenises prompts and their answers for a model."""
 
     help = "Tokenise prompts and their answers for a model."
@@ -37,8 +35,3 @@ class Stage(_stage.Tokens):
         text = plan.text_of(node)
         options = plan.data[text.data].options
         return options | {"train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "seed": plan.seed}
-
-    def assets(self, plan, node):
-        """The asset of its source; what is made here is none."""
-        source = plan.data[plan.text_of(node).data].options["source"]
-        return [] if source in MADE_HERE else [source]

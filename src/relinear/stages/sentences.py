@@ -7,19 +7,14 @@ from pydantic import model_validator
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 
-MADE_HERE = ("smoke",)  # sources that are made here and are no assets
 
-
-class Options(Strict):
-    """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
+class Texts(Strict):
+    """The part that every kind of short texts has in data.yaml: where they are read."""
 
     source: str  # an asset, or `smoke`
-    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # the form of the source; get/sentences.py has the reader of each
+    form: str  # of the source
     task: str | None = None  # the task, for the forms glue and requests
     words: tuple[Positive, Positive] | None = None  # sentences of fewest to most words; None: any
-    chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
-    train: Positive | None = None  # this many texts, an error where there are fewer; None: all
-    heldout: Positive | None = None
 
     @model_validator(mode="after")
     def _task_of_its_form(self) -> Self:
@@ -28,7 +23,16 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Tokens):
+class Options(Texts):
+    """An entry of data.yaml with `make: sentences`. A training split is read up to the tokens of its dose."""
+
+    form: Literal["glue", "requests", "sentences", "neighbours", "documents"]  # get/sentences.py has the reader of each
+    chunk: Positive | None = None  # join the texts and cut them into sequences of so many tokens
+    train: Positive | None = None  # this many texts, an error where there are fewer; None: all
+    heldout: Positive | None = None
+
+
+class Stage(_stage.Sourced):
     """The stage `sentences`, which tokenises the sentences of a data set for a model."""
 
     help = "Tokenise the sentences of a data set for a model."
@@ -38,8 +42,3 @@ class Stage(_stage.Tokens):
         """The settings of the work as plain data; part of the key."""
         text = plan.text_of(node)
         return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
-
-    def assets(self, plan, node):
-        """The asset of its source; what is made here is none."""
-        source = plan.data[plan.text_of(node).data].options["source"]
-        return [] if source in MADE_HERE else [source]

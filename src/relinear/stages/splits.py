@@ -10,7 +10,7 @@ class Options(Strict):
     source: str  # an asset; get/splits.py has the reader of each
 
 
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `splits`, which tokenises the splits of a text for a model."""
 
     help = "Tokenise a text that has splits of its own for a model."
@@ -22,7 +22,3 @@ class Stage(_stage.Tokens):
         if text.dose != 1:
             raise ConfigError(f"data {text.data!r} have a size of their own, and a dose is of texts; got {text.dose:g}")
         return {"source": plan.data[text.data].options["source"]}
-
-    def assets(self, plan, node):
-        """The asset of its source."""
-        return [plan.data[plan.text_of(node).data].options["source"]]

@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
 
-MADE_HERE = ("smoke", "written")  # sources that are made here and are no assets
-
 
 class Written(Strict):
     """The tokens of instructions and answers that the model writes itself, and its sampling."""
@@ -37,11 +35,12 @@ class Options(Strict):
         return self
 
 
-class Stage(_stage.Tokens):
+class Stage(_stage.Sourced):
     """The stage `text`, which tokenises and splits the texts of a data set for a model."""
 
     help = "Tokenise and split the texts of a data set for a model."
     work = "relinear.get.text"
+    made_here = ("smoke", "written")
 
     def folder(self, node):
         """The folder of its results, below the scale's."""
@@ -62,8 +61,3 @@ class Stage(_stage.Tokens):
         text = plan.text_of(node)
         written = plan.data[text.data].options["written"] is not None
         return super().parents(plan, node) | ({"written": plan.written(text)} if written else {})
-
-    def assets(self, plan, node):
-        """The assets of its sources, held-out one included; what is made here is none."""
-        options = plan.data[plan.text_of(node).data].options
-        return [s for s in dict.fromkeys((*options["sources"], options["heldout_source"])) if s not in MADE_HERE]
