@@ -369,9 +369,7 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
         draw_committed(folder, table)
 
 
-@pytest.mark.parametrize(
-    ("folder", "paper", "figure"), [("samples_smollm2_quarter", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")]
-)
+@pytest.mark.parametrize(("folder", "paper", "figure"), [("samples_smollm2_quarter", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])
 def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
     copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
     with pytest.raises(
