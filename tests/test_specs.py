@@ -33,6 +33,11 @@ COSTS = {
     "series": [{"run": "teacher", "title": "softmax"}],
     "panels": [{"x": "batch", "y": "peak_gib"}],
 }
+PAIRS = {
+    "draw": "curves",
+    "series": [{"run": "teacher", "title": "softmax"}],
+    "panels": [{"x": "pairs", "measure": measure, "metric": "exact_match"} for measure in ("kv_recall", "kv_recall_far")],
+}
 RATIO = {"claim": "c", "source": "s", "left": {"row": "teacher", "at": {"batch": 1}}, "column": "peak_gib", "op": ">", "ratio": 2}
 
 
@@ -233,6 +238,7 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (COSTS | {"panels": [{"x": "batch", "y": "watts"}]}, "panels.0.y"),
         (COSTS | {"panels": [{"x": "tokens", "y": "peak_gib"}]}, "no sweep 'tokens'; have batch, length, input"),
         (COSTS | {"panels": [{"x": "batch", "metric": "acc"}]}, "needs y"),
+        (PAIRS, r"panel \(named by `column`, else by its metric\) 'exact_match' stands there twice"),
         (COSTS | {"model": None}, "costs need the `model`"),
         (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or points"),
         (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),

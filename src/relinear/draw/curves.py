@@ -294,6 +294,9 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
     if base == 2:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
     elif base:
+        if max(xs := _positive(axis, "x")) < 100 * min(xs):
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 4, 5)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: count(round(y)) if y >= 1000 else f"{y:g}"))
     axis.spines[["top", "right"]].set_visible(False)

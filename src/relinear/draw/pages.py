@@ -170,26 +170,23 @@ def alike(reference: Path) -> str:
     return markdown(list(shown), [[row[column] for column in shown] for row in table])
 
 
-def arena(reference: Path) -> str:
-    """Hedgehog Table 6: Long Range Arena's tasks from scratch."""
-    return _ours(reference / "lra_smollm2/hedgehog/table6.md")
+def _as_drawn(name: str, file: str, without: str | None = None) -> Callable[[Path], str]:
+    """A block of that name: the first table of a drawn file, without the columns whose title has `without` in it."""
+
+    def block(reference: Path) -> str:
+        table = drawn(reference / file)[0]
+        shown = [column for column in table[0] if without is None or without not in column]
+        return markdown(shown, [[row[column] for column in shown] for row in table])
+
+    block.__name__ = name
+    return block
 
 
-def summaries(reference: Path) -> str:
-    """Hedgehog Table 11: summaries by linearized models, and the paper's."""
-    return _ours(reference / "samsum_smollm2/hedgehog/table11.md")
-
-
-def tasks(reference: Path) -> str:
-    """Hedgehog Table 8: encoders that learned a task, converted, without the paper's columns."""
-    return _ours(reference / "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
-
-
-def _ours(path: Path, without: str | None = None) -> str:
-    """The first table of a file as it is drawn, without the columns whose title has `without` in it."""
-    table = drawn(path)[0]
-    shown = [column for column in table[0] if without is None or without not in column]
-    return markdown(shown, [[row[column] for column in shown] for row in table])
+arena = _as_drawn("arena", "lra_smollm2/hedgehog/table6.md")
+summaries = _as_drawn("summaries", "samsum_smollm2/hedgehog/table11.md")
+tasks = _as_drawn("tasks", "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
+search = _as_drawn("search", "search_smollm2/comparison/search.md")
+recipes = _as_drawn("recipes", "long_smollm2_quarter/comparison/recipes.md")
 
 
 def windows(reference: Path) -> str:
@@ -420,15 +417,16 @@ def peers(reference: Path) -> str:
 
 
 def others(reference: Path) -> str:
-    """Operations of others that have no kernel of ours, beside linear attention and softmax attention of the same session."""
-    rows = read(reference / "kernels/peers_h100/bench.csv")
-    shown = [row for row in rows if row["ms"] and (row["op"] == SOFTMAX or row["provider"] == OURS or "GDN" in row["op"] or "KDA" in row["op"])]
+    """Operations of others that have no kernel of ours, beside linear attention and softmax attention at the shape of Lizard Figure 6."""
+    rows = [row for row in read(reference / "kernels/peers_h100/bench.csv") if row["shape"] == SHAPE and row["mode"] != "stage 1"]
+    beside = (SOFTMAX, "linear_attention")
+    shown = [row for row in rows if "GDN" in row["op"] or "KDA" in row["op"] or (row["op"] in beside and row["provider"] in (OURS, "SDPA causal"))]
     return markdown(["op", "by", "mode", "ms"], [[row["op"], row["provider"], row["mode"], f"{float(row['ms']):.3f}"] for row in shown])
 
 
 def lengths(reference: Path) -> str:
     """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
-    rows = read(reference / "kernels/bench.csv")
+    rows = read(reference / "kernels/peers_h100/bench.csv")
     forward = {(row["op"], row["shape"]): row for row in rows if row["mode"] == "forward" and row["provider"] in ("relinear", "SDPA causal")}
     found = []
     shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == SOFTMAX}
@@ -455,6 +453,8 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
         headline,
         transfer,
         alike,
+        search,
+        recipes,
         recall,
         maps,
         domain,

@@ -41,7 +41,8 @@ class Series(Strict):
 class Panel(Strict):
     """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
 
-    `series`: those that it shows, all if none are named. `published`: what a paper prints, title -> x -> y, or several y of as many models.
+    `series`: those that it shows, all if none are named. `column`: the panel's name, where two of a figure share a metric. `published`: what a
+    paper prints, title -> x -> y, or several y of as many models.
     `marks`: vertical lines, title -> x; `levels`: horizontal ones, title -> y. Values of x that are bands, such as "64-128", are drawn in their
     middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
     """
@@ -51,6 +52,7 @@ class Panel(Strict):
     measure: str | None = None
     metric: str | None = None
     of: str | None = None
+    column: str = ""
     unit: Literal["percent", "raw"] = "raw"
     title: str = ""
     xlabel: str = ""
@@ -64,8 +66,8 @@ class Panel(Strict):
 
     @property
     def name(self) -> str:
-        """The cost or metric on its y axis."""
-        return self.y or self.metric or ""
+        """The name by which claims and provenance call it: its `column`, else the cost or metric on its y axis."""
+        return self.column or self.y or self.metric or ""
 
 
 class Curves(Spec):
@@ -116,6 +118,7 @@ class Curves(Spec):
                 raise ValueError(f"series {series.title!r} needs either a run or points or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
+        once("panel (named by `column`, else by its metric)", (panel.name for panel in self.of_readings))
         for panel in self.panels:
             self._check_panel(panel)
         if self.file and len(self.of_readings) == len(self.panels):
