@@ -126,6 +126,12 @@ def test_a_matrix_is_a_row_for_each_combination_of_its_row_axes_and_a_column_for
     assert len({run for run, _ in spec.reads()}) == 6
 
 
+def test_a_scale_leaves_out_the_rows_of_some_values_of_an_axis(tmp_path):
+    artefact = read(paper(tmp_path, **MATRIX, not_at={"mini": {"meta": [2]}}))
+    assert {run for run, _ in artefact.reads("mini")} == {f"lizard_w{w}_m4" for w in (32, 64, 128)} and artefact.not_at == {"mini"}
+    assert len({run for run, _ in artefact.reads("smollm2")}) == 6
+
+
 def test_a_field_that_is_the_whole_of_a_value_keeps_its_type(tmp_path):
     sweep = {
         "rows": [{"run": "lizard"}],
@@ -214,6 +220,8 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
         (MATRIX | {"published": [[1, 2, 3]], "published_for": {"model": "m", "origin": {"measured": True}}}, "published has 1 rows, the table 2"),
         (MATRIX | {"published": [[1], [2]], "published_for": {"model": "m", "origin": {"measured": True}}}, "has 1 values, the table 3 columns"),
         (MATRIX | {"rows": {"meta": [2, 2]}}, "row 'meta_2' stands there twice"),
+        (MATRIX | {"not_at": {"mini": {"window": [2]}}}, "not_at, mini: no axis of the rows 'window'; have meta"),
+        (MATRIX | {"not_at": {"mini": {"meta": [3]}}}, "not_at, mini: no value of meta 3; have 2, 4"),
         ({"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]}, "'avg' over seeds is of several runs in row 'lizard'"),
         ({"draw": "scatter", "x": "acc", "y": "kl"}, "no column 'kl'; have acc"),
         ({"draw": "own"}, "table1.py draws it exactly where it says draw: own; got draw: own, no file"),

@@ -229,7 +229,8 @@ class Table(Spec):
 
     `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
     each of `steps`, or (`epochs`) the unique tokens x epochs of every step that the run was trained in. `caption` lines stand under the
-    first one; `{<column>_n}` in them is that column's n. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives the
+    first one; `{<column>_n}` in them is that column's n. `not_at`: scales that do not measure the rows with these values of the rows' axes,
+    scale -> axis -> values. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives the
     CSV's columns and their order; behind them stand the optional columns that it does not name, where a row has them.
     """
 
@@ -237,6 +238,7 @@ class Table(Spec):
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
 
     rows: Annotated[Rows, BeforeValidator(_list_or_axes)]
+    not_at: dict[str, Axes] = {}
     columns: Annotated[Columns, BeforeValidator(_list_or_axes)]
     cell: Cell | None = None
     published: tuple[tuple[float | None, ...], ...] = ()
@@ -268,12 +270,18 @@ class Table(Spec):
     def lines(self) -> tuple[Line, ...]:
         """The rows. Raises ValueError for a cell that has no place, and for published numbers that fit no cell."""
         if self.rows.axes:
-            given = [(fields, Row(name=_named(fields), text=fields), "rows") for fields in _combinations(self.rows.axes)]
+            given = [
+                (fields, Row(name=_named(fields), text=fields, not_at=self._without(fields)), "rows") for fields in _combinations(self.rows.axes)
+            ]
         else:
             given = [({}, row, f"rows/{i}") for i, row in enumerate(self.rows.list)]
         if self.published and len(self.published) != len(given):
             raise ValueError(f"published has {len(self.published)} rows, the table {len(given)}")
         return tuple(self._line(i, fields, row, entry) for i, (fields, row, entry) in enumerate(given))
+
+    def _without(self, fields: dict[str, Scalar]) -> tuple[str, ...]:
+        """The scales that do not measure the row with these values of the axes."""
+        return tuple(scale for scale, axes in self.not_at.items() if any(fields.get(axis) in values for axis, values in axes.items()))
 
     def _line(self, i: int, fields: dict[str, Scalar], row: Row, entry: str) -> Line:
         name = row.name or row.run
@@ -364,6 +372,11 @@ class Table(Spec):
         once("column", (column.name for column in self.all_columns))
         if self.cell is None and self.columns.axes:
             raise ValueError("columns that are axes need a `cell`")
+        for scale, axes in self.not_at.items():
+            for axis, values in axes.items():
+                known("axis of the rows", axis, self.rows.axes, f"not_at, {scale}")
+                for value in values:
+                    known(f"value of {axis}", value, self.rows.axes[axis], f"not_at, {scale}")
         if not self.all_columns or not self.lines:
             raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
