@@ -178,6 +178,25 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
     assert artefact.modules == [f"relinear.draw.{spec.get('draw', 'table')}"]
 
 
+def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
+    entry = {key: value for key, value in ENTRY.items() if key != "source"}
+    paper(tmp_path, **TABLE | {"rows": [{"run": "lizard", "published": [entry]}]})
+    again = paper(tmp_path, stem="table9", label="Table 9", same_as="table1")
+    found = read(again)
+    assert (found.label, found.path, found.rows_path) == ("Table 9", *(f"workflow/papers/lizard/{stem}.yaml" for stem in ("table9", "table1")))
+    assert found.reads() == read(again.with_name("table1.yaml")).reads()
+    [line] = found.spec.lines
+    assert line.published.source == "Table 9 (measured)", "numbers that name no table are of the spec's own"
+    for change, message in (
+        ({"same_as": "table2"}, "same_as is a table or figure of the same paper; got 'table2'; have table1"),
+        ({"same_as": "table9", "stem": "table7"}, "same_as table9, which is itself same_as table1; name that"),
+        ({"same_as": "table1", "rows": []}, "is same_as table1 and has rows of its own"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read(paper(tmp_path, **{"stem": "table9"} | change))
+        paper(tmp_path, stem="table9", same_as="table1")
+
+
 # --- wrong specs ---
 
 

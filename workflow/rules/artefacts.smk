@@ -12,7 +12,7 @@ for artefact in plan.artefacts.values():
         name:
             artefact.name
         input:
-            artefact.path,
+            sorted({artefact.path, artefact.rows_path}),
             records(plan.reads(artefact).values()),
             plan.files(artefact),
         output:

@@ -10,6 +10,7 @@ Imports neither torch nor matplotlib: the Snakefile reads it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -23,6 +24,7 @@ SHAPES: dict[str, type[Spec]] = {
     "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
+SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself
 
 
 class Finding(Strict):
@@ -48,10 +50,11 @@ class Paper(Strict):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure. `file` is its spec on this machine."""
+    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out."""
 
     file: Path
     spec: Spec
+    same_as: str | None = None
 
     @property
     def paper(self) -> str:
@@ -87,6 +90,11 @@ class Artefact:
     def path(self) -> str:
         """The spec's path in the repository, whatever machine it is on."""
         return f"workflow/papers/{self.paper}/{self.file.name}"
+
+    @property
+    def rows_path(self) -> str:
+        """The path in the repository of the spec in which its rows stand, for pointers to published numbers."""
+        return f"workflow/papers/{self.paper}/{self.same_as or self.stem}.yaml"
 
     @property
     def script(self) -> Path | None:
@@ -161,6 +169,9 @@ def read(path: Path) -> Artefact:
 
 def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
     where, data = f"{path.parent.name}/{path.name}", read_settings(path)
+    same_as = data.pop(SAME_AS, None)
+    if same_as is not None:
+        data = _base(path, same_as, data) | data
     if added:
         if not isinstance(data.get("rows"), list):
             raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
@@ -179,7 +190,21 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
         raise
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Artefact(path, spec)
+    return Artefact(path, spec, same_as)
+
+
+def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec beside a spec that it is `same_as`. Raises ConfigError where there is none, where that has a base, too, and for rows of both."""
+    where = f"{path.parent.name}/{path.name}"
+    have = sorted(file.stem for file in path.parent.glob("*.yaml") if file.stem not in (*NO_SPECS, path.stem))
+    if same_as not in have:
+        raise ConfigError(f"{where}: {SAME_AS} is a table or figure of the same paper; got {same_as!r}; have {', '.join(have)}")
+    base = read_settings(path.with_name(f"{same_as}.yaml"))
+    if SAME_AS in base:
+        raise ConfigError(f"{where}: {SAME_AS} {same_as}, which is itself {SAME_AS} {base[SAME_AS]}; name that")
+    if "rows" in data:
+        raise ConfigError(f"{where} is {SAME_AS} {same_as} and has rows of its own; give one or the other")
+    return base
 
 
 def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:

@@ -115,7 +115,7 @@ class Published(Strict):
     """One row of one paper's table for one model; `derived` columns are computed from its cells and not printed there."""
 
     model: str
-    source: str  # the table's label
+    source: str = ""  # the label of the table that prints it, where that is not the spec's own
     origin: Origin
     values: dict[str, float]
     derived: tuple[str, ...] = ()
@@ -322,8 +322,8 @@ class Table(Spec):
             for column in (*shown.values, *shown.derived):
                 known("column", column, columns, f"published of {row.name or row.run!r}")
         if row.published.entries:
-            own = [k for k, shown in enumerate(row.published.entries) if k == 0 or shown.source == self.label]
-            return tuple(_entry(columns, row.published.entries[k], f"{entry}/published/{k}") for k in own)
+            own = [k for k, shown in enumerate(row.published.entries) if k == 0 or shown.source in ("", self.label)]
+            return tuple(_entry(columns, row.published.entries[k], self.label, f"{entry}/published/{k}") for k in own)
         cells, at = (self.published[i], f"published/{i}") if self.published else (row.published.cells, f"{entry}/published")
         values, pointers = row.published.values, dict.fromkeys(columns, at)
         if cells:
@@ -364,7 +364,7 @@ class Table(Spec):
 
     def sources(self) -> list[str]:
         """Where its published values come from."""
-        return [entry.source for row in self.rows.list for entry in row.published.entries]
+        return [entry.source for row in self.rows.list for entry in row.published.entries if entry.source]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
@@ -443,10 +443,10 @@ def _of_other_run(line: Line, column: str) -> bool:
     return isinstance(place := line.cells[column], Address) and place.run != line.run
 
 
-def _entry(columns: list[str], published: Published, at: str) -> Shown:
-    """An entry of a row's published numbers, which stands in the spec at `at`."""
+def _entry(columns: list[str], published: Published, label: str, at: str) -> Shown:
+    """An entry of a row's published numbers, of the table `label` where it names no other; it stands in the spec at `at`."""
     derived = f"; {' and '.join(published.derived)} computed from its cells" if published.derived else ""
-    return Shown(published.model, f"{published.source} ({published.origin}{derived})", published.values, dict.fromkeys(columns, at), at)
+    return Shown(published.model, f"{published.source or label} ({published.origin}{derived})", published.values, dict.fromkeys(columns, at), at)
 
 
 def _combinations(axes: Axes) -> list[dict[str, Scalar]]:
