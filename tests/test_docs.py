@@ -272,7 +272,7 @@ def results() -> list[str]:
         f"a standard deviation of {min(seeds['avg_no_mmlu']):.2f} to {max(seeds['avg_no_mmlu']):.2f} points",
         f"the perplexity one of {min(seeds['ppl']):.3f} to {max(seeds['ppl']):.2f}.",
         f"Of {len(verdicts)} claims of the papers {reproduced} are reproduced, {contradicted} contradicted and {untested} not tested",
-        f"hold at scale `mini`, from {stage / 1000:.1f}k tokens a stage.",
+        f"scale `mini`, from {stage / 1000:.1f}k tokens a stage,",
         f"by {apart['Lizard']} points, the average of LoLCATs by {apart['LoLCATs']}",
         f"{('no', 'one', 'two', 'three', 'four')[maps]} claims of the paper are contradicted",
         f"The first runs of both tables come from two H100s in {minutes('lizard_smollm2', 'fe9bd6e')}. Their records name commit `fe9bd6e`",
@@ -541,7 +541,7 @@ def test_what_is_said_of_hedgehogs_language_models_and_of_recall_at_mini_is_so()
     assert all(float(domain[f"wt103_{method}"]["ppl"]) > float(domain["wt103_zero_shot"]["ppl"]) for method in ("t2r", "hedgehog"))
     assert float(scratch["wt103_scratch_hedgehog"]["ppl"]) > float(scratch["wt103_scratch_elu"]["ppl"])
     maps = committed("hedgehog_recall_mini/hedgehog/table2.csv") | committed("hedgehog_recall_mini/hedgehog/table3.csv")
-    right = {name.removeprefix("recall_"): float(row["ar"]) for name, row in maps.items()}
+    right = {name.removeprefix("recall_"): float(row["ar"]) for name, row in maps.items() if row["ar"] != "not run"}
     order = [{"softmax", "taylor"}, {"exp2", "hedgehog", "cosformer"}, {"elu", "relu", "exp1", "performer_paper", "performer_code"}]
     assert set.union(*order) == set(right) and max(right.values()) < 90
     assert all(min(map(right.get, above)) > max(map(right.get, below)) + 10 for above, below in zip(order, order[1:], strict=False))
@@ -554,9 +554,11 @@ def test_what_is_said_of_the_transfer_is_so():
     ratios = [after[f"lolcats_{feature}_notransfer"] / after[f"lolcats_{feature}"] for feature in ("elu", "relu", "exp")]
     assert round(min(ratios)) == 2 and round(max(ratios)) == 6
     assert "the same finetuning ends at two to six times the perplexity" in prose("docs/results.md")
-    for scale in ("smollm2", "mini"):
-        with (REFERENCE / f"{scale}/lolcats/table1.claims.csv").open() as file:
-            assert [row["verdict"] for row in csv.DictReader(file)] == ["reproduced"] * 9
+    with (REFERENCE / "smollm2/lolcats/table1.claims.csv").open() as file:
+        judged = list(csv.DictReader(file))
+    assert [row["verdict"] for row in judged] == ["reproduced"] * 9
+    with (REFERENCE / "mini/lolcats/table1.claims.csv").open() as file:
+        assert all(row["reason"].endswith("< 0.00 by more than 2 standard errors") for row in csv.DictReader(file)), "they come out alike"
     assert "all nine are reproduced" in prose("docs/results.md")
 
 

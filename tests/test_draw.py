@@ -285,8 +285,10 @@ def test_each_column_is_read_where_the_spec_says(lolcats_measured, tmp_path):
     assert float(softmax["kl"]) == 0 and softmax["transfer"] == "" and float(softmax["ppl_at_0"]) == 30 and float(softmax["ppl_at_2"]) == 25
     text = (tmp_path / "table1.md").read_text()
     assert "6.58e4 ± 1.3e3" in text and "1.02e4" in text and "demonstration" in text and "8.19k held-out tokens" in text
-    verdicts = [row["verdict"] for row in rows(tmp_path / "table1.claims.csv", "claim").values()]
-    assert verdicts[:3] == ["reproduced"] * 3 and verdicts[-1] == "reproduced" and set(verdicts[3:-1]) == {UNTESTED}
+    claims = list(rows(tmp_path / "table1.claims.csv", "claim").values())
+    assert {row["verdict"] for row in claims} == {UNTESTED} and all(row["reason"].startswith("other dose: lolcats_") for row in claims)
+    clear = [row["reason"].endswith("by more than 2 standard errors") for row in claims]
+    assert all(clear[:3]) and clear[-1] and not any(clear[3:-1])
 
 
 def test_a_cell_of_another_run_is_unrun_with_that_run(lolcats_measured, tmp_path):
@@ -479,7 +481,8 @@ def test_a_dose_of_a_row_that_there_is_not_is_refused(tmp_path):
 
 
 def test_nothing_is_judged_at_a_scale_that_says_nothing_or_without_a_number():
-    assert judge(claim(), two(50, 10), "the teacher is random") == (UNTESTED, "", "the teacher is random")
+    verdict, figures, reason = judge(claim(), two(50, 10), "the teacher is random")
+    assert (verdict, figures) == (UNTESTED, judge(claim(), two(50, 10)).figures) and reason.startswith("the teacher is random; difference 40.00")
     assert judge(claim(published="p"), lambda point: f"{point.row}: x was not run") == (UNTESTED, "published p", "a: x was not run")
 
 

@@ -235,7 +235,7 @@ def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_fi
         {"claim": "c", "source": "s", "left": "a", "right": "b", "column": "kl", "op": "<", "margin": 1}], **TWO))  # fmt: skip
     found = heads(tmp_path, "a", [(1, 6), (12, 6)])
     make(artefact, {("a", "heads"): found, ("b", "heads"): None}, MINI._replace(data={"heads": "brown"}), tmp_path / "out")
-    assert shown[0].get_suptitle().splitlines()[1] == "scale mini: SmolLM2 on brown"
+    assert shown[0].get_suptitle().splitlines()[1] == "scale mini, teacher SmolLM2 on brown"
     axes = np.array(shown[0].axes).reshape(2, 3)
     assert [axis.get_title() for axis in axes[0]] == ["Softmax\n", "A\nKL 0.25", "B\n"] and axes[1, 1].get_title() == "KL 0.25"
     assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 1, head 6", "layer 12, head 6"]

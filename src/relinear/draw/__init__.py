@@ -19,7 +19,8 @@ Measurements = Mapping[tuple[str, str], Measured | None]  # (run, measure) -> it
 class About(NamedTuple):
     """The circumstances of the measurements that are not in their readings.
 
-    `teacher`: name of the pretrained model that stands in. `demonstration`: a line that warns of budgets far from the papers'.
+    `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
+    `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
@@ -33,6 +34,19 @@ class About(NamedTuple):
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}
+    budget: float = 1.0
+    seed: int = 0
+    kind: str = "teacher"
+
+    def where(self, quote: str = "") -> str:
+        """The scale, what differs from its budget of 1 and its seed of 0, and the models, for a title: `scale smollm2, budget 0.25, teacher ...`."""
+        own = (
+            f"scale {quote}{self.scale}{quote}",
+            f"budget {self.budget:g}" * (self.budget != 1),
+            f"seed {self.seed}" * bool(self.seed),
+            f"{self.kind} {self.teacher}" * bool(self.teacher),
+        )
+        return ", ".join(filter(None, own))
 
 
 def make(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:

@@ -4,6 +4,7 @@ Or the weights of several runs side by side, each in the head that its measureme
 """
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:
-    title = f"{spec.label}: {spec.says}\nrun {spec.run}, scale {about.scale}"
+    title = f"{spec.label}: {spec.says}\nrun {spec.run}, {about.where()}"
     if found is None:
         figure = Figure(figsize=(11.0, 2.0), layout="constrained")
         figure.suptitle(f"{title}: {NOT_RUN}")
@@ -195,9 +196,8 @@ def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height:
     columns = len(spec.runs) + bool(spec.softmax)
     figure = Figure(figsize=(0.6 + width * columns, 0.9 + height * rows + 0.2 * len(spec.caption)), layout="constrained")
     data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
-    stands_in = " on ".join(filter(None, (about.teacher, data)))
-    lines = (f"{spec.label}: {spec.says}", f"scale {about.scale}: {stands_in}", about.demonstration)
-    figure.suptitle("\n".join(filter(None, lines)))
+    lines = (f"{spec.label}: {spec.says}", " on ".join(filter(None, (about.where(), data))), about.demonstration)
+    figure.suptitle("\n".join(textwrap.fill(line, width=int(11 * figure.get_size_inches()[0])) for line in lines if line))
     figure.supxlabel("\n".join(spec.caption), fontsize=8)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 

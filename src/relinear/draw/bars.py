@@ -28,7 +28,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) -> Figure:
     figure = Figure(figsize=(max(6.5, 1.2 + 0.9 * len(columns), 1.2 + 0.22 * len(columns) * (len(rows) + 1)), 4.6), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
+    lines = [f"{spec.label}: {spec.says}", about.where()]
     figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     axis = figure.subplots()
     width, at = 0.8 / len(rows), np.arange(len(columns))

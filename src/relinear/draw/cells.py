@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of, trained
+from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
@@ -61,7 +61,10 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 
 
 class Row(NamedTuple):
-    """A row with its numbers. `facts` are empty where nothing of its run is measured; `gate` is NOT_RUN where no gate is."""
+    """A row with its numbers. `facts` are empty where nothing of its run is measured; `gate` is NOT_RUN where no gate is.
+
+    `tokens`: the training tokens of all steps of its run, or of that of its runs which had fewest; None where no measurement knows them.
+    """
 
     line: Line
     cells: dict[str, Cell]
@@ -71,6 +74,7 @@ class Row(NamedTuple):
     sources: tuple[Source, ...]
     facts_file: str | None
     gate_files: tuple[str, ...]
+    tokens: int | None
 
     @property
     def was_run(self) -> bool:
@@ -121,7 +125,17 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
         sources=tuple({m.source.file: m.source for m in read}.values()),
         facts_file=of_run[0].source.file if of_run else None,
         gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
+        tokens=_tokens([m for m in read if line.run is None or m.run in trainings.get(line.run, ())]),
     )
+
+
+def _tokens(found: list[Measured]) -> int | None:
+    """Of each run the most, since some are measured before their last step; of all runs the fewest."""
+    runs: dict[str, int] = {}
+    for m in found:
+        if "tokens" in m.facts:
+            runs[m.run] = max(runs.get(m.run, 0), sum(m.facts["tokens"].values()))
+    return min(runs.values(), default=None)
 
 
 def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:
@@ -237,7 +251,7 @@ def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
 
 def tokens_of(rows: list[Row]) -> dict[str, int]:
     """The training tokens of all steps of each row, by its name; without rows of which nothing was run."""
-    return trained({row.line.name: row.facts for row in rows})
+    return {row.line.name: row.tokens for row in rows if row.tokens is not None}
 
 
 def look_in(rows: list[Row]) -> Look:

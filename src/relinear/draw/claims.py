@@ -61,13 +61,13 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not reached.
     """
     published = f"; published {claim.published}" if claim.published else ""
-    found = [nothing_to_judge] if nothing_to_judge else [_named(claim, point, look(point)) for point in claim.points]
+    found = [_named(claim, point, look(point)) for point in claim.points]
     if reason := next((value for value in found if isinstance(value, str)), None):
-        return Judgement(UNTESTED, published.removeprefix("; "), reason)
+        return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason))))
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
     judged = (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
-    if against := "; ".join([*([unlike] if unlike else []), *_missed(claim, look)]):
+    if against := "; ".join(filter(None, (nothing_to_judge, unlike, *_missed(claim, look)))):
         return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
     return judged
 

@@ -81,8 +81,7 @@ def _title(spec: Curves, about: About, paid: Costs | None) -> str:
     """The caption: the shape and the GPU of costs, the scale of readings."""
     if paid is not None and not spec.of_readings:
         return f"{spec.label}, at the shape of {spec.model}: random weights, {paid.how['dtype']}, one {paid.how['gpu']}"
-    where = [f"scale {about.scale}", *([f"teacher {about.teacher}"] if about.teacher else []), *dict.fromkeys(about.data.values())]
-    return f"{spec.label}: {spec.says}\n{', '.join(where)}"
+    return f"{spec.label}: {spec.says}\n{', '.join([about.where(), *dict.fromkeys(about.data.values())])}"
 
 
 def _caption(spec: Curves, about: About, paid: Costs | None) -> list[str]:
@@ -170,7 +169,7 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
         errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
         bands = bands or any(place(x) != x for x, _ in found)
         curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-        _line(axis, series, style, curve, "" if found else f" ({NOT_RUN})")
+        _line(axis, series, style, curve, _lacking(series, along[series.name, panel.name]))
     for k, (title, points) in enumerate(panel.published.items()):
         pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
         how = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "d8+1"[k % 4]}
@@ -179,6 +178,12 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
     _mark(axis, panel)
     for title, (y, color) in levels.items():
         axis.axhline(y, label=title, color=color, linestyle="--", linewidth=1.2, zorder=0)
+
+
+def _lacking(series: Series, points: list[tuple[Scalar, Reading, Source]]) -> str:
+    """For the legend: that a series was not run, or how many of its runs were not."""
+    ran, wanted = len({source.file for *_, source in points}), len(set(series.all_runs))
+    return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
 
 
 def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
@@ -240,7 +245,7 @@ def _shape(spec: Curves) -> tuple[int, int]:
 def _figure(spec: Curves, title: str) -> Figure:
     rows, columns = _shape(spec)
     figure = Figure(figsize=(max(13 / 3 * columns, 6.5), 4 * rows if rows > 1 else 4.4), layout="constrained")
-    figure.suptitle(textwrap.fill(title, width=int(11 * figure.get_size_inches()[0])) if "\n" not in title else title)
+    figure.suptitle("\n".join(textwrap.fill(line, width=int(11 * figure.get_size_inches()[0])) for line in title.splitlines()))
     return figure
 
 

@@ -98,7 +98,7 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     rows = -(-len(spec.panels) // MOST_BESIDE)
     columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
+    lines = [f"{spec.label}: {spec.says}", about.where()]
     marks = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
     figure.suptitle("\n".join([*lines, *([marks] if marks else []), *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -146,7 +146,7 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
                 dark = float(norm(value)) < 0.55
                 axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
                           fontsize=7, color="white" if dark else "black")  # fmt: skip
-    label = f"{(place.metric or '').replace('_', ' ')}{' of ' + place.of if place.of else ''}{', %' if place.unit == 'percent' else ''}"
+    label = f"{(place.metric or '').replace('_', ' ')}{', %' if place.unit == 'percent' else ''}"
     bar = figure.colorbar(image, ax=axis, label=label, shrink=0.9)
     if isinstance(norm, LogNorm):
         few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # there would be one power of ten, or none

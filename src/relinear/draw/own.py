@@ -10,7 +10,7 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, judge, unlike, value_of, write_claims
+from relinear.draw.claims import Value, judge, trained, unlike, value_of, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.plan.claims import Point
 from relinear.plan.figures import Own
@@ -47,7 +47,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     if hasattr(script, "look"):  # benchmarks are of no scale
         verdicts = [judge(claim, script.look(spec, about), unlike=unlike(claim, {})) for claim in spec.claims]
     else:
-        verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, {})) for claim in spec.claims]
+        tokens = trained({run: found.facts for run, measure in spec.reads() if (found := measured.get((run, measure)))})
+        verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
 
 

@@ -44,7 +44,9 @@ def _about(plan: Plan, artefact: Artefact) -> About:
     models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(
-        scale=plan.scale, teacher=", ".join(models) or None, demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
+        scale=plan.scale, budget=plan.budget, seed=plan.seed, teacher=", ".join(models) or None,
+        kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
+        demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
         data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
     )  # fmt: skip
 
@@ -78,12 +80,13 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     if artefact.files() and not manifest.is_file():
         return _of_benchmark(folder, artefact)
     if not manifest.is_file():
-        raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results")
+        raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
     facts = json.loads(manifest.read_text(encoding="utf-8"))
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
-        raise UserError(f"{folder} has none of the runs of {artefact.name}; have {have}")
+        lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
+        raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
     plan = _plan_of(facts["scale"], manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
@@ -101,11 +104,19 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     return written
 
 
+def _elsewhere(folder: Path, artefact: Artefact) -> str:
+    """For an error: the folders beside a folder or in it that have a run or a file that the artefact is drawn from; nothing where there are none."""
+    places = [Path("runs", run) for run, _ in artefact.reads()] + [Path(Path(name).name) for name in artefact.files()]
+    near = [*folder.parent.glob("*/"), *folder.glob("*/")]
+    found = sorted({path.as_posix() for path in near if any((path / place).exists() for place in places)})
+    return f"; possible: {', '.join(found)}" if found else ""
+
+
 def _of_benchmark(folder: Path, artefact: Artefact) -> list[Path]:
     """Draw a figure from the files that a benchmark left in a folder. Raises UserError where one is missing."""
     files = {name: folder / Path(name).name for name in artefact.files()}
     if missing := [path for path in files.values() if not path.is_file()]:
-        raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it")
+        raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}")
     return _small(make(artefact, {}, About(scale="", files=files), folder / artefact.paper))
 
 

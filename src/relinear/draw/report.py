@@ -146,7 +146,8 @@ def _linked(text: str, records: list[Path], link: Link) -> str:
 
 
 def _records(origin: Origin, scale: Path) -> list[Path]:
-    """The committed run.json files that a cell comes from. Their paths name the results that the folder was taken from."""
+    """The committed run.json files that a cell comes from. Their paths name the results that the folder was taken from, or the folder."""
     names = [origin] if isinstance(origin, str) else origin or []
-    paths = [scale.joinpath(*Path(name.partition("#")[0]).parts[2:]) for name in names]
+    places = [Path(name.partition("#")[0]).parts for name in names]
+    paths = [scale.joinpath(*parts[parts.index("runs") :]) for parts in places if "runs" in parts]
     return [path for path in dict.fromkeys(paths) if path.name == "run.json" and path.is_file()]

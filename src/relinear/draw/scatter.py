@@ -34,7 +34,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
     figure = Figure(figsize=(7.0, 5.2), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")]
+    lines = [f"{spec.label}: {spec.says}", about.where()]
     figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     axis = figure.subplots()
     missing, points = [], list[tuple[str, float, float]]()

@@ -82,15 +82,15 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
 
 def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], cells: dict[str, Any]) -> dict[str, Origin]:
     """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
-    line, entry = row.line, f"{artefact.path}#/{row.line.entry}"
+    line, entry = row.line, f"{artefact.rows_path}#/{row.line.entry}"
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
     origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
         by_definition = f"{entry}/cells/{column}" if not cell.files else _one(cell.files)
         origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
     if line.published:
-        origins |= {f"published_{column}": f"{artefact.path}#/{pointer}" for column, pointer in line.published.pointers.items()}
-        origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.path}#/{line.published.entry}")
+        origins |= {f"published_{column}": f"{artefact.rows_path}#/{pointer}" for column, pointer in line.published.pointers.items()}
+        origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.rows_path}#/{line.published.entry}")
     return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
 
 
@@ -106,9 +106,8 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     below = any(row.published.entries for row in spec.rows.list)
     beside = spec.published_for if not below else None
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
-    teacher = f", teacher {about.teacher}" if about.teacher else ""
     lines = [
-        f"**{artefact.label}. Ours, scale `{about.scale}`{teacher}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
+        f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS] * any(row.seeds > 1 for row in rows),

@@ -3,6 +3,7 @@ transformers."""
 
 import itertools
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ SEED = re.compile(r"-seed\d+$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
+MANY = 12  # from more names than these, those near a misspelt one are said again, last
 
 
 class Model(Strict):
@@ -75,9 +77,10 @@ class Run(Strict):
 
 
 def one_of(what: str, name: str, have) -> str:
-    """Return the name. Raises ConfigError, naming the possible ones, for any other."""
+    """Return the name. Raises ConfigError, naming the possible ones and last those that are near it, for any other."""
     if not isinstance(name, str) or name not in have:
-        raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}")
+        near = ", ".join(get_close_matches(str(name), map(str, have), 3) if len(have) > MANY else ())
+        raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}{near and '; near it: ' + near}")
     return name
 
 

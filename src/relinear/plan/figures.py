@@ -323,6 +323,10 @@ class Own(Spec):
         """Files it draws beside the measurements."""
         return list(self.inputs)
 
+    def dosed(self) -> list[str] | None:
+        """Its runs; None where it has `inputs` alone."""
+        return list(dict.fromkeys(need.run for need in self.needs)) or None
+
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
         if self.needs:

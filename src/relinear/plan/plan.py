@@ -122,8 +122,7 @@ class Plan:
         """The entry of runs.yaml, the model and the seed that a run's name says."""
         part = None if name in self.runs else DERIVED.fullmatch(name)
         base = name if part is None else part["base"]
-        if base not in self.runs:
-            raise ConfigError(f"no run {name!r} in papers/*/runs.yaml; have {', '.join(self.runs)}")
+        one_of("run", base, self.runs)
         if part and part["seed"] and (len(part["seed"]) > 4 or int(part["seed"]) > FURTHEST_SEED):
             raise ConfigError(f"no run {name!r}: trainings with other seeds end in -seed1 to -seed{FURTHEST_SEED}")
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)

@@ -326,7 +326,7 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
     unfinished work hold run.json too.
     """
     if not results.is_dir():
-        raise UserError(f"no folder {str(results)!r}")
+        raise UserError(f"no folder {str(results)!r}; possible: a scale's results, such as results/smollm2 or results/reference/smollm2")
     folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
     for path in sorted(results.resolve().rglob("run.json")):
         if any(parent in but for parent in path.parents):

@@ -1,6 +1,7 @@
 """Constant memory: time of a token and memory against position while one CPU core generates."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -20,7 +21,11 @@ PHASES = {"cpu_ms_per_token": "turns", "state_bytes": "decode"}  # the rows in w
 
 def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write decoding.png and decoding.pdf."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    source = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
+    how = json.loads(source.with_suffix(".provenance.json").read_text(encoding="utf-8"))
+    shape = f"{how['model']['num_hidden_layers']} layers of width {how['model']['hidden_size']}, random weights, {how['dtype']}"
+    figure = Figure(figsize=(10, 4.3), layout="constrained")
+    figure.suptitle(f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})", fontsize=10)
     time_axis, memory_axis = figure.subplots(1, 2)
     rows = [row for row in _read(spec, about) if row["phase"] == "decode"]
     runs = list(dict.fromkeys(row["run"] for row in rows))

@@ -20,8 +20,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     write_csv(files[0], COLUMNS, ({"run": run} | answers[run][question] for question in questions for run in found if question in answers[run]))
     counts = [[f"`{run}`", *(_share(m, metric) for metric in COUNTED)] for run, m in found.items()]
     shown = markdown(["Run", *(f"{title}, %" for title in COUNTED.values())], counts)
-    where = f"scale `{about.scale}`" + (f", teacher {about.teacher}" if about.teacher else "")
-    head = [f"**{spec.label}: {spec.says}**; {where}.", *([about.demonstration] if about.demonstration else [])]
+    head = [f"**{spec.label}: {spec.says}**; {about.where('`')}.", *([about.demonstration] if about.demonstration else [])]
     legend = "Of the answers, ± a standard error. Ended: by themselves. Repeated: of an answer's runs of four tokens, those that it had before."
     parts = [*head, shown, f"{legend} Declined: has words such as *sorry*, *cannot* or *do not have*, a guess."]
     for place, question in enumerate(questions):

@@ -24,8 +24,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     else:
         rows[f"{spec.reads()[0][0]}:\n{NOT_RUN}"] = {}
     figure = Figure(figsize=(11.5, 6.4), layout="constrained")
-    where = f"scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")
-    title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens; {where}"
+    title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens; {about.where()}"
     figure.suptitle("\n".join([title, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
     for area, (title, weights) in zip(figure.subfigures(2, 1), rows.items(), strict=True):
         area.supylabel(title, fontsize=10)

@@ -26,7 +26,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write figure3.png and figure3.pdf."""
     found = {run: measured[run, measure] for run, measure in spec.reads()}
     examples = {run: read_items(m.folder)[0] for run, m in found.items() if m}
-    title = f"{spec.label}: {spec.says}; scale {about.scale}" + (f", teacher {about.teacher}" if about.teacher else "")
+    title = f"{spec.label}: {spec.says}; {about.where()}"
     pieces = [(line, "heading") for line in (title, *([about.demonstration] if about.demonstration else []))]
     pieces = [piece for line in pieces for piece in (line, ("\n", "plain"))] + [("\n", "plain")]
     if examples:
