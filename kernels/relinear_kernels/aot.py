@@ -22,7 +22,7 @@ HARD = " hard"  # the form of a gated kernel for segments of hard gates: product
 
 
 class _CompileOnly:
-    """The part of a driver that compiling needs."""
+    """A stand-in for Triton's driver, with what compiling asks of it."""
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget

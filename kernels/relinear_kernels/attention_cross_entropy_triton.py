@@ -30,7 +30,7 @@ COUNTS = (16, 32, 64, 128, 256)  # features
 
 
 def config(dim: int, features: int, log: bool = False) -> dict:
-    """Rows of a block, columns of a step, warps, pipeline stages: what spills no register.
+    """Rows of a block, columns of a step, warps and pipeline stages, chosen so that no register spills.
 
     A product of float32 wants both operands along what is summed over, so a step's features pass through registers into a transposed copy.
     """
@@ -39,7 +39,7 @@ def config(dim: int, features: int, log: bool = False) -> dict:
 
 @triton.jit
 def _head(i, T, H: tl.constexpr, BT: tl.constexpr):
-    """Program i's head, sequence, its first position, the first of that head's rows in `[B, H, T]`, and the program's block of it."""
+    """Return program i's head and sequence, the number of the sequence's first position, the head's first row in `[B, H, T]`, and the block."""
     n, block = block_of(i // H, T, None, BT)
     start, _ = sequence(n, T, None)
     return i % H, n, start, start * H + i % H * T, block
@@ -54,7 +54,7 @@ def _seen(rows, cols, mask, start, T):
 
 @triton.jit
 def _of_queries(lse_at, over_at, share_at, g_at, i, at, T):
-    """The forward pass's numbers of queries i, and the gradient of their loss."""
+    """Load what the forward pass kept of queries i (lse, over, share), and the gradient of their loss."""
     inside = i < T
     lse = tl.load(lse_at + at + i, mask=inside, other=0.0)
     over = tl.load(over_at + at + i, mask=inside, other=0.0)
@@ -76,7 +76,7 @@ def _products(x, y, seen):
 
 @triton.jit
 def _raised(shift, at, i, T):
-    """The shifts of keys i, None without them."""
+    """Load the shifts of keys i; None where features come without shifts."""
     m = None
     if shift is not None:
         m = tl.load(shift + at + i, mask=i < T, other=0.0)
@@ -85,7 +85,7 @@ def _raised(shift, at, i, T):
 
 @triton.jit
 def _share(over, m):
-    """The factor from products to weights: 1 / den, or exp(m - lse), which is finite also where its product is 0."""
+    """The factor that turns products of features into weights: 1 / den, or exp(m - lse) with shifts m, bounded so that 0 times it is 0."""
     if m is not None:
         over = tl.exp(tl.minimum(m - over, 80.0))
     return over
@@ -93,7 +93,7 @@ def _share(over, m):
 
 @triton.jit
 def _gradient(s, a, lse, over, share, g, seen, m, floor):
-    """The gradient of the products, from the numbers of the tile's queries and the shifts of its keys."""
+    """The gradient of the products `a` of a tile, from what was kept of its queries and the shifts of its keys."""
     over = _share(over, m)
     if m is not None:
         share *= over
@@ -107,8 +107,10 @@ def _forward(
     q, k, phi_q, phi_k, mask, shift, loss, lse_at, over_at, share_at, T, W, scale, eps, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The loss of a block of queries, and what a backward pass reads, `[B, H, T]`: log-sum-exp of the scores, 1 / den and u / den; with
-    shifts that of the weights and u."""
+    """Write the loss of a block of queries and what a backward pass reads, each `[B, H, T]`: log-sum-exp of the scores, 1 / den and u / den.
+
+    With shifts the last two are the log-sum-exp of the weights, and u.
+    """
     h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
     rows = block * BT + tl.arange(0, BT)
     qt = tile(q + (start * H + h) * D, rows, T, H, D)
@@ -168,7 +170,7 @@ def _queries(
     q, k, phi_q, phi_k, mask, shift, lse_at, over_at, share_at, g_at, dphi_q, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of phi_q of a block of queries."""
+    """Write the gradient of phi_q of a block of queries."""
     h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
     rows = block * BT + tl.arange(0, BT)
     qt = tile(q + (start * H + h) * D, rows, T, H, D)
@@ -192,7 +194,10 @@ def _keys(
     q, k, phi_q, phi_k, mask, shift, lse_at, over_at, share_at, g_at, dphi_k, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of phi_k of a block of keys. All tiles transposed, formed so: an accumulator is never a transposed left operand."""
+    """Write the gradient of phi_k of a block of keys.
+
+    All tiles are formed transposed, so that an accumulator is never the transposed left operand of a product.
+    """
     h, n, start, at, block = _head(tl.program_id(0), T, H, BT)
     rows = block * BT + tl.arange(0, BT)
     kt = tile(k + (start * N + h // (H // N)) * D, rows, T, N, D)

@@ -35,8 +35,11 @@ def _phi(
     H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
     PLACES: tl.constexpr, G: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """phi of G sequences' queries of one of H heads, or of their keys by one of M maps: `[B, H + M, P F]`. The key is the oldest of a
-    ring with a `first`."""
+    """Write phi of queries and keys, `[B, H + M, P F]`. A program makes those of G sequences: of one of H query heads, or of the keys by one of
+    M maps.
+
+    The key is the token's. Where a ring is given by its `first`, it is the ring's oldest key, which leaves the window now.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0) % (H + M)
@@ -55,7 +58,7 @@ def _phi(
 
 @triton.jit
 def _made(x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr):
-    """Store phi of the vectors that x points at, by a head's map. Map and vectors are rounded as the parallel form's product takes them."""
+    """Store phi of the vectors that x points at, by one head's map. Map and vectors are rounded to the dtype that the parallel form multiplies."""
     f = tl.arange(0, F)
     if w is not None:
         d = tl.arange(0, D)
@@ -75,11 +78,12 @@ def _far(
     M: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, PLACES: tl.constexpr, BF: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program: fade one of M states of a sequence, add phi(k) times v^T, and answer its R query heads from one reading of it.
+    """Update the linear states of one token, and write the answers of the query heads. A program has one of M states of one sequence.
 
-    A product of tensor cores, R padded to RP, takes the state as every parallel form does, rounded to the queries' dtype; it is kept in
-    float32. v is the token's, or that of the oldest key of a ring with a `first`; a near part comes as numerators and denominators. What
-    the launches before this one write is read after the wait, and everything is written after it.
+    It fades the state, adds phi(k) v^T and answers the state's R query heads, all from one reading of it. The state stays in float32; the
+    product on tensor cores, with R padded to RP, takes it rounded to the queries' dtype, as every parallel form does. v is the token's value,
+    or that of the ring's oldest key where `first` is given. The part within a window comes as numerators `near` and denominators `near_den`.
+    What earlier launches write is read after the wait, and all of this launch's results are written after it.
     """
     m = tl.program_id(0) % M
     n = (tl.program_id(0) // M).to(tl.int64)
@@ -149,10 +153,11 @@ def _near(
     R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, D: tl.constexpr, K: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
     OLDEST: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program: the R query heads, padded to RP, of one of a sequence's N key heads, over a window of W and M meta keys, padded to MP.
+    """Write softmax attention of one token over its window of W positions and M meta keys, and put the token's key into the ring.
 
-    The ring has K keys, of which the OLDEST first ones are not seen, and a free place; it begins at `first`. Writes the answers, or with
-    `sums` their numerators and, there, their denominators.
+    A program has one of N key heads of one sequence, with its R query heads padded to RP; meta keys are padded to MP. The ring has K keys and
+    a free place, and its oldest key is at `first`; the OLDEST first keys are not seen. Writes the answers. Given `sums`, writes their numerators
+    instead, and their denominators into `sums`.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -216,7 +221,7 @@ def _contiguous(x):
 
 
 def _token(op: str, q, k, v, w_q=None, w_k=None, b_q=None, b_k=None, feature=None, width=None):
-    """q, k and v of one token in one dtype, dense, and (B, H, Hkv, states). Raises ValueError naming what is supported."""
+    """q, k and v of one token, contiguous and in one dtype, and the sizes (B, H, Hkv, states). Raises ValueError naming what is supported."""
     if q.shape[1] != 1:
         raise ValueError(f"{op} takes one token; got {q.shape[1]}")
     batch, _, heads, _ = q.shape
@@ -231,7 +236,7 @@ def _token(op: str, q, k, v, w_q=None, w_k=None, b_q=None, b_k=None, feature=Non
 
 
 def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
-    """The state, in one stretch of memory. Raises ValueError unless it is float32 and of this shape."""
+    """The state with contiguous tensors. Raises ValueError unless it is float32 and of this shape."""
     if not state.kv.dtype == state.z.dtype == torch.float32:
         raise ValueError(f"decode_step updates a float32 state in place; got {state.kv.dtype}, {state.z.dtype}")
     if state.kv.shape != shape:
@@ -240,7 +245,7 @@ def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
 
 
 def _ring(state: WindowState, batch: int, keys: int, groups: int, dim: int, meta: int) -> WindowState:
-    """The ring, in one stretch of memory. Raises ValueError unless it is of this shape."""
+    """The ring with contiguous tensors. Raises ValueError unless it holds so many keys and meta keys of these sizes."""
     shape, got = [batch, keys, groups, dim], list(state.k.shape)
     got[1] -= 1  # a place is free
     if got != shape or state.meta_age.shape[1] != meta:
@@ -263,7 +268,7 @@ def _features(
 
 
 def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_dim: int, overlap: bool) -> dict:
-    """The shape of `_far`: a state of 128 x 128 numbers is one tile of eight warps."""
+    """The sizes and launch options of `_far`. A state of 128 x 128 numbers is one tile of eight warps."""
     each, rows = heads // states, min(halves * width, 128)
     shape = {"M": states, "R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "V": value_dim, "F": width, "P": halves}
     shape |= {"BF": rows, "num_warps": 8 if rows * value_dim > 8192 else 4, "OVERLAP": overlap}
@@ -271,7 +276,7 @@ def _tiles(heads: int, states: int, groups: int, width: int, halves: int, value_
 
 
 def _overlap() -> bool:
-    """Whether `_far` can begin, and ask for its state, while the launch before it still runs: from Hopper on."""
+    """Whether `_far` can start and load its state while the launch before it still runs. Hopper and later GPUs can do that."""
     if triton.knobs.runtime.interpret:
         return False
     target = triton.runtime.driver.active.get_current_target()
@@ -279,7 +284,7 @@ def _overlap() -> bool:
 
 
 def _window(heads: int, groups: int, keys: int, meta: int, dim: int) -> dict:
-    """The shape of `_near` beside a ring of so many keys and so many meta keys."""
+    """The sizes and launch options of `_near` for a ring of so many keys and so many meta keys."""
     each = heads // groups
     shape = {"R": each, "RP": max(16, triton.next_power_of_2(each)), "N": groups, "D": dim, "K": keys}
     shape |= {"M": meta, "MP": max(16, triton.next_power_of_2(meta)) if meta else 1}

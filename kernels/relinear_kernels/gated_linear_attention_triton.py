@@ -20,7 +20,7 @@ from torch import Tensor
 
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate, check_gated
 from relinear_kernels.linear_attention_reference import EPS, LinearState, per_query_head, per_state_head, state_heads
-from relinear_kernels.linear_attention_triton import FINE_STEP, Channels, Walk, _place, added, both, run_from_middle
+from relinear_kernels.linear_attention_triton import FINE_STEP, Channels, Walk, _locate_segment, added, both, run_from_middle
 from relinear_kernels.projection_triton import Side, gradients, group_sum
 from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, tile
 
@@ -34,14 +34,17 @@ def _totals(
     gate, coarse, fine, hard, cu, blocks, T, L, limit,
     H: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, LOWEST: tl.constexpr, STEP: tl.constexpr, FINE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """`Channels` of HEADS heads of a step of STEP rows: the gates' sums over its halves and over those of FINE rows, and whether one is
-    below `limit`, for which `hard` is set. A product makes them all: its first rows are the latter's, its last two the former's."""
+    """Write the tables of `Channels` for one step of STEP rows and HEADS heads.
+
+    `coarse` has the sums of the log gates over both halves of the step, `fine` those over the halves of each FINE rows. `hard` is set where a sum
+    of `coarse` is below `limit`. One product makes all sums: its first rows are the fine ones, its last two the coarse ones.
+    """
     groups = tl.cdiv(H, HEADS)
     steps = tl.cdiv(L, STEP)
     h = tl.program_id(0) % groups * HEADS
     step = tl.program_id(0) // groups % steps
     i = (tl.program_id(0) // (groups * steps)).to(tl.int64)
-    n, base, start, keys, first, last = _place(i.to(tl.int32), T, L, cu, blocks, None)
+    n, base, start, keys, first, last = _locate_segment(i.to(tl.int32), T, L, cu, blocks, None)
     cols = h * F + tl.arange(0, HEADS * F)
     there = (cols < H * F)[None, :] & (first + step * STEP < last)
     k = tl.arange(0, STEP)
@@ -67,12 +70,15 @@ def _features(
     H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr,
     LOWEST: tl.constexpr, STEP: tl.constexpr, FINE: tl.constexpr,
 ):  # fmt: skip
-    """phi of a head's queries or keys with their fades, `[B, T, H, P F]`, for `per` rows of a segment. Neighbours share the gates."""
+    """Write phi of queries and keys times their fades, `[B, T, H, P F]`. A program has one side of one head, for `per` rows of a segment.
+
+    Programs next to each other are the two sides of one head, which read the same gates.
+    """
     side = tl.program_id(0) % 2
     h = tl.program_id(0) // 2 % H
     parts = tl.cdiv(L, per)
     i = tl.program_id(0) // (2 * H) // parts
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, None)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, None)
     first += tl.program_id(0) // (2 * H) % parts * per
     last = tl.minimum(first + per, last)
     sub = STEP
@@ -104,7 +110,10 @@ def _features(
 def _preactivations(
     d, y, dy, fade, own, rows, T, total, at, H: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr
 ):  # fmt: skip
-    """dy of a side from the gradient d of its features y, kept times `fade`; `own` plus y times d, of all halves."""
+    """Store dy, the gradient of one side's preactivations, from d, that of its features y, which are kept times `fade`.
+
+    Returns `own` plus the products of y and d, summed over the halves of phi.
+    """
     for half in tl.static_range(P):
         to = half * total * (H * F) + at
         p = tile(y + at * P + half * F, rows, T, H * P, F).to(tl.float32)
@@ -121,13 +130,16 @@ def _gradients(
     H: tl.constexpr, F: tl.constexpr, P: tl.constexpr, FEATURE: tl.constexpr, LOWEST: tl.constexpr, STEP: tl.constexpr, FINE: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of queries' and keys' preactivations, `[P, B, T, H, F]`, from those of their features; and what the gates of a step owe
-    to its own rows from each on, `[B, T, H, F]` float32, and to all of them, `[segments, steps, H, F]`. Either side may be left out."""
+    """Write the gradients of queries' and keys' preactivations, `[P, B, T, H, F]`, from those of their features. Either side may be left out.
+
+    Where gates have a gradient, `owed` has each gate's part that comes from the rows of its own step, `[B, T, H, F]` float32, and `sums` the sum
+    of all rows of a step, `[segments, steps, H, F]`.
+    """
     h = tl.program_id(0) % H
     steps = tl.cdiv(L, STEP)
     step = tl.program_id(0) // H % steps
     i = tl.program_id(0) // (H * steps)
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, None)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, None)
     rows = first + step * STEP + tl.arange(0, STEP)
     at = (start * H + h) * F
     sub = STEP
@@ -147,9 +159,10 @@ def _gradients(
 
 @triton.jit(do_not_specialize=["T", "L"])
 def _later(sums, ends, starts, T, L, H: tl.constexpr, F: tl.constexpr, STEP: tl.constexpr):
-    """The gradient of a step's gates from all later rows, in place of that from its own rows. A program: a head of a sequence.
+    """Replace the sum of each step by the sum of all later steps: the part of a gate's gradient that comes from rows after its step.
 
-    The whole sequence decays into the final state: every gate owes its term, `[sequences, H, F]` (None: none).
+    A program has one head of one sequence. The whole sequence decays into the final state, so `ends`, the final state's term
+    `[sequences, H, F]` (None: none), is in every sum.
     """
     h = tl.program_id(0) % H
     n = tl.program_id(0) // H
@@ -175,12 +188,12 @@ def _later(sums, ends, starts, T, L, H: tl.constexpr, F: tl.constexpr, STEP: tl.
 def _gate_gradients(
     owed, later, gate, dg, cu, blocks, T, L, H: tl.constexpr, F: tl.constexpr, LOWEST: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """The gradient of the gates' logs, `[B, T, H, F]`: what they owe to their own step's rows and to all after it."""
+    """Write the gradient of the log gates, `[B, T, H, F]`: the part from rows of the gate's own step plus the part from all later ones."""
     h = tl.program_id(0) % H
     steps = tl.cdiv(L, STEP)
     step = tl.program_id(0) // H % steps
     i = tl.program_id(0) // (H * steps)
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, None)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, None)
     rows = first + step * STEP + tl.arange(0, STEP)
     at = (start * H + h) * F
     after = tl.load(later + ((i.to(tl.int64) * steps + step) * H + h) * F + tl.arange(0, F))
@@ -189,7 +202,7 @@ def _gate_gradients(
 
 
 def _channels(walk: Walk, gate: Tensor, dtype: torch.dtype) -> Channels:
-    """The sums that the kernels take of `[B, T, H, F]` log gates."""
+    """The tables of sums of log gates `[B, T, H, F]` that the kernels read."""
     cut, step = walk.cut, walk.cfg.block
     batch, length, heads, width = gate.shape
     new = lambda rows: torch.empty(cut.programs, cdiv(walk.segment, rows), 2, heads, width, device=gate.device, dtype=torch.float32)  # noqa: E731
@@ -205,7 +218,7 @@ def _channels(walk: Walk, gate: Tensor, dtype: torch.dtype) -> Channels:
 
 
 def _faded(walk: Walk, q, k, w_q, w_k, b_q, b_k, feature: str, gates: Channels) -> tuple[Tensor, Tensor]:
-    """phi of q and k with their fades, `[B, T, H, P F]`."""
+    """phi of q and phi of k, each times its fades, `[B, T, H, P F]`."""
     cut, (batch, length, heads, dim), halves, width = walk.cut, q.shape, walk.shape["P"], walk.shape["F"]
     # Four programs a multiprocessor hide the loads of each, where a pipeline leaves room for two. One stage is miscompiled by Triton 3.6 below
     # 64 features: it writes where it must not.

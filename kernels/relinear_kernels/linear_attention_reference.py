@@ -57,26 +57,32 @@ def per_state_head(state: LinearState, heads: int) -> LinearState:
 
 
 def blocks(length: int, size: int) -> tuple[int, int, int]:
-    """(positions in a block, blocks, padding of the last): as few blocks of at most `size` as hold `length`, and of these the smallest."""
+    """Return (positions of a block, number of blocks, padding of the last one).
+
+    There are as few blocks of at most `size` positions as hold `length`, and they are as small as that number allows.
+    """
     n = -(-length // size)
     even = -(-length // n)
     return even, n, n * even - length
 
 
 def _accumulate(x: Tensor) -> Tensor:
-    """The dtype of accumulation: float32, or float64 where an input has it (the oracle of the tests)."""
+    """x in float32, in which sums are taken; a float64 x, as tests have it, unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _normaliser(den: Tensor, feature: str, eps: float) -> Tensor:
-    """The denominator, never below `eps`; exponential features carry their own scale, so there only that of a query without keys is set."""
+    """The denominator, never below `eps`.
+
+    Exponential features have a scale of their own, so there a denominator may be small; only that of a query without keys becomes 1.
+    """
     if feature in ACTIVATIONS:
         return den.clamp(min=eps)
     return den.masked_fill(den < torch.finfo(den.dtype).tiny, 1.0)
 
 
 def every_decay(log_decay: Tensor | None, batch: int, length: int, heads: int, states: int) -> Float[Tensor, "B T M"] | None:
-    """The decay of every token and state. Raises ValueError for any other shape than one a state, or one a token and state."""
+    """The decay of every token and state. Raises ValueError for a `log_decay` of any other shape than [states] or [B, T, states]."""
     if log_decay is None:
         return None
     if log_decay.shape not in ((states,), (batch, length, states)):
@@ -86,7 +92,7 @@ def every_decay(log_decay: Tensor | None, batch: int, length: int, heads: int, s
 
 
 def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
-    """phi_q, phi_k ``[B, H, T, F]`` and, for exponential maps, the reference each chunk's keys are held relative to ``[B, H, N, F]``.
+    """phi_q and phi_k ``[B, H, T, F]``, and for exponential maps the maximum that each chunk's keys are relative to ``[B, H, N, F]``, else None.
 
     T is a multiple of `chunk` here.
     """
@@ -114,7 +120,7 @@ def _features(q, k, w_q, w_k, b_q, b_k, feature, key_mask, chunk, shift):
 def linear_features(
     q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None
 ) -> tuple[Float[Tensor, "B T H F"], Float[Tensor, "B T H F"], bool]:
-    """phi_q and phi_k, at least float32 and head-major in memory, or (True) their logarithms, for exponential features."""
+    """Return (phi_q, phi_k, is_log), at least float32 and head-major in memory. Of exponential features they are logarithms, `is_log` being True."""
     log, heads = check_feature(feature) in EXPONENTIAL, q.shape[2]
     act = (EXPONENTIAL if log else ACTIVATIONS)[feature]
     phi_q, phi_k = (act(project(_accumulate(x), w, b, heads)).transpose(1, 2) for x, w, b in ((q, w_q, b_q), (k, w_k, b_k)))
@@ -122,10 +128,10 @@ def linear_features(
 
 
 def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> Float[Tensor, "B H T T"]:
-    """log sum_f exp(x_tf + y_if), each row t less a constant of its own: one product, with no tensor of T x T x F.
+    """log sum_f exp(x_tf + y_if), less a constant of each row t. It takes one product, and no tensor of T x T x F.
 
-    Each token's exponentials are relative to its largest. Where the largest of t and i are of different features the sum is small beside
-    their product: exact in float64 down to 1e-300 of it; float32's 1e-38 is within reach of trained maps.
+    Each token's exponentials are relative to its largest one. If the largest features of t and i differ, the sum is far smaller than the product
+    of their largest. float64 holds that down to 1e-300; trained maps do reach the 1e-38 at which float32 ends.
     """
     dtype, x, y = x.dtype, x.double(), y.double()
     top = y.detach().amax(-1)

@@ -92,25 +92,31 @@ def config(value_dim: int, features: int, halves: int, dtype: torch.dtype) -> Co
 
 
 @triton.jit
-def _get(x, n, row, i, BT: tl.constexpr, W: tl.constexpr):
-    """Rows of head i through a descriptor of `[B, T, heads W]`; zero beyond the tensor, the next sequence's beyond a packed one."""
+def _load_rows(x, n, row, i, BT: tl.constexpr, W: tl.constexpr):
+    """BT rows of head i, read through a descriptor of `[B, T, heads W]`.
+
+    Rows beyond the tensor are zero. Beyond the end of a packed sequence come rows of the next one.
+    """
     return x.load([n, row, i * W]).reshape(BT, W)
 
 
 @triton.jit
 def _phi(x, n, row, i, half, use, P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, BT: tl.constexpr, F: tl.constexpr):
-    """One half of phi of head i's rows, each times its `use` (None: 1): GIVEN, and then as it lies in memory unless used, or made."""
+    """One half of phi of head i's rows, each row times its `use` (None: 1).
+
+    GIVEN features are read from memory, in their own dtype where `use` is None. Others are made here from what phi is applied to.
+    """
     if GIVEN:
-        p = _get(x, n, row, i * P + half, BT, F)
+        p = _load_rows(x, n, row, i * P + half, BT, F)
         if use is not None:
             p = p.to(tl.float32) * use[:, None]
     else:
-        p = phi(_get(x, n, row, i, BT, F).to(tl.float32), 1.0 - 2.0 * half, use, FEATURE)
+        p = phi(_load_rows(x, n, row, i, BT, F).to(tl.float32), 1.0 - 2.0 * half, use, FEATURE)
     return p
 
 
 @triton.jit
-def _put(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
+def _store_rows(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr, BT: tl.constexpr, W: tl.constexpr):
     """Store rows of head i. CLIPS: through a descriptor, which drops rows beyond the tensor.
 
     Packed sequences end inside the tensor and keys may lie apart from their queries: both are stored with a mask.
@@ -122,16 +128,16 @@ def _put(x, value, CLIPS: tl.constexpr, n, start, j, rows, T, i, N: tl.constexpr
 
 
 @triton.jit
-def _beside(x, rows, T, stride, W: tl.constexpr):
-    """Rows of a part of a head, in float32."""
+def _load_part(x, rows, T, stride, W: tl.constexpr):
+    """Some columns of a head's rows, in float32; zero where a row lies outside 0 <= row < T."""
     at = x + rows[:, None] * stride + tl.arange(0, W)[None, :]
     return tl.load(at, mask=((rows >= 0) & (rows < T))[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _place(i, T, L, cu, blocks, offset):
-    """Sequence and segment of program i: its batch row, the tensor row it starts from, its first query and first key counted over all,
-    and its first and last step."""
+def _locate_segment(i, T, L, cu, blocks, offset):
+    """Return where program i works: its batch row, the tensor row that its sequence starts at, the number of that sequence's first query and of
+    its first key among all of the batch, and the first row of its segment and the row behind the last."""
     n, segment = block_of(i, T, blocks, L)
     start, T = sequence(n, T, cu)
     keys = start
@@ -156,7 +162,7 @@ def _state(s, at, c, V: tl.constexpr, F: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def _begin(step, first, last, REVERSE: tl.constexpr, BT: tl.constexpr):
+def _first_row(step, first, last, REVERSE: tl.constexpr, BT: tl.constexpr):
     """The first row of a step."""
     if REVERSE:
         return first + (tl.cdiv(last - first, BT) - 1 - step) * BT
@@ -165,8 +171,8 @@ def _begin(step, first, last, REVERSE: tl.constexpr, BT: tl.constexpr):
 
 
 @triton.jit
-def _placed(start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
-    """Where the rows of step j lie: what they are counted from, their places, the end of these and the first, through a descriptor."""
+def _locate_rows(start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
+    """Return where the rows of step j lie: the row they are counted from, their numbers, the end of these, and the first one for a descriptor."""
     if REVERSE and shift is not None:  # the rows are keys
         return keys, rows + shift, last + shift, j + shift
     else:
@@ -174,8 +180,8 @@ def _placed(start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
-    """Which columns of step j count (1 or 0), and where they lie. Keys lie `shift` from the query they first serve."""
+def _locate_columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
+    """Return which columns of step j count (1 or 0), and the first of them. A key lies `shift` rows from the first query that it serves."""
     if REVERSE or shift is None:
         use = kept(mask, start, rows, last)
     else:
@@ -185,8 +191,11 @@ def _columns(mask, start, keys, j, rows, last, shift, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _mine(g, first, last, GATES: tl.constexpr, BT: tl.constexpr):
-    """The last row of a segment, or its first where its gates are another launch's: MILD if no step fades by more than LEAST, else HARD."""
+def _own_end(g, first, last, GATES: tl.constexpr, BT: tl.constexpr):
+    """Return where this launch stops in a segment: at its end if the segment is this launch's, else at its first row, so that nothing is done.
+
+    A segment is the MILD launch's if no step of it fades by more than LEAST, else the HARD launch's.
+    """
     if GATES == MILD or GATES == HARD:
         least = 0.0
         for i in range(0, tl.cdiv(last - first, 128 * BT)):
@@ -199,9 +208,10 @@ def _mine(g, first, last, GATES: tl.constexpr, BT: tl.constexpr):
 
 @triton.jit
 def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr):
-    """Decays of a block (g runs over the block, in powers of two): a row's from the state, a column's into it, the whole block's.
+    """Return g of the rows and three decays: from the state to each row, from each column into the state, and over the whole block.
 
-    MILD: a row's from where g begins and a column's until there, the other way round for REVERSE. Their product is a pair's decay.
+    g is the running sum of the log decay over the block, in powers of two. MILD: the first is from where g begins to the row, the second from
+    the column to there, and REVERSE exchanges them. Their product is the decay of a pair.
     """
     end = tl.load(g + tl.minimum(j + BT, last) - 1)
     gr = tl.load(g + tl.minimum(rows, last - 1))  # rows beyond the end have the last row's value, so that no difference of two rows is positive
@@ -219,8 +229,8 @@ def _fades(g, rows, j, last, GATES: tl.constexpr, REVERSE: tl.constexpr, BT: tl.
 
 
 @triton.jit
-def _turn(hard, i, h, first, last, H: tl.constexpr, CHANNEL: tl.constexpr):
-    """The last row of a segment, or its first where its gates a channel are another launch's."""
+def _own_end_of_channels(hard, i, h, first, last, H: tl.constexpr, CHANNEL: tl.constexpr):
+    """As `_own_end`, for a gate a channel: `hard` says of each segment and head whether it is the FINE launch's."""
     if hard is not None:
         if (tl.load(hard + i * H + h) != 0) != (CHANNEL == FINE):
             last = first
@@ -228,30 +238,35 @@ def _turn(hard, i, h, first, last, H: tl.constexpr, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def _half(totals, i, h, step, L, second: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BT: tl.constexpr):
-    """Where the logs lie of what the channels fade by over the first or second half of a segment's step."""
+def _half_step(totals, i, h, step, L, second: tl.constexpr, H: tl.constexpr, F: tl.constexpr, BT: tl.constexpr):
+    """Pointers to the logs of the decays of all channels over the first or the `second` half of a step."""
     return totals + (((i.to(tl.int64) * tl.cdiv(L, BT) + step) * 2 + second) * H + h) * F + tl.arange(0, F)
 
 
 @triton.jit
-def _between(totals, i, h, j, first, last, L, H: tl.constexpr, F: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr):
-    """By what a state's channels fade to the middle of the step of row j, `[1, F]`: from that of the step before or, if there is none, from
-    where the segment begins. REVERSE: from that of the step after, or from where the segment ends."""
+def _fade_to_middle(totals, i, h, j, first, last, L, H: tl.constexpr, F: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr):
+    """The decay of each channel of a state `[1, F]`, from the middle of the step before to the middle of the step of row j.
+
+    In the first step it is counted from where the segment begins. REVERSE: from the middle of the step after, or from where the segment ends.
+    """
     step = (j - first) // BT
     there = tl.arange(0, F) >= 0
     if REVERSE:
-        x = tl.load(_half(totals, i, h, step, L, 1, H, F, BT))
-        x += tl.load(_half(totals, i, h, step + 1, L, 0, H, F, BT), mask=there & (j + BT < last), other=0.0)
+        x = tl.load(_half_step(totals, i, h, step, L, 1, H, F, BT))
+        x += tl.load(_half_step(totals, i, h, step + 1, L, 0, H, F, BT), mask=there & (j + BT < last), other=0.0)
     else:
-        x = tl.load(_half(totals, i, h, step, L, 0, H, F, BT))
-        x += tl.load(_half(totals, i, h, step - 1, L, 1, H, F, BT), mask=there & (j > first), other=0.0)
+        x = tl.load(_half_step(totals, i, h, step, L, 0, H, F, BT))
+        x += tl.load(_half_step(totals, i, h, step - 1, L, 1, H, F, BT), mask=there & (j > first), other=0.0)
     return tl.exp(x)[None, :]
 
 
 @triton.jit
 def added(take, x, DT: tl.constexpr):
-    """Sums of rows of x, by a matrix of -1, 0 and 1: a product, not a scan, so that they lie in the registers as features do. Numbers finer
-    than the products' come as two of these."""
+    """Sums and differences of rows of x, chosen by the matrix `take` of -1, 0 and 1.
+
+    It is a product and not a scan, so that the sums lie in the registers as features do. If x has more digits than DT, it is split into a
+    rounded part and the rest.
+    """
     take = take.to(tl.float32).to(DT)
     high = x.to(DT)
     out = tl.dot(take, high, input_precision="ieee")
@@ -262,7 +277,7 @@ def added(take, x, DT: tl.constexpr):
 
 @triton.jit
 def run_from_middle(gate, sub, DT: tl.constexpr, BT: tl.constexpr):
-    """The sum of log gates `[BT, F]` from the middle of each `sub` rows to each of them, itself included."""
+    """The sum of log gates `[BT, F]` from the middle of each group of `sub` rows to each row of it, the row's own gate included."""
     i = tl.arange(0, BT)[:, None]
     j = tl.arange(0, BT)[None, :]
     return added((j <= i).to(tl.float32) - (j < i // sub * sub + sub // 2).to(tl.float32), gate, DT)
@@ -270,11 +285,14 @@ def run_from_middle(gate, sub, DT: tl.constexpr, BT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "L", "total"])
 def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, ROWS: tl.constexpr):
-    """The powers of two that FADED features of keys are times, and those of queries over, `[H, rows]`: -g in a segment of MILD gates, else 0."""
+    """Write exponents of two `[H, rows]`: FADED features of keys are multiplied by 2 to them, those of queries are divided.
+
+    They are -g in a segment of MILD gates, else 0.
+    """
     h = tl.program_id(0) % H
-    n, row, start, keys, first, last = _place(tl.program_id(0) // H, T, L, cu, blocks, None)
+    n, row, start, keys, first, last = _locate_segment(tl.program_id(0) // H, T, L, cu, blocks, None)
     at = h * total + start
-    mild = _mine(g + at, first, last, MILD, BT) > first
+    mild = _own_end(g + at, first, last, MILD, BT) > first
     for i in range(first, last, ROWS):
         rows = i + tl.arange(0, ROWS)
         fade = tl.load(g + at + rows, mask=rows < last, other=0.0)
@@ -283,7 +301,7 @@ def _scales(g, out, cu, blocks, T, L, total, H: tl.constexpr, BT: tl.constexpr, 
 
 @triton.jit
 def _seen(a, gr, REVERSE: tl.constexpr, BT: tl.constexpr):
-    """The block's own scores, decayed, where a row has seen the column."""
+    """The scores within a block, times the decay of each pair (`gr` None: 1), and zero where the row does not see the column."""
     i = tl.arange(0, BT)
     lag = i[:, None] - i[None, :]
     if REVERSE:
@@ -303,16 +321,17 @@ def _sums(
     FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr, BT: tl.constexpr,
     BV: tl.constexpr,
 ):  # fmt: skip
-    """A segment's addition to the state, `[segments, H, P, F, V]` and `[segments, H, P, F]`, and its decay `[segments, H]` (`[.., F]`)."""
+    """Write what each segment adds to the state: S `[segments, H, P, F, V]` and z `[segments, H, P, F]`. Write its decay too, `[segments, H]`, or
+    `[segments, H, F]` with a gate a channel."""
     part = tl.program_id(0) % (V // BV)
     half = tl.program_id(0) // (V // BV) % P
     h = tl.program_id(0) // (V // BV * P) % H
     i = tl.program_id(0) // (V // BV * P * H)
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, offset)
     if CHANNEL:
-        last = _turn(hard, i, h, first, last, H, CHANNEL)
+        last = _own_end_of_channels(hard, i, h, first, last, H, CHANNEL)
     elif FADED:
-        mild = _mine(g + h * total + start, first, last, MILD, BT) > first
+        mild = _own_end(g + h * total + start, first, last, MILD, BT) > first
     DT = v.dtype
     at = ((i.to(tl.int64) * H + h) * P + half) * F
     state = tl.zeros([BV, F], tl.float32)
@@ -321,13 +340,13 @@ def _sums(
     if CHANNEL:
         whole = tl.zeros([1, F], tl.float32) + 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
-        j = _begin(step, first, last, REVERSE, BT)
+        j = _first_row(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
-        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        use, jc = _locate_columns(mask, start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         if CHANNEL:
-            fade = _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+            fade = _fade_to_middle(g, i, h, j, first, last, L, H, F, REVERSE, BT)
             state *= fade
             sums *= tl.reshape(fade, [F])
             whole *= fade
@@ -340,14 +359,14 @@ def _sums(
             sums *= fade
             whole *= fade
         p = _phi(y, n, base + jc, h // (H // C), half, use, P, FEATURE, GIVEN, BT, F)
-        x = _get(v, n, base + jc, h // (H // N) * (V // BV) + part, BT, BV)
+        x = _load_rows(v, n, base + jc, h // (H // N) * (V // BV) + part, BT, BV)
         state = tl.dot(tl.trans(x), p.to(DT), state, input_precision="ieee")
         if scalar is not None:
             p *= tl.load(scalar + h * total + start + rows, mask=rows < last, other=0.0)[:, None]
         sums += tl.sum(p, 0)
     if CHANNEL:  # from the middle of the last step to where the segment ends, or REVERSE: begins
         if last > first:
-            end = tl.exp(tl.load(_half(g, i, h, 0 if REVERSE else (last - first - 1) // BT, L, 0 if REVERSE else 1, H, F, BT)))
+            end = tl.exp(tl.load(_half_step(g, i, h, 0 if REVERSE else (last - first - 1) // BT, L, 0 if REVERSE else 1, H, F, BT)))
             state *= end[None, :]
             sums *= end
             whole *= end[None, :]
@@ -370,8 +389,10 @@ def _scan(
     s, z, decay, s_begin, z_begin, s_end, z_end, starts, count,
     H: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, F: tl.constexpr, CHANNEL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Turn each segment's addition to the state into the state it starts from, in place; the ends take the state after the last. A program: SIZE
-    numbers of S, or z."""
+    """Turn what each segment adds to the state into the state that it starts from, in place. Write the state after the last segment to the ends.
+
+    A program owns SIZE numbers of S, or all of z, of one head of one sequence.
+    """
     part = tl.program_id(0) % (V + 1)
     h = tl.program_id(0) // (V + 1) % H
     n = tl.program_id(0) // ((V + 1) * H)
@@ -417,23 +438,26 @@ def _carry(
 
 
 @triton.jit
-def _two(z, ROWS: tl.constexpr, DT: tl.constexpr):
-    """The first ROWS of 16 rows of float32 rounded, but of the second what the rounding left; zeros below."""
+def _split_in_two(z, ROWS: tl.constexpr, DT: tl.constexpr):
+    """16 rows of DT from 16 rows of float32: the first ROWS of them rounded, but in row 1 what the rounding left over, and zeros in the others."""
     row = tl.arange(0, 16)[:, None]
     return tl.where(row == 1, z - z.to(DT).to(tl.float32), tl.where(row < ROWS, z, 0.0)).to(DT)
 
 
 @triton.jit
-def _three(e, AXIS: tl.constexpr, DT: tl.constexpr):
-    """Numbers of float32 as 16 equal rows or columns (AXIS 0 or 1) rounded, but as the third what the rounding left."""
+def _split_in_three(e, AXIS: tl.constexpr, DT: tl.constexpr):
+    """The numbers e of float32 as 16 equal rows or columns (AXIS 0 or 1), rounded to DT; the third has what the rounding left over."""
     i = tl.expand_dims(tl.arange(0, 16), 1 - AXIS)
     high = e.to(DT).to(tl.float32)
     return tl.where(i == 2, tl.expand_dims(e - high, AXIS), tl.expand_dims(high, AXIS)).to(DT)
 
 
 @triton.jit
-def _value(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, FADED: tl.constexpr):
-    """A block's values for the columns x, and the state after it. MILD: the state takes the fade first, else last."""
+def _take_values(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, GATES: tl.constexpr, FADED: tl.constexpr):
+    """Return a block's sums of values in the columns x, and both halves of the state after the block.
+
+    With MILD gates the state fades before the block reads it, else after.
+    """
     if GATES == MILD:
         sp *= fade
         sm *= fade
@@ -460,15 +484,15 @@ def _outputs(
     FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, CHANNEL: tl.constexpr,
     REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """o of a segment and its (unclamped) denominators `[H, rows]`, or dv. A program holds PARTS tiles of BV columns of v."""
+    """Write o of a segment and its unclamped denominators `[H, rows]`; with REVERSE write dv. A program holds PARTS tiles of BV columns of v."""
     part = tl.program_id(0) % (V // (BV * PARTS)) * PARTS
     h = tl.program_id(0) // (V // (BV * PARTS)) % H
     i = tl.program_id(0) // (V // (BV * PARTS) * H)
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, offset)
     if CHANNEL:
-        last = _turn(hard, i, h, first, last, H, CHANNEL)
+        last = _own_end_of_channels(hard, i, h, first, last, H, CHANNEL)
     elif g is not None:
-        last = _mine(g + h * total + start, first, last, GATES, BT)
+        last = _own_end(g + h * total + start, first, last, GATES, BT)
     DT = v.dtype
     CLIPS: tl.constexpr = cu is None and not (REVERSE and shift is not None)
     at = (i.to(tl.int64) * H + h) * (P * F)
@@ -492,14 +516,14 @@ def _outputs(
         unit = tl.where(tl.arange(0, 16)[None, :] + tl.zeros([BT, 16], tl.int32) < 1, 1.0, 0.0).to(DT)
     since = 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
-        j = _begin(step, first, last, REVERSE, BT)
+        j = _first_row(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
-        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
-        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
+        use, jc = _locate_columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        lead, place, end, jr = _locate_rows(start, keys, j, rows, last, shift, REVERSE)
         if weight is not None:
             use *= tl.load(weight + h * total + start + rows, mask=rows < last, other=0.0)
         if CHANNEL:
-            gr, row_fade, col_fade, fade = None, None, None, _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+            gr, row_fade, col_fade, fade = None, None, None, _fade_to_middle(g, i, h, j, first, last, L, H, F, REVERSE, BT)
         elif GATES != NONE:
             gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
             if GATES == MILD:  # in the fades
@@ -515,10 +539,10 @@ def _outputs(
             if GATES == MILD:
                 zp *= fade
                 zm *= fade
-            high_p = _two(zp, 1, DT)
+            high_p = _split_in_two(zp, 1, DT)
             high_m = high_p
             if P == 2:
-                high_m = _two(zm, 1, DT)
+                high_m = _split_in_two(zm, 1, DT)
             if GATES >= HARD:
                 zp *= fade
                 zm *= fade
@@ -565,23 +589,23 @@ def _outputs(
         elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
-        acc, sp, sm = _value(qp, qm, a, cp, cm, sp, sm, _get(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, FADED)
+        acc, sp, sm = _take_values(qp, qm, a, cp, cm, sp, sm, _load_rows(v, n, base + jc, at_v, BT, BV), row_fade, fade, P, GATES, FADED)
         if near_den is not None:
-            acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+            acc += near_d[:, None] * _load_part(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
         if NORMALIZE or row_mask is not None or shift is not None:
             acc *= over[:, None]
         if near is not None and near_den is None:
-            acc += _beside(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
-        _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
+            acc += _load_part(near + (lead * H + h) * V + part * BV, place, end, H * V, BV)
+        _store_rows(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part, H * (V // BV), BT, BV)
         if PARTS == 2:
-            acc, tp, tm = _value(qp, qm, a, cp, cm, tp, tm, _get(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, FADED)
+            acc, tp, tm = _take_values(qp, qm, a, cp, cm, tp, tm, _load_rows(v, n, base + jc, at_v + 1, BT, BV), row_fade, fade, P, GATES, FADED)
             if near_den is not None:
-                acc += near_d[:, None] * _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+                acc += near_d[:, None] * _load_part(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
             if NORMALIZE or row_mask is not None or shift is not None:
                 acc *= over[:, None]
             if near is not None and near_den is None:
-                acc += _beside(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
-            _put(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
+                acc += _load_part(near + (lead * H + h) * V + part * BV + BV, place, end, H * V, BV)
+            _store_rows(o, acc, CLIPS, n, lead, jr, place, end, h * (V // BV) + part + 1, H * (V // BV), BT, BV)
         if den is not None:  # last, for to store it is to wait for the product that makes it
             if part == 0:
                 tl.store(den + h * total + start + rows, d, mask=rows < last)
@@ -594,18 +618,20 @@ def _maps(
     P: tl.constexpr, FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, GATES: tl.constexpr, CHANNEL: tl.constexpr,
     REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what one half of phi takes, dy `[P, B, T, H, F]`, and the gate's term `[P, H, rows]`. CHANNEL: of FADED phi itself.
+    """Write dy `[P, B, T, H, F]`, the gradient of what one half of phi is applied to, and the gate's term `[P, H, rows]`.
+
+    With a gate a channel dy is the gradient of the FADED features themselves.
 
     dphi_row = row_weight sum over columns of weight (x_row . v_column + scalar) phi_column; the scalar is the row's, the column's or none.
     """
     half = tl.program_id(0) % P
     h = tl.program_id(0) // P % H
     i = tl.program_id(0) // (P * H)
-    n, base, start, keys, first, last = _place(i, T, L, cu, blocks, offset)
+    n, base, start, keys, first, last = _locate_segment(i, T, L, cu, blocks, offset)
     if CHANNEL:
-        last = _turn(hard, i, h, first, last, H, CHANNEL)
+        last = _own_end_of_channels(hard, i, h, first, last, H, CHANNEL)
     elif g is not None:
-        last = _mine(g + h * total + start, first, last, GATES, BT)
+        last = _own_end(g + h * total + start, first, last, GATES, BT)
     DT = v.dtype
     sign = 1.0 - 2.0 * half
     TILES: tl.constexpr = V // BV
@@ -626,12 +652,12 @@ def _maps(
                 sums = tl.where(tl.arange(0, 16)[:, None] == 2, 0.0, sums)
     since = 1.0
     for step in range(0, tl.cdiv(last - first, BT)):
-        j = _begin(step, first, last, REVERSE, BT)
+        j = _first_row(step, first, last, REVERSE, BT)
         rows = j + tl.arange(0, BT)
         lane = h * total + start + rows
         inside = rows < last
-        use, jc = _columns(mask, start, keys, j, rows, last, shift, REVERSE)
-        lead, place, end, jr = _placed(start, keys, j, rows, last, shift, REVERSE)
+        use, jc = _locate_columns(mask, start, keys, j, rows, last, shift, REVERSE)
+        lead, place, end, jr = _locate_rows(start, keys, j, rows, last, shift, REVERSE)
         # numbers that no product reads are not pipelined: they are loaded here and used at the end
         if CHANNEL:
             y = None
@@ -648,7 +674,7 @@ def _maps(
         if row_weight is not None:
             r = tl.load(row_weight + lane, mask=inside, other=0.0)
         if CHANNEL:
-            gr, row_fade, col_fade, fade = None, None, None, _between(g, i, h, j, first, last, L, H, F, REVERSE, BT)
+            gr, row_fade, col_fade, fade = None, None, None, _fade_to_middle(g, i, h, j, first, last, L, H, F, REVERSE, BT)
         elif GATES != NONE:
             gr, row_fade, col_fade, fade = _fades(g + h * total + start, rows, j, last, GATES, REVERSE, BT)
             if GATES == MILD:  # in the fades
@@ -661,8 +687,8 @@ def _maps(
             use *= col_fade
         if GATES == MILD and not REVERSE and not CHANNEL:  # the last block's: a state takes its fade where it is next read
             fade, since = since, fade
-        x0 = _get(x, n, base + jr, h // (H // X) * TILES, BT, BV)
-        v0 = _get(v, n, base + jc, h // (H // N) * TILES, BT, BV)
+        x0 = _load_rows(x, n, base + jr, h // (H // X) * TILES, BT, BV)
+        v0 = _load_rows(v, n, base + jc, h // (H // N) * TILES, BT, BV)
         a = tl.dot(x0, tl.trans(v0), input_precision="ieee")
         if GATES == MILD:  # not before a product that does not wait for the gate
             s0 *= fade
@@ -672,16 +698,16 @@ def _maps(
                 s1 *= fade
         d = tl.dot(x0, s0.to(DT), input_precision="ieee")
         if TILES == 2:
-            x1 = _get(x, n, base + jr, h // (H // X) * TILES + 1, BT, BV)
-            v1 = _get(v, n, base + jc, h // (H // N) * TILES + 1, BT, BV)
+            x1 = _load_rows(x, n, base + jr, h // (H // X) * TILES + 1, BT, BV)
+            v1 = _load_rows(v, n, base + jc, h // (H // N) * TILES + 1, BT, BV)
             a = tl.dot(x1, tl.trans(v1), a, input_precision="ieee")
             d = tl.dot(x1, s1.to(DT), d, input_precision="ieee")
         if row_scalar is not None:
             a += e[:, None]
-            d = tl.dot(_three(e, 1, DT), _two(sums, 3, DT), d, input_precision="ieee")
+            d = tl.dot(_split_in_three(e, 1, DT), _split_in_two(sums, 3, DT), d, input_precision="ieee")
         if scalar is not None:
             a += e[None, :]
-            d = tl.dot(tl.full([BT, 16], 1.0, DT), _two(sums, 3, DT), d, input_precision="ieee")
+            d = tl.dot(tl.full([BT, 16], 1.0, DT), _split_in_two(sums, 3, DT), d, input_precision="ieee")
         if weight is not None:
             a *= w[None, :]
         if row_weight is not None:
@@ -718,7 +744,7 @@ def _maps(
         if row_scalar is not None:
             sums = tl.dot(tl.full([16, BT], 1.0, DT), b, sums, input_precision="ieee")
         if scalar is not None:
-            sums = tl.dot(_three(e, 0, DT), b, sums, input_precision="ieee")
+            sums = tl.dot(_split_in_three(e, 0, DT), b, sums, input_precision="ieee")
         if not CHANNEL:
             p = y.to(tl.float32)
             if not GIVEN:
@@ -733,16 +759,17 @@ def _maps(
             else:
                 d = phi_backward(p, d, sign, FEATURE)
         if CLIPS:
-            _put(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
+            _store_rows(dy, d, CLIPS, half * size + n, lead, jr, place, end, h, H, BT, F)
         else:
-            _put(dy, d, CLIPS, n, half * written + lead, jr, place, end, h, H, BT, F)
+            _store_rows(dy, d, CLIPS, n, half * written + lead, jr, place, end, h, H, BT, F)
 
 
 @triton.jit(do_not_specialize=["total"])
 def _numerators(
     do, o, den, near, near_den, g, delta, share, total, eps, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """g = dO / den, and -(g . O), zero where the denominator is clamped, `[H, rows]`; share = the near part's weight times its gradient."""
+    """Write g = dO / den and `delta` = -(g . O) `[H, rows]`, which is zero where the denominator is clamped. Beside a near part write `share`, its
+    weight times the gradient of that weight."""
     h = tl.program_id(0) % H
     rows = tl.program_id(0) // H * BT + tl.arange(0, BT)
     inside = rows < total
@@ -765,9 +792,9 @@ def _numerators(
 
 @triton.jit(do_not_specialize=["T", "total"])
 def _gate_gradients(row, column, ends, dg, cu, T, total, H: tl.constexpr, P: tl.constexpr, BT: tl.constexpr):
-    """The gradient of the log decay, `[B, T, H]` float32, from its terms `[P, H, rows]` and the final state's `[sequences, H]`.
+    """Write the gradient of the log decay, `[B, T, H]` float32, from its terms `[P, H, rows]` and the final state's `[sequences, H]`.
 
-    A program sums a head of a sequence from its end.
+    A program sums one head of one sequence, from its end.
     """
     h = tl.program_id(0) % H
     n = tl.program_id(0) // H
@@ -787,7 +814,7 @@ def _gate_gradients(row, column, ends, dg, cu, T, total, H: tl.constexpr, P: tl.
 
 @triton.jit(do_not_specialize=["T", "total"])
 def _running_sums(x, out, cu, blocks, T, total, H, CS: tl.constexpr, BH: tl.constexpr):
-    """The running sum over each chunk's rows of `[B, T, H]`, as powers of two: `[H, rows]`. A program per chunk."""
+    """Write the running sum of x `[B, T, H]` over the rows of each chunk, as exponents of two `[H, rows]`. A program owns a chunk."""
     n, chunk = block_of(tl.program_id(0), T, blocks, CS)
     start, T = sequence(n, T, cu)
     rows = chunk * CS + tl.arange(0, CS)
@@ -827,14 +854,15 @@ def ranges(y: Tensor, heads: int, feature: str, mask: Tensor | None, shift: Tens
 
 
 def _largest(top: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The running maximum `[B, T, H]`, the same a position earlier, and the last."""
+    """Return the running maximum `[B, T, H]`, the running maximum before each position, and the last one."""
     shift = torch.full_like(top[:, 0] if top.shape[1] else top.sum(1), -torch.inf) if shift is None else shift
     all_ = torch.cat([shift[:, None], top], 1).cummax(1).values
     return all_[:, 1:], all_[:, :-1], all_[:, -1]
 
 
 def segment_length(batch: int, length: int, heads: int, block: int, packed: bool) -> int:
-    """Rows of a segment: as long as leaves enough programs. With heads enough, the sequence itself: states then cost no launch."""
+    """The number of rows of a segment: as many as still leave enough programs. With enough heads it is the whole sequence, and no state costs a
+    launch."""
     if packed:
         return max(SEGMENT, cdiv(length * heads, PROGRAMS * block) * block)
     segments = max(1, min(length // SEGMENT, PROGRAMS // (batch * heads)))
@@ -842,7 +870,7 @@ def segment_length(batch: int, length: int, heads: int, block: int, packed: bool
 
 
 class Channels(NamedTuple):
-    """A gate a channel, as the kernels take it: its logs, and those of what it fades by over half steps, `[segments, steps, 2, H, F]`."""
+    """A gate for each channel, as the kernels take it: the logs of the gates, and their sums over half steps `[segments, steps, 2, H, F]`."""
 
     gate: Tensor  # [B, T, H, F]
     coarse: Tensor  # for steps of a block
@@ -879,7 +907,7 @@ class Walk(NamedTuple):
         return cls(pieces(batch, length, cu_seqlens, segment), cfg, length, segment, offset, shift, shape)
 
     def scales(self, g: Tensor | None) -> Tensor | None:
-        """The powers of two that features of keys are times before they are kept, and those of queries over, `[H, B T]` float32; None: 0."""
+        """Exponents of two `[H, B T]` float32: kept features of keys are multiplied by 2 to them, those of queries divided. None: all are 0."""
         if not self.shape["FADED"]:
             return None
         out = torch.empty_like(g)
@@ -908,7 +936,7 @@ class Walk(NamedTuple):
         return self.cut.cu, self.cut.blocks, self.length, self.segment, batch * self.length, self.offset, self.shift
 
     def states(self, y, v, *, begin=None, end=None, reverse=False, mask=None, g=None, weight=None, scalar=None):
-        """The state every segment starts from (S, z); (None, None) where that is nothing.
+        """The state (S, z) that each segment starts from; (None, None) where all start from an empty one.
 
         `begin` and `end` are the states before and, to be written, after the whole walk.
         """
@@ -934,13 +962,13 @@ class Walk(NamedTuple):
 
     @staticmethod
     def gates(gated: bool, dtype: torch.dtype) -> tuple[int, ...]:
-        """The launches that gates take: a segment is written by one of them."""
+        """The kinds of gates that need a launch of their own. Each segment is written by exactly one launch."""
         if not gated:
             return (NONE.value,)
         return (ANY.value,) if dtype == torch.float16 else (MILD.value, HARD.value)  # float16 has too small a range to absorb mild gates
 
     def launches(self, g: Tensor | Channels | None, dtype: torch.dtype) -> list[tuple[Tensor | None, Tensor | None, dict]]:
-        """The launches that gates take, a segment written by one of them: their table, which segments are hard, and the kernels' flags."""
+        """For each launch that the gates need: the table of decays, which segments are hard, and the flags of the kernels."""
         if not isinstance(g, Channels):
             return [(g, None, {"GATES": gates, "CHANNEL": 0}) for gates in self.gates(g is not None, dtype)]
         found = [(g.coarse, g.hard, {"GATES": MILD.value, "CHANNEL": COARSE.value})]
@@ -1010,7 +1038,7 @@ class Walk(NamedTuple):
 
 
 def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The gradient of a state of which a half, or nothing, was used."""
+    """The gradients of both parts of a state, S and z, of which one or both may have been unused."""
     if ds is None and dz is None:
         return None
     return tuple(torch.zeros_like(x) if d is None else d.contiguous() for d, x in ((ds, s), (dz, z)))

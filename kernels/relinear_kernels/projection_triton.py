@@ -70,7 +70,7 @@ def _inputs(
     H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
     ADD: tl.constexpr,
 ):  # fmt: skip
-    """dx = (ADD: itself plus) the sum over the query heads that share a head of x, and over the P parts of dy, of dy W^T.
+    """Write dx, the sum of dy W^T over the query heads that share a head of x and over the P parts of dy. With ADD it is added to what dx holds.
 
     The first `programs` programs are those of q, the others those of k.
     """
@@ -95,22 +95,29 @@ def _inputs(
 
 
 @triton.jit
-def _columns(D: tl.constexpr, C: tl.constexpr):
-    """Which column of x each column of the product makes. Of C a thread holds 2t, 2t + 1, 2t + 8, ...: they are to be neighbours in x."""
+def _column_order(D: tl.constexpr, C: tl.constexpr):
+    """The column of x that each column of the product stands for.
+
+    Of C columns of a product a thread holds 2t, 2t + 1, 2t + 8, 2t + 9, ... This order makes them neighbours in x, so that a thread stores them
+    at once.
+    """
     n = tl.arange(0, D)
     return n // C * C + n // 2 % 4 * (C // 4) + n // 8 % (C // 8) * 2 + n % 2
 
 
 @triton.jit
 def _pieces(value, BT: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
-    """A product `[BT, D]` of such columns as pieces of rows, `[BT D / C, C]`, in the order in which warps store what they hold already."""
+    """A product `[BT, D]` whose columns are in the order of `_column_order`, as pieces of rows `[BT D / C, C]`.
+
+    Pieces come in the order in which warps hold them, so that nothing moves between threads.
+    """
     value = tl.permute(tl.reshape(value, [BT // 16, 2, 8, D // C, C // 8, 4, 2]), [3, 1, 0, 2, 5, 4, 6])
     return tl.reshape(value, [BT * D // C, C])
 
 
 @triton.jit
-def _places(BT: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
-    """Row and first column of each of `_pieces`."""
+def _piece_positions(BT: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """The row and the first column of each piece that `_pieces` returns."""
     n = tl.arange(0, BT * D // C)
     return n // 8 % (BT // 16) * 16 + n // (BT // 2) % 2 * 8 + n % 8, n // BT * C
 
@@ -121,11 +128,11 @@ def _matrices(
     H: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
     ADD: tl.constexpr,
 ):  # fmt: skip
-    """One program's share of dW = sum over rows of x^T dy: `[sides, splits, H, D, F]` in float32, the side of q first.
+    """Write each program's share of dW = sum over rows of x^T dy, `[sides, splits, H, D, F]` in float32, the side of q first.
 
-    Given dx, that too as `_inputs` makes it, from the same reading of dy: only where every query head has a head of x to itself. dx is
-    stored as the accumulators lie, for a change of layout would take the shared memory that two programs a multiprocessor have left
-    beside W and three blocks of x and dy.
+    Given dx, write that too, as `_inputs` does, from the same reading of dy. This needs a head of x for every query head. dx is stored in the
+    layout of the accumulators: another one would take the shared memory that two programs on a multiprocessor have left beside W and
+    three blocks of x and dy.
     """
     h = tl.program_id(0) % H
     part = tl.program_id(0) // H
@@ -142,8 +149,8 @@ def _matrices(
     dy += begin * (H * F) + h * F
     C: tl.constexpr = min(D, 32)
     if dx is not None:
-        m = tl.load(w + h * (D * F) + _columns(D, C)[:, None] * F + tl.arange(0, F)[None, :]).to(dy.dtype.element_ty)
-        row, column = _places(BT, D, C)
+        m = tl.load(w + h * (D * F) + _column_order(D, C)[:, None] * F + tl.arange(0, F)[None, :]).to(dy.dtype.element_ty)
+        row, column = _piece_positions(BT, D, C)
         dx += first + (row * (heads * D) + column)[:, None] + tl.arange(0, C)[None, :]
     acc = tl.zeros([D, F], tl.float32)
     for i in range(0, (end - begin).to(tl.int32), BT):
@@ -175,10 +182,10 @@ def project(
     q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b_q: Tensor | None = None, b_k: Tensor | None = None, *, feature: str | None = None,
     scale: Tensor | None = None,
 ):  # fmt: skip
-    """y = q W_q + b_q and k W_k + b_k: `[B, T, N, D]`, `[H, D, F]`, `[H, F]` -> `[B, T, H, F]`, float16 where the inputs are bfloat16.
+    """Return q W_q + b_q and k W_k + b_k, both `[B, T, H, F]`, from x `[B, T, N, D]`, W `[H, D, F]` and b `[H, F]`.
 
-    With a `feature` its values instead, `[B, T, H, P F]`, in the inputs' dtype: what products then take. `scale`, `[H, B T]` float32, are
-    the powers of two that a key's are times and a query's over.
+    Of bfloat16 inputs they are float16. With a `feature` return its values instead, `[B, T, H, P F]` in the inputs' dtype, as products take
+    them. `scale`, `[H, B T]` float32, has exponents of two: a key's features are multiplied by 2 to them, a query's divided.
     """
     (heads, dim, width), halves = w_q.shape, 2 if feature == "softmax_pm" else 1
     dtype = torch.float16 if feature is None and q.dtype == torch.bfloat16 else q.dtype
@@ -204,8 +211,10 @@ class Side(NamedTuple):
 
 
 def gradients(*sides: Side | None) -> list[tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """The gradients of x, W and b of every side, None where not wanted. One launch serves both sides, and where a side wants both x's and
-    W's and its query heads share no head of x, both gradients."""
+    """The gradients (of x, of W, of b) of every side, None where not wanted.
+
+    One launch serves both sides. It also makes both the gradient of x and that of W, where no query heads share a head of x.
+    """
     sides = [s or Side(None, None, None, None, (False, False, False)) for s in sides]
     dx = [_input_gradient(s) if s.wanted[0] else None for s in sides]
     together = [s.wanted[0] and s.wanted[1] and s.x.shape[2] == s.w.shape[0] for s in sides]
@@ -221,7 +230,7 @@ def gradients(*sides: Side | None) -> list[tuple[Tensor | None, Tensor | None, T
 
 
 def _input_gradient(side: Side) -> Tensor:
-    """The gradient of x without W, or the tensor that `input_gradients` writes with W."""
+    """The gradient of x where there is no W; with W the tensor that `input_gradients` is to write it into."""
     if side.w is not None:
         return torch.empty_like(side.x) if side.onto is None else side.onto
     dx = group_sum(side.dy.sum(0) if len(side.dy) > 1 else side.dy[0], side.x)
@@ -236,7 +245,7 @@ def group_sum(x: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def input_gradients(sides: list[tuple[Side, Tensor]]) -> None:
-    """Writes the gradient of x of each side to, or adds it onto, the tensor given with it."""
+    """Write the gradient of x of each side into the tensor given with it; where the side has `onto`, add it there."""
     (q, dx_q), (k, dx_k) = sides[0], sides[-1]
     (parts, *_, heads, width), (*_, dim) = q.dy.shape, dx_q.shape
     block = _block(dx_q.dtype, 128)

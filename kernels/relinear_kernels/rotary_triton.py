@@ -24,7 +24,10 @@ def _turn(
     q, k, cos, sin, out_q, out_k, T, N, step,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Head `program_id(1)` (those of q, then those of k) of a block of the N tokens; `step`: of cos from one sequence to the next."""
+    """Turn the heads of q and k. A program has head `program_id(1)`, q's first and then k's, of one block of the N tokens.
+
+    `step` is the distance from one sequence's angles to the next one's, 0 where all share them.
+    """
     rows = tl.program_id(0) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     cols = tl.arange(0, HALF)

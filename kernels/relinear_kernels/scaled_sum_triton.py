@@ -20,7 +20,7 @@ PROGRAMS = 2112  # programs of the backward: sixteen for each multiprocessor of 
 
 @triton.jit(do_not_specialize=["N"])
 def _scaled_sum(x, y, scale, out, N, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BT: tl.constexpr):
-    """A program: a head `program_id(1)` of a block of the N tokens."""
+    """Write x + scale y. A program has the head `program_id(1)` of one block of the N tokens."""
     head = tl.program_id(1)
     at, inside = _block(tl.program_id(0) * BT, N, head, H, D, WIDTH, BT)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -30,7 +30,7 @@ def _scaled_sum(x, y, scale, out, N, H: tl.constexpr, D: tl.constexpr, WIDTH: tl
 
 @triton.jit(do_not_specialize=["N", "per"])
 def _scaled_sum_gradients(do, y, scale, dy, dscale, N, per, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BT: tl.constexpr):
-    """A program: a head of `per` blocks, and its share of dscale, `[programs, H]`."""
+    """Write dy, and each program's share of dscale `[programs, H]`. A program has one head of `per` blocks of tokens."""
     head = tl.program_id(1)
     factor = tl.load(scale + head).to(tl.float32)
     acc = tl.zeros([BT], tl.float32)
@@ -44,7 +44,7 @@ def _scaled_sum_gradients(do, y, scale, dy, dscale, N, per, H: tl.constexpr, D: 
 
 @triton.jit
 def _block(first, N, head, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BT: tl.constexpr):
-    """Where BT tokens of a head lie, and which of it exists."""
+    """Return where BT tokens of a head lie in memory, and which of these places exist."""
     rows = first + tl.arange(0, BT)
     cols = tl.arange(0, WIDTH)
     return (rows.to(tl.int64) * H + head)[:, None] * D + cols[None, :], (rows < N)[:, None] & (cols < D)[None, :]

@@ -27,7 +27,10 @@ META = 16  # meta keys of one tile
 
 
 class Config(NamedTuple):
-    """A kernel's walk over its blocks. 128 registers a thread are four programs a multiprocessor, which wait for less than two that spill none."""
+    """The sizes of a kernel's walk over its blocks.
+
+    With 128 registers a thread four programs fit a multiprocessor. Though they spill, they wait less than two programs that do not.
+    """
 
     rows: int  # rows of a block that is walked
     stages: int
@@ -45,7 +48,7 @@ def config(dim: int, dtype: torch.dtype, meta: bool) -> tuple[int, Config, Confi
 
 @triton.jit
 def _meta_scores(pos, n, rows, M: tl.constexpr, W):
-    """Where each meta key stands and which of these queries see it (beyond their window)."""
+    """Which meta keys each query sees: those farther back than its window `[rows, 16]`."""
     i = tl.arange(0, 16)
     at = tl.load(pos + n * M + i, mask=i < M, other=1073741824)
     return rows[:, None] - at[None, :] >= W
@@ -56,8 +59,10 @@ def _forward(
     q, k, v, mask, mk, mv, pos, o, lse, gamma, arg_at, weight, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """o and the log of its denominator `[H, rows]`, in powers of two as all scores are; with gamma instead the maximum, the key that attains
-    it and gamma times the sum that is over it."""
+    """Write o and `lse`, the logarithm to base two of its denominator `[H, rows]`; all scores are to base two.
+
+    With gamma, `lse` has the maximum of the scores instead, `arg_at` the key that attains it, and `weight` gamma times the sum relative to it.
+    """
     scale *= 1.4426950408889634
     h = tl.program_id(0) % H
     n, block = block_of(tl.program_id(0) // H, T, blocks, BT)
@@ -114,9 +119,10 @@ def _queries(
     q, k, v, mask, mk, mv, pos, o, lse, do, delta, gamma, arg_at, share, dq, dmk, dmv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """delta (given with gamma) and dq of a block of queries, and its part of the meta keys' gradients, `[blocks, H, M, D]` float32.
+    """Write dq and `delta` of a block of queries, and the block's part of the meta keys' gradients, `[blocks, H, M, D]` float32.
 
-    With gamma a key weighs gamma e^(s - maximum), do comes over the denominator, and the maximum takes `share` back from the key that attains it.
+    With gamma `delta` is given, do is already divided by the denominator, a key weighs gamma e^(s - maximum), and `share` is taken back from the
+    key that attains the maximum.
     """
     turn = scale * 1.4426950408889634
     h = tl.program_id(0) % H
@@ -179,7 +185,7 @@ def _keys(
     q, k, v, mask, lse, delta, gamma, arg_at, share, do, dk, dv, cu, blocks, T, total, offset, W, scale,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys, summed over the query heads that share it. `blocks` cuts the keys."""
+    """Write dk and dv of a block of keys, summed over the query heads that share it. `blocks` numbers blocks of keys."""
     turn = scale * 1.4426950408889634
     g = tl.program_id(0) % N
     n, block = block_of(tl.program_id(0) // N, T + offset, blocks, BT)
@@ -221,7 +227,7 @@ def _keys(
 
 
 class Near(NamedTuple):
-    """A window's launches: how it is cut, its shape and the arguments they share, and how each walks."""
+    """The launches of a window's kernels: the cut into blocks, the sizes that all share, and the walk of each."""
 
     cut: Pieces
     shape: dict
@@ -243,7 +249,7 @@ class Near(NamedTuple):
         return self.cut.cu, self.cut.blocks, length, q.shape[0] * length, k.shape[1] - length, self.window, self.scale
 
     def forward(self, q, k, v, mask, meta=(None, None, None), training=True):
-        """o, and for a backward pass lse, arg, weight (see `_forward`), `[H, B T]` each."""
+        """Return o, and what a backward pass needs of `_forward`: lse, arg and weight, `[H, B T]` each."""
         o, lse, arg, weight = torch.empty_like(q), None, None, None
         new = lambda dtype: torch.empty(q.shape[2], q.shape[0] * q.shape[1], device=q.device, dtype=dtype)  # noqa: E731
         if training or self.gamma is not None:
@@ -256,14 +262,14 @@ class Near(NamedTuple):
         return o, lse, arg, weight
 
     def queries(self, q, k, v, mask, o, lse, do, delta, arg, share, dq, meta=(None, None, None), dmeta=(None, None)) -> None:
-        """Writes dq and the meta keys' gradients, and without gamma delta."""
+        """Write dq and the meta keys' gradients. Without gamma write delta too."""
         _queries[(self.cut.programs * q.shape[2],)](
             q, k, v, mask, *meta, o, lse, do, delta, self.gamma, arg, share, dq, *dmeta, *self._where(q, k), M=_count(meta), **self.shape,
             **self.walks[1],
         )  # fmt: skip
 
     def keys(self, q, k, v, mask, lse, do, delta, arg, share) -> tuple[Tensor, Tensor]:
-        """dk and dv."""
+        """Return dk and dv, the gradients of keys and values."""
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         programs = self.cut.programs if self.cut.cu is not None else q.shape[0] * cdiv(k.shape[1], self.shape["BT"])
         _keys[(programs * k.shape[2],)](
@@ -277,8 +283,11 @@ def _count(meta) -> int:
 
 
 class _Window(torch.autograd.Function):
-    """With `first` the meta keys are the first so many of every sequence, and their gradients go onto k's and v's own: autograd would cut
-    them out of k by zeros as large as k for each sequence, to be added."""
+    """Sliding-window attention with its gradients.
+
+    With `first` the meta keys are the first so many keys of every sequence, and their gradients are added to those of k and v. autograd would
+    make a tensor of zeros as large as k for each sequence, and add it.
+    """
 
     @staticmethod
     def forward(ctx, q, k, v, meta_k, meta_v, mask, pos, first, window, scale, cu_seqlens):
@@ -333,7 +342,7 @@ def _first(x, meta: int, bounds: list[int] | None):
 
 
 def _add_first(x, rows, bounds: list[int] | None) -> None:
-    """Adds `rows` onto those that `_first` takes."""
+    """Add `rows` to the rows that `_first` takes, in place."""
     if bounds is None:
         x[:, : rows.shape[1]] += rows
     else:

@@ -24,7 +24,7 @@ WARPS = 8
 # V is a constant and the step between rows is specialised: only where 16 divides both are the loads of 16 bytes.
 @triton.jit
 def _token_loss(logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """One row. Each lane has its own running maximum and sum, so that the warps meet once, after the loop."""
+    """Write the loss and the log-sum-exp of one row. Each lane keeps a running maximum and sum, so that warps synchronise once, after the loop."""
     row = tl.program_id(0)
     label = tl.load(labels + row)
     x_at = logits + row.to(tl.int64) * step
@@ -46,7 +46,7 @@ def _token_loss(logits, labels, loss, lse_at, step, V: tl.constexpr, IGNORED: tl
 
 @triton.jit
 def _token_gradient(logits, labels, lse_at, g_at, dx, step, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """One block of one row."""
+    """Write the gradient of one block of one row of logits."""
     row = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row.to(tl.int64) * step + cols, mask=cols < V, other=0.0).to(tl.float32)

@@ -52,7 +52,7 @@ def widest(*tensors: Tensor) -> torch.dtype:
 
 
 class Pieces(NamedTuple):
-    """The cut of a batch: sequences, and blocks of rows (one program each; a chunk, where each has a stored state)."""
+    """The cut of a batch into sequences and blocks of rows. A program has one block. Where each block has a stored state it is called a chunk."""
 
     sequences: int
     cu: Tensor | None  # [N + 1] where each sequence starts in a packed batch; None where all have one length
@@ -87,8 +87,11 @@ def prepared(
     op: str, feature: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
     b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, fused: tuple[str, ...] = FEATURES,
 ) -> list[Tensor | None]:  # fmt: skip
-    """q, k, v (in the dtype that holds all three exactly) to key_mask, contiguous, a matrix for every query head. Raises ValueError naming
-    what the kernels of `op` take."""
+    """Return q, k, v, w_q, w_k, b_q, b_k and key_mask as kernels take them, contiguous.
+
+    q, k and v have the dtype that holds all three exactly, and there is a matrix of keys for every query head. Raises ValueError naming what the
+    kernels of `op` take.
+    """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key heads")
     if (w_q is None) != (w_k is None):
@@ -120,7 +123,7 @@ def sequence(n, T, cu):
 
 @triton.jit
 def block_of(i, T, blocks, BT):
-    """Program i's sequence and block within it."""
+    """Return the sequence of program i, and the number of its block within that sequence."""
     if blocks is not None:
         n = tl.load(blocks + 2 * i)
         b = tl.load(blocks + 2 * i + 1)
@@ -132,14 +135,14 @@ def block_of(i, T, blocks, BT):
 
 @triton.jit
 def tile(x, rows, T, N, W: tl.constexpr):
-    """Rows of one head of `[T, N, W]`, whose first element `x` points at; zero outside 0 <= row < T."""
+    """Load rows of one head of `[T, N, W]`, whose first element `x` points at. Rows outside 0 <= row < T are zero."""
     cols = tl.arange(0, W)
     return tl.load(x + rows[:, None] * (N * W) + cols[None, :], mask=((rows >= 0) & (rows < T))[:, None], other=0.0)
 
 
 @triton.jit
 def put(x, value, rows, T, N, W: tl.constexpr):
-    """Store rows at the places from which `tile` reads."""
+    """Store rows where `tile` would read them."""
     cols = tl.arange(0, W)
     at = x + rows[:, None] * (N * W) + cols[None, :]
     tl.store(at, value.to(x.dtype.element_ty), mask=((rows >= 0) & (rows < T))[:, None])
@@ -147,7 +150,7 @@ def put(x, value, rows, T, N, W: tl.constexpr):
 
 @triton.jit
 def matrix(w, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """A dense `[ROWS, COLS]` tile."""
+    """Load a contiguous matrix `[ROWS, COLS]`."""
     return tl.load(w + tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :])
 
 
@@ -192,7 +195,10 @@ def phi(y, sign, weight, FEATURE: tl.constexpr):
 
 @triton.jit
 def phi_backward(p, dp, sign, FEATURE: tl.constexpr, fade=None):
-    """The gradient of y from that of phi(sign * y) = p. With a `fade` (of rows or of all) p comes times it, and dp is yet to be."""
+    """The gradient of y from p = phi(sign * y) and its gradient dp.
+
+    `fade` (one number a row, or one each): features were kept times it. p then comes with the factor in it, and dp is the gradient of the kept ones.
+    """
     if fade is not None and FEATURE != "softmax_pm":
         dp *= fade
         p *= 1 / fade

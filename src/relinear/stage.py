@@ -112,9 +112,9 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
 
 
 def stands(plan: Plan, node: Node) -> bool:
-    """Whether a node's result is there as this plan makes it; nothing slow need be imported to know. False where another process is at it.
+    """Whether a node's result is there as this plan would make it. Finding out imports nothing slow.
 
-    Where it is not, `run_stage` says why.
+    False while another process works on the node. `run_stage` says why a result does not stand.
     """
     folder = plan.folder(node)
     if not (folder / "run.json").is_file():
@@ -129,7 +129,7 @@ def stands(plan: Plan, node: Node) -> bool:
 
 
 def contents(record: dict[str, Any]) -> str:
-    """The sha256 of every file that a stage made, as one hash, without its history, which has times."""
+    """One hash over the sha256 of every file that a stage made. Its history is left out, since that has times."""
     return digest({name: entry["sha256"] for name, entry in record["artefacts"].items() if name != "history.jsonl"})
 
 
@@ -139,21 +139,21 @@ def _scratch(plan: Plan, node: Node) -> Path:
 
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:
-    """The way in which a record of this node's key is not of what its parents hold now, or not of the files that are there; None where it is."""
+    """Why a record with this node's key is out of date: a parent has other contents now, or a file is another. None where it is not."""
     return _outdated(plan, node, record) or _difference(plan.folder(node), record)
 
 
 def _keep(folder: Path, node: Node) -> None:
-    """A result that stands is of now: rules compare times."""
+    """Give a result that stands the time of now, since rules compare times."""
     for name in ("metrics.json", "run.json"):
         os.utime(folder / name)
     print(f"{node}: up to date", file=sys.stderr)
 
 
 def _outdated(plan: Plan, node: Node, record: dict) -> str | None:
-    """Which parent was made again, under the same key, with other contents than the record was made from; None where there is none.
+    """A sentence about a parent that was made again under the same key, with other contents than the record was made from. None without one.
 
-    Records of before these contents were noted have a parent's time alone.
+    Older records do not name their parents' contents; there the time at which a parent was made decides.
     """
     for role, parent in plan.parents(node).items():
         with suppress(records.BrokenError):
@@ -219,7 +219,10 @@ def _locked(path: Path, node: Node):
 
 
 def _progress(work: Path, key: str, node: Node) -> dict:
-    """Count this attempt. What an earlier attempt left behind goes where it is of another key or cannot be read: this one begins anew."""
+    """Count this attempt, and return its number and key as `attempt.json` has them.
+
+    What an earlier attempt left behind is deleted if it is of another key or cannot be read; this attempt then begins anew.
+    """
     path = work / "attempt.json"
     last = {"attempt": 0, "key": None}  # the owner of the files that are there is unknown
     try:

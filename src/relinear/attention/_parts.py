@@ -9,7 +9,9 @@ ATTENDING = ("linear", "window")  # parts that bring values; one of them must be
 
 
 class Parts:
-    """Mixed in front of `Attention`. `PARTS` are all that a method can have; its file says what is left when one is off.
+    """A mixin for methods with parts that can be switched off: `class Method(Parts, Attention)`.
+
+    `PARTS` names all parts that the method can have; its file says what is left when one is off.
 
     With a part off a layer may keep another state, so a cache that was filled before is of no use after.
     """

@@ -42,12 +42,12 @@ class Campaign:
         self._save() if not self.columns else self.replace(self.rows)
 
     def replace(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write these rows in place of all there were."""
+        """Write these rows instead of all rows so far."""
         self.rows = [dict.fromkeys(self.columns) | row for row in rows]
         write_csv(self.path, self.columns, self.rows)
 
     def _save(self) -> None:
-        """Write the provenance; in a file that holds the rows too, a row is a line."""
+        """Write the provenance. A .json has the rows too, one on a line."""
         if self.columns:
             write_text(self.beside, json.dumps(self.about, indent=1) + "\n")
         else:
@@ -55,7 +55,7 @@ class Campaign:
             write_text(self.path, "{\n" + ",\n".join(f" {json.dumps(k)}: {_text(v)}" for k, v in record.items()) + "\n}\n")
 
     def _whole(self) -> list[dict[str, str]]:
-        """The rows of the .csv but for a last line that was cut short."""
+        """The complete rows of the .csv. A last line that was cut short is left out."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.is_file() else []
         reader = csv.DictReader(line for line in lines if line.endswith("\n"))
         rows = list(reader)
@@ -74,7 +74,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """JSON of one line; of a list of rows, a line for each."""
+    """JSON text on one line. A list of rows has a line for each row."""
     if isinstance(value, list) and all(isinstance(row, dict) for row in value):
         return "[" + ",".join(f"\n  {json.dumps(row)}" for row in value) + "]"
     return json.dumps(value)

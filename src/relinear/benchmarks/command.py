@@ -13,7 +13,7 @@ class Words(TyperCommand):
     """A command whose options of several values take all words that follow them: `--gpus 1 2` is `--gpus 1 --gpus 2`."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
-        """Repeat the option before each further word, then parse as ever."""
+        """Parse the arguments after repeating an option of several values before each of its further words."""
         several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
         words: list[str] = []
         option = None

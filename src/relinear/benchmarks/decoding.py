@@ -74,7 +74,10 @@ def resident_mib() -> float:
 
 
 class Meter(BaseStreamer):
-    """Times every token as `generate()` hands it over, and prints a row a tenth. Its own memory is taken before the first token."""
+    """Notes the time of every token that `generate()` hands over, and prints a row after each tenth of them.
+
+    The memory for the times is allocated before the first token, so that it is not in the measured growth.
+    """
 
     def __init__(self, run: str, tokens: int, cache):
         self.run, self.tokens, self.cache = run, tokens, cache
@@ -82,7 +85,7 @@ class Meter(BaseStreamer):
         self.seen = -1
 
     def put(self, value) -> None:
-        """Take the time at each token; at the end of each tenth, print its row."""
+        """Note the time of a token. At the end of a tenth print its row."""
         self.seen += 1
         self.came[:, self.seen] = time.perf_counter(), time.thread_time()
         done = self.seen * PARTS // self.tokens
@@ -110,7 +113,7 @@ def report(**row) -> None:
 
 
 def decode(run: str, tokens: int) -> None:
-    """Generate `tokens` tokens; ms per token is the median of each tenth, memory and state as they are at its end."""
+    """Generate `tokens` tokens and print a row for each tenth: the median ms per token, and the memory and state at the end of the tenth."""
     model, cache = build(run)
     prompt = torch.arange(PROMPT)[None]
     settings = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -120,7 +123,7 @@ def decode(run: str, tokens: int) -> None:
 
 @torch.inference_mode()
 def prefill(run: str, tokens: int) -> None:
-    """Run a prompt of half of `tokens` and one of `tokens`; memory is the peak above what the process had before."""
+    """Read a prompt of half of `tokens` and one of `tokens`, and print a row for each. Memory is the peak above what the process had before."""
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # noqa: E731
     model, _ = build(run)
     model(torch.zeros(1, WARM_UP, dtype=torch.long), logits_to_keep=1)
@@ -137,7 +140,7 @@ def prefill(run: str, tokens: int) -> None:
 
 @torch.inference_mode()
 def turns(run: str, tokens: int) -> None:
-    """Tokens of the second and of the last tenth in turns, `TURN` of each: a processor whose speed drifts does so for both."""
+    """Time tokens of the second tenth and of the last tenth in turns, `TURN` at a time, so that a drift of the processor's speed is in both alike."""
     model, _ = build(run)
     tenth = tokens // PARTS
     caches = {start: build(run)[1] for start in (tenth, tokens - tenth)}
@@ -165,7 +168,7 @@ def run_phase(phase: str, run: str, tokens: int) -> Iterator[dict]:
 
 
 def figures_of(rows: list[dict]) -> dict[str, dict[str, float]]:
-    """The figures of each run that TARGETS bounds."""
+    """Run -> its figures, those that TARGETS sets bounds for."""
     found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
         first, *tenths = (r for r in rows if r["run"] == run and r["phase"] == "decode")
@@ -178,7 +181,7 @@ def figures_of(rows: list[dict]) -> dict[str, dict[str, float]]:
 
 
 def earlier(campaign: Campaign) -> list[dict]:
-    """The rows that earlier calls wrote, with numbers for texts."""
+    """The rows that earlier calls wrote, with their texts turned into numbers."""
     return [{k: v if k in ("phase", "run") else float(v) if v else None for k, v in row.items()} for row in campaign.rows]
 
 

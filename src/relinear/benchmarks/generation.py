@@ -293,9 +293,9 @@ def agrees(subject: Subject, device: torch.device, prompt: int = 208) -> bool:
 
 
 def median_seconds(step: Callable[[], object], device: torch.device, repeats: int, warm_up: int) -> tuple[float, int]:
-    """The median time of a step, and the number of repeats: as many as `PATIENCE` allows, between 3 and `repeats`.
+    """Return the median time of a step and the number of repeats: as many as `PATIENCE` allows, between 3 and `repeats`.
 
-    On a GPU the time from the end of one step to the end of the next, with nobody waiting in between, as a generating loop has it.
+    On a GPU the time runs from the end of one step to the end of the next. Steps are queued without waiting, as in a loop that generates.
     """
     cuda = device.type == "cuda"
     wait = torch.cuda.synchronize if cuda else lambda: None
@@ -385,7 +385,11 @@ def rates(setting: Setting, row: dict, before: dict | None) -> dict:
 
 
 def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
-    """The next batch to try, from whether those before fitted: what others were measured at, doubling, then halving down to an eighth."""
+    """The next batch to try, or None when the search is over. `done` says of each earlier batch whether it fitted in memory.
+
+    First come the `wanted` batches, at which other runs were measured. Then the batch doubles until memory ends. Then the interval between the
+    largest that fits and the smallest that does not is halved, until it is an eighth of the former.
+    """
     fits, fails = [b for b, ok in done.items() if ok], [b for b, ok in done.items() if not ok]
     low, high = max(fits, default=0), min(fails, default=None)
     if missing := [b for b in wanted if b not in done and (high is None or b < high)]:
@@ -396,7 +400,7 @@ def next_batch(done: dict[int, bool], wanted: list[int]) -> int | None:
 
 
 class Log(Campaign):
-    """efficiency.csv, all of whose rows are of one GPU; each call that measured is a session of its provenance."""
+    """The campaign of efficiency.csv. All its rows are of one GPU, and its provenance has a session for each call that measured."""
 
     def __init__(self, folder: Path, gpu: str, command: str):
         super().__init__(folder / "efficiency.csv", COLUMNS)
@@ -421,7 +425,7 @@ class Log(Campaign):
 
 
 class Sweeps(NamedTuple):
-    """The sweeps, with the runs and the values of each."""
+    """The values that each sweep goes over, and the values that it keeps fixed."""
 
     prompt: int = 2048
     answer: int = 128
@@ -436,7 +440,7 @@ SWEEPS = Sweeps()
 
 
 def settings(log: Log, model: str, sweep: str, run: str, sweeps: Sweeps) -> Iterator[Setting]:
-    """The rows that a sweep still lacks, each decided by those before it."""
+    """Yield the settings that a sweep still lacks. Each is chosen when the rows before it are there."""
     if sweep == "batch":
         wanted = [int(r["batch"]) for r in log.of(model, sweep, "teacher") if r["status"] != "out of memory"]
         while True:
@@ -464,7 +468,7 @@ ORDER = (
 
 
 def measure_all(log: Log, device: torch.device, dtype: torch.dtype, deadline: float, order=ORDER, shapes=SHAPES, sweeps=SWEEPS) -> bool:
-    """All rows that are missing, until `deadline` (time.monotonic()). Whether none is left."""
+    """Measure the missing rows until `deadline` (time.monotonic()). Return whether none is left."""
     for model, run, names in order:
         if all(next(settings(log, model, name, run, sweeps), None) is None for name in names):
             continue

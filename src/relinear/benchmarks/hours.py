@@ -32,7 +32,7 @@ STATES = ("t2r", "hedgehog", "supra", "lolcats_window", "lizard", "lolcats_windo
 
 
 class Cost(NamedTuple):
-    """One stage of one run: tokens per second and GPU, the GPUs it was measured on, hours of a GPU."""
+    """What one stage of one run costs: GPU hours, from tokens per second of a GPU, measured on so many GPUs."""
 
     speed: int
     gpus: int
@@ -52,14 +52,14 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def most_telling(rows: list[dict[str, Any]], shape: str, run: str, stage: str) -> dict[str, Any] | None:
-    """The row of a stage that says most about one GPU: weak scaling, on the fewest GPUs; None if there is none."""
+    """The row of a stage that says most about a single GPU: the one of weak scaling on the fewest GPUs. None where there is none."""
     same = {"shape": shape, "run": run, "stage": stage, "scaling": "weak"}
     mine = [r for r in rows if "error" not in r and all(r[k] == v for k, v in same.items())]
     return min(mine, key=lambda r: (r["gpus"], -r["tokens_per_second_per_gpu"]), default=None)
 
 
 def trainings_behind(plan: Plan, model: str) -> dict[str, list[Node]]:
-    """The training steps behind each table and figure that shows runs of a model, as `<paper>/<stem>`: what its measurements are made from."""
+    """`<paper>/<stem>` of each table and figure that shows runs of a model -> the training steps that its measurements are made from."""
     found = {}
     for artefact in plan.artefacts.values():
         if reads := [node for node in plan.reads(artefact).values() if plan.run(node.name).model == model]:
@@ -68,7 +68,7 @@ def trainings_behind(plan: Plan, model: str) -> dict[str, list[Node]]:
 
 
 def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost | None]:
-    """Every training step of the runs of the model that has the shape, at the scale's budget; None where it was not measured, weak, at it."""
+    """The cost of every training step of the runs of a model, at the scale's budget. None where no row of weak scaling has its shape and run."""
     steps = [Node(step, plan.name(name)) for name, run in plan.runs.items() for step in run.recipes if plan.run(plan.name(name)).model == shape]
     found: dict[Node, Cost | None] = {}
     for node in dict.fromkeys([*steps, *(n for nodes in trainings_behind(plan, shape).values() for n in nodes)]):
@@ -81,7 +81,7 @@ def costs(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> dict[Node, Cost
 
 
 def hours(plan: Plan, shape: str, rows: list[dict[str, Any]]) -> str:
-    """Two Markdown tables: each run's stages, and each paper's tables and figures; a run counts in every table that shows it."""
+    """Two Markdown tables: the hours of each run's stages, and those of each table and figure. A run counts in every table that shows it."""
     found = costs(plan, shape, rows)
     steps = [stage for stage in stages.training() if stage in {node.stage for node in found}]
     cells = []
@@ -111,7 +111,7 @@ def _sum(parts: list[Cost | None]) -> str:
 
 
 def memory(plan: Plan, shapes: list[str], gpus: int, rows: list[dict[str, Any]]) -> str:
-    """A Markdown table of what each shape keeps in memory, in GiB unless it says otherwise; `gpus` share the shards.
+    """A Markdown table of what a model of each shape keeps in memory, in GiB unless a row says otherwise. Shards are split over `gpus`.
 
     Activations are measured at the first shape and scaled to the others by hidden size times layers.
     """

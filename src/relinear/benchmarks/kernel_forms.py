@@ -87,7 +87,7 @@ def features(x: Tensor, w: Tensor) -> Tensor:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """The RMS of the difference over that of `want`."""
+    """The RMS of `got - want`, relative to the RMS of `want`."""
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
@@ -120,14 +120,14 @@ def with_ones(v: Tensor) -> Tensor:
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of queries and keys, and values with ones; keys and values come `late` positions late."""
+    """Features of queries and keys, and values with a column of ones. Keys and values are delayed by `late` positions."""
     shift = lambda x: torch.nn.functional.pad(x[:, : x.shape[1] - late], (0, 0, 0, 0, late, 0))  # noqa: E731
     phi_k, values = features(k, w_k), with_ones(v.repeat_interleave(q.shape[2] // v.shape[2], 2))
     return features(q, w_q), shift(phi_k) if late else phi_k, shift(values) if late else values
 
 
 def divide_sums(sums: Tensor) -> Tensor:
-    """Sums of values over that of the ones."""
+    """The sums of values, each divided by the sum of the column of ones."""
     return sums[..., :-16] / sums[..., -16:-15]
 
 
@@ -144,7 +144,7 @@ def compose(op: str, args: dict[str, Tensor], gate: str = "") -> Callable[[], Te
 
 
 def ready(args: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Features of queries and keys, and values, a head each, as fla's ops take them."""
+    """Features of queries and keys, and values, repeated for every query head, as fla's ops take them."""
     values = args["v"].repeat_interleave(args["q"].shape[2] // args["v"].shape[2], 2)
     return {"q": features(args["q"], args["w_q"]), "k": features(args["k"], args["w_k"]), "v": values.contiguous()}
 
@@ -306,7 +306,7 @@ def _gates(shape: Shape) -> Tensor:
 
 
 def _strength(shape: Shape) -> Tensor:
-    """Strengths of the delta rule's writes, `[B, T, H]`, between 0 and 1."""
+    """The strength of each write of the delta rule, `[B, T, H]`, between 0 and 1."""
     return torch.randn(shape[:3], device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(2)).sigmoid().bfloat16()
 
 

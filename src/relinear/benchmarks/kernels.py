@@ -42,7 +42,10 @@ def copied_per_second() -> float:
 
 
 def fewest_bytes(shape: Shape, mode: str) -> int:
-    """Bytes of an attention that reads its inputs once and writes its outputs once; with the backward, also both once again and gradients."""
+    """The least bytes that an attention moves. Forward it reads q, k and v and writes the output, each once.
+
+    The backward reads these four and the output's gradient, and writes the gradients of q, k and v.
+    """
     b, t, h, n, d, _ = shape
     q, k = b * t * h * d * 2, b * t * n * d * 2
     forward = 2 * q + 2 * k
@@ -50,7 +53,7 @@ def fewest_bytes(shape: Shape, mode: str) -> int:
 
 
 def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: float = 60) -> dict[str, Any]:
-    """Milliseconds, GiB at the peak above what was held, seconds of the first call, and a note where no CUDA graph could be recorded.
+    """Columns of a row: milliseconds, peak memory above what was held before in GiB, seconds of the first call, a note if no CUDA graph was recorded.
 
     With `leaves`, the gradients of these are computed too.
     """
@@ -84,7 +87,7 @@ def time_run(run: Callable[[], Any], leaves: Sequence[Tensor], milliseconds: flo
 
 
 def record_graph(step: Callable[[], Any]) -> Callable[[], None] | None:
-    """`step` as a CUDA graph, whose launches cost next to nothing; None where it cannot be recorded."""
+    """A function that replays `step` as a CUDA graph, so that launches cost next to nothing. None where it cannot be recorded."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -168,7 +171,7 @@ class Bench:
 
 
 def _text(shape: Shape) -> str:
-    """A shape as rows have it."""
+    """The text of a shape, as rows have it."""
     b, t, h, n, d, f = shape
     return f"B{b} T{t} H{h}/{n} D{d} F{f}"
 

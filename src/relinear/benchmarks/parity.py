@@ -1,7 +1,8 @@
 """The laws on a real model: `python -m relinear.benchmarks.parity TEACHER --text FILE --out results/reference/parity`.
 
-Every method in the teacher at TEACHER, untrained but away from its start, in float32: how far pieces, single tokens, prefixes and padded rows
-are from the parallel form, and whether tokens generated with the cache are those of full forward passes, one pass a token. Writes parity.csv
+Each method is put into the teacher at TEACHER, in float32, its parameters moved away from their initial values but not trained. Measured is how far
+pieces, single tokens, prefixes and padded rows are from the parallel form, and whether tokens generated with the cache are those of full forward
+passes, one pass a token. Writes parity.csv
 and parity.provenance.json. A mismatch comes with the margin between the two likeliest tokens there: at a tie, rounding decides.
 """
 

@@ -171,7 +171,10 @@ def _figure_of_runs(spec: AttentionMaps, runs: Mapping[str, Measured | None], ab
 
 
 def _figure_of_places(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
-    """A row a place, all its maps in the colours of softmax attention's weights there; over a method's the KL of softmax attention's to it."""
+    """A figure with a row for each place. All maps of a row have the colour scale of softmax attention's weights there.
+
+    The title of a method's map has the KL divergence from softmax attention's weights to the method's.
+    """
     figure, grid = _columns(spec, about, len(spec.places), 1.35, 1.4, sharex=True, sharey=True)
     for column, (title, found, kind) in zip(grid.T, _sides(spec, runs), strict=True):
         pairs = read_weights(found.folder / "weights.safetensors") if found else {}
@@ -244,7 +247,10 @@ def _draw_scores(axis: Axes, weights: np.ndarray, points: tuple[np.ndarray, np.n
 
 
 def _draw_relative(axis: Axes, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Draw weights over their query's largest against scores less the largest: of softmax attention the one is the exponential of the other."""
+    """Draw each weight relative to its query's largest one, against its score less the largest score.
+
+    For softmax attention the first is the exponential of the second.
+    """
     over = [[w / np.maximum(w.max(1, keepdims=True), TINY) for w in pair] for pair in pairs]
     x, y = (np.concatenate([w.ravel() for w in part]) for part in zip(*over, strict=True))
     x = np.log(np.maximum(x, TINY))

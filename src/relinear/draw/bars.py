@@ -1,4 +1,4 @@
-"""Bars: a table drawn as groups, a group a column and in it a bar a row, with errors; published values are diamonds."""
+"""Bar charts of a table: a group of bars for each column, in it a bar with its error for each row. Published values are diamonds."""
 
 from pathlib import Path
 from typing import Any

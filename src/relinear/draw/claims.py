@@ -86,12 +86,12 @@ SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose
 
 
 def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """The training tokens of all steps by name, of measurements' facts by name; without those that name no tokens."""
+    """Name -> the training tokens of all steps, from name -> the facts of its measurement. Names whose facts have no tokens are left out."""
     return {name: sum(own["tokens"].values()) for name, own in facts.items() if "tokens" in own}
 
 
 def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:
-    """In what our training differs from that of a claim, for reading: rows of fewer tokens than the paper's, another recipe; or nothing.
+    """A text that says how our training differs from the claim's: rows of fewer tokens than the paper's, another recipe. Empty if it does not.
 
     `tokens`: row -> the training tokens of all its steps.
     """
@@ -103,7 +103,7 @@ def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
-    """The number, called by its column, too, where that is not the claim's."""
+    """The number. Its name has the column too, where that is not the claim's own."""
     if isinstance(value, str) or point.column in (None, claim.column):
         return value
     return value._replace(name=f"{value.name} {point.column}")

@@ -269,13 +269,13 @@ def _line(axis: Axes, series: Series, style: dict[str, Any], curve: Curve, mark:
 
 
 def _positive(axis: Axes, ruler: str) -> list[float]:
-    """All positive numbers along "x" or "y"; none where there are words."""
+    """All positive numbers along the axis "x" or "y"; none if the axis has words."""
     found = [value for line in axis.get_lines() for value in getattr(line, f"get_{ruler}data")(orig=True)]
     return [float(value) for value in found if value > 0] if all(isinstance(value, Real) for value in found) else []
 
 
 def _base(axis: Axes) -> int | None:
-    """The base of a logarithmic axis for the numbers on x, where they cover much: 2 if the large ones are powers of it, else 10."""
+    """The base of a logarithmic x axis: 2 if the large numbers are powers of 2, else 10. None where the numbers span too little for one."""
     xs = _positive(axis, "x")
     if not xs or max(xs) < 8 * min(xs):
         return None

@@ -67,7 +67,7 @@ def _row(artefact: Artefact, reference: Path) -> list[str]:
 
 
 def _needs(artefact: Artefact, device: str, reference: Path) -> str:
-    """The runs and the device that they were measured on; the benchmarks' files and theirs."""
+    """What an artefact needs: its runs and the device that they were measured on, and the files of benchmarks with their devices."""
     runs = list(dict.fromkeys(run for run, _ in artefact.reads()))
     shown = f"{', '.join(f'`{run}`' for run in runs)}{device and '; ' + device}" if runs else ""
     return "; ".join(filter(None, (shown, *(f"`{file}`, measured on {_device_of(file, reference)}" for file in artefact.files()))))
@@ -91,7 +91,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
 
 
 def _folders(reference: Path) -> list[str]:
-    """Committed folders of runs. In this order minutes are looked for, those of `mini` before `smollm2`; verdicts in the other direction."""
+    """Committed folders of runs, in the order in which minutes are looked up: `mini` before `smollm2`. Verdicts are looked up in reverse order."""
     return sorted(folder.parent.name for folder in reference.glob("*/runs"))
 
 

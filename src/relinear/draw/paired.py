@@ -133,7 +133,7 @@ def _which(row: Mapping[str, Any]) -> Hashable:
 
 
 def _of_items(kept: Kept, reading: Reading) -> Pulls | None:
-    """The pulls on a score, as its items say them, or on a mean over items, where it is the mean of these."""
+    """The pulls on a reading over items: those that the items themselves give, or those on a mean, where the reading is the mean of these items."""
     if kept.rows and reading.metric in kept.rows[0].get("pulls", {}):
         return Pulls(*zip(*(((reading.of, row["item"]), row["pulls"][reading.metric], row["outcome"]) for row in kept.rows), strict=True))
     values, alike = dict(kept.tasks.get((reading.of, reading.metric), {})), Counter[Hashable]()
@@ -156,8 +156,7 @@ def _at(row: Mapping[str, Any], axis: str, place: int | float | str) -> bool:
 
 
 def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
-    """The item's value of a metric of needles, pairs and answers, which is a mean of such values; None for any other metric and for a row without
-    one."""
+    """An item's value of a metric that is the mean over needles, pairs or answers. None for any other metric, and for a row without a value."""
     if metric == "exact_match" and "exact" in row:
         return float(row["exact"])
     if metric == "choice" and "choice" in row:
@@ -170,7 +169,7 @@ def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
-    """The pulls on a mean per token over documents, or on the exponential of one, where it is that of these documents."""
+    """The pulls on a mean per token over documents, or on its exponential. None where the reading is not the mean of these documents."""
     if reading.metric not in TERMS:
         return None
     terms, exponential = TERMS[reading.metric]
@@ -187,15 +186,17 @@ def _of_documents(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls 
 
 
 def _of_windows(rows: Sequence[Mapping[str, Any]], reading: Reading) -> Pulls | None:
-    """The pulls on the perplexity of a stream of tokens over its windows, where it is that of these; a window without a token pulls at nothing."""
+    """The pulls of windows on the perplexity of a stream. None where the reading is of other windows. A window without tokens has no pull."""
     if reading.metric != "perplexity" or sum(row["tokens"] for row in rows) != reading.n:
         return None
     return _of_sums({(row["window"], row["sha256"]): (row["loss"], row["tokens"]) for row in rows if row["tokens"]}, reading, True, len(rows))
 
 
 def _of_sums(sums: Mapping[Hashable, Sequence[float]], reading: Reading, exponential: bool, blocks: int | None = None) -> Pulls | None:
-    """The pulls on the mean of sums per token, or on its exponential, by what it is a sum over and how many tokens; `blocks`: how many of these were
-    drawn, where some have no token."""
+    """The pulls on a mean per token, or on its exponential. None where that is not the reading.
+
+    `sums`: document or window -> the sum over its tokens, and how many they are. `blocks`: how many were drawn, where some have no token.
+    """
     n, tokens = blocks or len(sums), math.fsum(count for _, count in sums.values())
     if n < 2:
         return None

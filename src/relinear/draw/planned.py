@@ -72,9 +72,9 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | No
 def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
 
-    A run that the folder does not have is `not run`. A benchmark's folder has no manifest: what reads its rows is drawn from them, with no run.
-    Raises UserError where the folder has none of the runs, not the rows, or is no committed folder, and for a figure of attention weights, which no
-    folder keeps.
+    A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a figure of its rows is drawn from these
+    alone. Raises UserError where the folder has none of the runs or not the rows, where it is no committed folder, and for a figure of attention
+    weights, which no folder keeps.
     """
     manifest = folder / MANIFEST
     if artefact.files() and not manifest.is_file():

@@ -87,7 +87,7 @@ def spoilt(words: Words, rng: random.Random) -> Words | None:
 
 
 def written(words: Words) -> str:
-    """Words as a text; punctuation stands at the word before."""
+    """The words as a text. Punctuation follows the word before it without a blank."""
     return re.sub(r" ([.,;:?!])", r"\1", " ".join(word for word, _ in words))
 
 

@@ -113,7 +113,7 @@ class Linearized(StrictLoading):
 
 
 class LinearizedEncoder(Linearized):
-    """The same for a model whose tokens see each other both ways: one pass over whole texts, no cache, nothing to decode."""
+    """As `Linearized`, for a model whose tokens see each other both ways: one pass over whole texts, no cache, nothing to decode."""
 
     causal = False
     _is_stateful = False

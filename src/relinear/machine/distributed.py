@@ -66,7 +66,7 @@ def started(here: bool = True) -> bool:
 
 
 def agreed(value: Any) -> Any:
-    """The first process's `value`."""
+    """The `value` that the first process has, in every process."""
     told = [value]
     if size() > 1:
         dist.broadcast_object_list(told, device=torch.device("cpu"))
@@ -88,7 +88,7 @@ def gathered(rows: list) -> list:
 
 
 def summed(terms: dict[str, float]) -> dict[str, float]:
-    """Each term's sum over the processes, which all have the same terms."""
+    """Name -> the sum of that term over all processes. All of them have the same terms."""
     if size() == 1:
         return terms
     values = torch.tensor(list(terms.values()), dtype=torch.float64)
@@ -150,13 +150,13 @@ def sharded(parameters: list[nn.Parameter]) -> bool:
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor from its shards; a call of all processes."""
+    """The whole tensor, joined from its shards. All processes must call it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 @contextmanager
 def unsharded(block: nn.Module) -> Iterator[None]:
-    """A block of the model with its weights whole, for a computation that is not its forward pass."""
+    """A context in which the weights of a block are whole, for computing something other than its forward pass."""
     if not isinstance(block, FSDPModule):
         yield
         return

@@ -139,7 +139,7 @@ class Spec(Strict):
         return False
 
     def dosed(self) -> list[str] | None:
-        """What a claim may state a dose of: names whose training tokens are known where it is drawn. None: of nothing."""
+        """The names that a claim may state a dose for: those whose training tokens are known when it is judged. None: no claim may state one."""
         return None
 
     def check(self) -> None:

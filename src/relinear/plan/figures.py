@@ -202,7 +202,7 @@ class AttentionMaps(Spec):
         super().check()
 
     def dosed(self) -> list[str]:
-        """Its runs."""
+        """The names that a claim may state a dose for: the runs."""
         return [self.run] if self.run else list(self.runs.values())
 
     def check_point(self, claim: Claim, point: Point) -> None:
@@ -278,7 +278,7 @@ class Grid(Spec):
         super().check()
 
     def dosed(self) -> list[str]:
-        """Its panels."""
+        """The names that a claim may state a dose for: the panels."""
         return [panel.name for panel in self.panels]
 
     def check_point(self, claim: Claim, point: Point) -> None:

@@ -175,7 +175,7 @@ class Plan:
         return links
 
     def like(self, base: str, name: str) -> str:
-        """Another run with the model and the seed that end a run's name."""
+        """The name of the run `base` with the model and the seed that end the run's name `name`."""
         return base + name.removeprefix(self._parts(name)[0])
 
     def _ahead(self, node: Node) -> list[LinkNodes]:

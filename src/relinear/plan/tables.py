@@ -411,7 +411,7 @@ class Table(Spec):
         super().check()
 
     def dosed(self) -> list[str]:
-        """Its rows."""
+        """The names that a claim may state a dose for: the rows."""
         return [line.name for line in self.lines]
 
     def check_point(self, claim: Claim, point: Point) -> None:

@@ -62,7 +62,7 @@ def chain_of(folder: Path | str) -> Chain:
 
 
 def _told(run: Path) -> tuple[str, list[Link]]:
-    """The model's name below the scale's folder, and the links, as the record tells that is of most steps."""
+    """The model's folder below the scale's, and the links: as the record says that has the most steps behind it."""
     read = {path.parent.name: records.read(path.parent) for path in sorted(run.glob("*/run.json"))}
     chains = []
     for name, record in read.items():

@@ -116,7 +116,7 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
 
 
 def _replaced(record: dict, same: list[Any]) -> list[Any]:
-    """The store's runs of one attempt that hold a part of this very run."""
+    """Those of the store's runs of one attempt that hold a part of the run with this record, and are to be replaced by it."""
     first = record.get("mlflow_run_id", "")
     return [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]
 

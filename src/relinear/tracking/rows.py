@@ -175,7 +175,7 @@ def place(
 
 
 def join(client: Any, uri: str, experiment: str, record: Mapping[str, Any]) -> str:
-    """The id of the run above a stage that begins; parameters that the row has otherwise stay as they are until the next `track init`."""
+    """The id of the run above a stage that begins. Parameters that the row has with other values stay until the next `track init`."""
     row = row_of([record])
     with store.lock(uri):
         found = find(client, experiment, row.name)
