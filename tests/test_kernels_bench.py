@@ -11,7 +11,7 @@ from relinear.benchmarks import kernel_forms as forms
 from relinear.benchmarks import kernels
 from relinear.benchmarks.campaign import Campaign
 from relinear.benchmarks.kernels import Bench, suite
-from relinear.draw.kernels import COLUMNS, ratios, read
+from relinear.draw.kernels import COLUMNS, newest, ratios, read
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
 from relinear.plan.specs import read as spec_of
@@ -133,6 +133,13 @@ def test_ratios_are_against_the_floor_the_fastest_peer_and_softmax_attention():
     text = ratios(rows)
     assert "\\* measured at another commit" in text and "+ measured in a tree" in text and "\u2020 kernel by kernel" in text
     assert "commit" not in ratios(rows[-1:]) and "kernel by kernel" not in ratios(rows[-1:])
+
+
+def test_of_an_op_that_two_sessions_measured_the_later_one_counts():
+    later, earlier = (
+        [{"op": op, "shape": "B1", "mode": "forward", "provider": by, "ms": ms}] for op, by, ms in (("a", "relinear", "1"), ("a", "peer", "9"))
+    )
+    assert newest(later, [*earlier, earlier[0] | {"op": "b"}]) == [*later, earlier[0] | {"op": "b"}]
 
 
 @pytest.mark.parametrize("paper", ["lizard", "hedgehog"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from relinear.draw.costs import how_measured, read_costs
 from relinear.draw.drawn import by_run, cell, drawn, name_of, rows_of
-from relinear.draw.kernels import HEAD, OURS, SOFTMAX, read
+from relinear.draw.kernels import decoding_steps, fastest_peers, lengths, others, peers
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.strict import WORKFLOW
@@ -393,55 +393,6 @@ def parity(reference: Path) -> str:
     return markdown(["Run", "in pieces", "a prefix alone", "padded", "tokens equal to full passes"], cells)
 
 
-SHAPE = "B16 T2048 H32/32 D128 F64"
-
-
-def kernels(reference: Path) -> str:
-    """Each op at the shape of Lizard Figure 6, and one step of decoding: time, floor, fastest peer, softmax attention."""
-    table = drawn(reference / "kernels/ratios.md")[0]
-    shown = [row for row in table if row["shape"] in (SHAPE, SHAPE.replace("T2048", "T1")) and row["mode"] != "stage 1"]
-    head = [column for column in HEAD if column != "shape"]
-    return markdown(head, [[row[column] for column in head] for row in shown])
-
-
-def peers(reference: Path) -> str:
-    """Every peer of each op at the shape of Lizard Figure 6 that was measured, and how many times as long it takes."""
-    rows = [row for row in read(reference / "kernels/peers/bench.csv") if row["op"] != SOFTMAX]
-    ours = {(row["op"], row["mode"]): float(row["ms"]) for row in rows if row["provider"] == OURS}
-    shown = [row for row in rows if row["provider"] not in (OURS, "torch chunked")]
-    found = []
-    for row in shown:
-        own, theirs = ours[row["op"], row["mode"]], float(row["ms"])
-        found.append([row["op"], row["mode"], f"{own:.3f}", row["provider"], f"{theirs:.3f}", f"{theirs / own:.2f}x"])
-    return markdown(["op", "mode", "ms", "peer", "its ms", "ours is faster"], found)
-
-
-def others(reference: Path) -> str:
-    """Operations of others that have no kernel of ours, beside linear attention and softmax attention at the shape of Lizard Figure 6."""
-    rows = [row for row in read(reference / "kernels/peers_h100/bench.csv") if row["shape"] == SHAPE and row["mode"] != "stage 1"]
-    beside = (SOFTMAX, "linear_attention")
-    shown = [row for row in rows if "GDN" in row["op"] or "KDA" in row["op"] or (row["op"] in beside and row["provider"] in (OURS, "SDPA causal"))]
-    return markdown(["op", "by", "mode", "ms"], [[row["op"], row["provider"], row["mode"], f"{float(row['ms']):.3f}"] for row in shown])
-
-
-def lengths(reference: Path) -> str:
-    """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
-    rows = read(reference / "kernels/peers_h100/bench.csv")
-    forward = {(row["op"], row["shape"]): row for row in rows if row["mode"] == "forward" and row["provider"] in ("relinear", "SDPA causal")}
-    found = []
-    shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == SOFTMAX}
-    for shape in sorted(shapes, key=shapes.get):
-        softmax = float(forward[SOFTMAX, shape]["ms"])
-        cells = []
-        for op in ("linear_attention", "hybrid_attention w=64", "lizard hybrid"):
-            ms = forward[op, shape]["ms"] if (op, shape) in forward else ""
-            cells.append(f"{float(ms):.3f} ({softmax / float(ms):.2f}x)" if ms else "")
-        found.append([shape, f"{softmax:.3f}", *cells])
-    return markdown(
-        ["shape", "softmax attention, ms", "linear attention, ms", "LoLCATs' hybrid, window of 64, ms", "Lizard's, window of 128, ms"], found
-    )
-
-
 # --- pages ---
 
 PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
@@ -474,7 +425,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
     "docs/efficiency.md": (generating, shared, inputs, growth),
-    "docs/kernels.md": (kernels, peers, others, lengths, reading),
+    "docs/kernels.md": (fastest_peers, decoding_steps, peers, others, lengths, reading),
 }
 
 
