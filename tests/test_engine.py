@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from relinear.benchmarks import training as throughput
 from relinear.errors import UserError
 from relinear.get.packed import batch_indices, micro_batches
+from relinear.machine.torchrun import torchrun
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 DEVICE = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
 VERBS = (str(Path(__file__).with_name("verbs.py")), DEVICE)
 ROUNDING = {"cpu": 1e-5, "cuda": 1e-3}[DEVICE]  # of a curve of eight steps; the kernels sum in another order than torch does
@@ -101,7 +101,7 @@ def single(clone) -> Clone:
 @pytest.fixture(scope="module")
 def double(single) -> Clone:
     """The results of two processes, with replicas and with shards."""
-    output = python(single, *TORCHRUN, *VERBS, *verbs("ddp", *WHOLE, *MEASURES), *verbs("fsdp", *WHOLE))
+    output = python(single, *torchrun(2, *VERBS, *verbs("ddp", *WHOLE, *MEASURES), *verbs("fsdp", *WHOLE))[1:])
     assert output.count(f"{WHOLE[-1]}: goes on at step 2 of 8") == 2, "one process speaks for both, at both scales"
     return single
 

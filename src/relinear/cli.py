@@ -21,6 +21,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.machine.torchrun import torchrun
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
 from relinear.plan.plan import Plan
@@ -36,7 +37,6 @@ SUITE = (
     "snakemake", "sqlalchemy",
 )  # fmt: skip
 prepared: Plan | None = None  # a plan that is checked, in the forks of the verb `warm`
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
@@ -132,7 +132,7 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
         importlib.import_module("relinear.machine.gpus").claim(max(processes, 1))
     if processes > 1 and not launched:
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *TORCHRUN, str(processes), "-m", "relinear.cli", *sys.argv[1:]])
+        os.execv(sys.executable, torchrun(processes, "-m", "relinear.cli", *sys.argv[1:]))
     work = collecting(importlib.import_module(stage.work).work)
     if not stage.torch:
         print(f"{node}: {run_stage(plan, node, work)}")

@@ -19,7 +19,6 @@ import math
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
 from relinear.machine.hardware import device_of, memory_bytes, place, set_threads
+from relinear.machine.torchrun import torchrun
 from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
 from relinear.stage import job_of
@@ -77,7 +77,6 @@ WARM, TIMED = WARM_UP + 1, 5  # steps; the last one before the clock records the
 CURVE = 20  # steps
 STAGES = ("distill", "finetune")
 GRACE = 20  # seconds beyond its time that a measurement may take to end
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 class Cell(NamedTuple):
@@ -258,7 +257,7 @@ def session(given: Asked, numbers: list[int], seconds: float) -> None:
     own = [f"--{name}={value}" for name in ("device", "dtype", "length", "out") if (value := getattr(given, name)) is not None]
     own += [word for name in ("shape", "runs") if (values := getattr(given, name)) for word in (f"--{name}", *values)]
     for i, gpus in enumerate(numbers):
-        launch = [sys.executable, *TORCHRUN, str(gpus), "-m", "relinear.benchmarks.training", *own]
+        launch = torchrun(gpus, "-m", "relinear.benchmarks.training", *own)
         now = time.time()
         until = now + max(began + seconds - now, 0) / (len(numbers) - i)
         process = subprocess.Popen([*launch, f"--until={until}"])
