@@ -380,6 +380,13 @@ def test_a_need_that_there_is_not_is_named(tmp_path):
         ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
         ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),
         ("measures.yaml", "positions: [0, 64, 128, 256, 512, 1024, 2048]", "positions: [0, 64, 32]", ["ppl_mix", "edges of bands", "[0, 64, 32]"]),
+        (
+            "papers/lolcats/figure3.yaml",
+            "run: lolcats_exp",
+            "run: lolcats_xep",
+            ["lolcats/figure3.yaml: no run 'lolcats_xep'; have", "; near it: lolcats_exp"],
+        ),
+        ("papers/lolcats/table1.yaml", "perplexity_before", "perplexity_befor", ["lolcats/table1.yaml: no measure", "; near it: perplexity_before"]),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_imports_torch(workflow, file, old, new, named):

@@ -365,13 +365,19 @@ class Plan:
         return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
 
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
-        """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them."""
+        """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them.
+
+        Raises ConfigError, which names the spec, for a run or measure that does not exist.
+        """
         found = {}
         for run, measure in artefact.reads(self.scale):
             if measure in self.config.without:
                 continue
-            for name in (run, *(self.repeats(run) if artefact.seeds else [])):
-                found[name, measure] = self.measured(name, measure)
+            try:
+                for name in (run, *(self.repeats(run) if artefact.seeds else [])):
+                    found[name, measure] = self.measured(name, measure)
+            except ConfigError as error:
+                raise ConfigError(f"{artefact.path}: {error}") from None
         return found
 
     def files(self, artefact: Artefact) -> list[str]:
