@@ -4,7 +4,6 @@ Or the weights of several runs side by side, each in the head that its measureme
 """
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from safetensors.numpy import load_file
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import Value, trained, value_of
-from relinear.draw.pictures import judge_claims, save
+from relinear.draw.pictures import judge_claims, save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN
 from relinear.plan.claims import Point
@@ -200,7 +199,7 @@ def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height:
     figure = Figure(figsize=(0.6 + width * columns, 0.9 + height * rows + 0.2 * len(spec.caption)), layout="constrained")
     data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
     lines = (f"{spec.label}: {spec.says}", " on ".join(filter(None, (about.where(), data))), about.demonstration)
-    figure.suptitle("\n".join(textwrap.fill(line, width=int(11 * figure.get_size_inches()[0])) for line in lines if line))
+    figure.suptitle(wrap(figure, filter(None, lines)))
     figure.supxlabel("\n".join(spec.caption), fontsize=8)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 

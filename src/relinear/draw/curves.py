@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from numbers import Real
 from pathlib import Path
@@ -17,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
-from relinear.draw.pictures import save
+from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.draw.style import lines
@@ -245,7 +244,7 @@ def _shape(spec: Curves) -> tuple[int, int]:
 def _figure(spec: Curves, title: str) -> Figure:
     rows, columns = _shape(spec)
     figure = Figure(figsize=(max(13 / 3 * columns, 6.5), 4 * rows if rows > 1 else 4.4), layout="constrained")
-    figure.suptitle("\n".join(textwrap.fill(line, width=int(11 * figure.get_size_inches()[0])) for line in title.splitlines()))
+    figure.suptitle(wrap(figure, title.splitlines()))
     return figure
 
 
@@ -319,7 +318,7 @@ def _mark(axis: Axes, panel: Panel) -> None:
 def _legend(figure: Figure, caption: list[str]) -> Legend:
     """Every label once, below, under the caption."""
     handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    text = "\n".join(textwrap.fill(line, width=int(13 * figure.get_size_inches()[0])) for line in caption)
+    text = wrap(figure, caption, per_inch=13)
     legend = figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, frameon=False, fontsize=9, title=text or None)
     legend.get_title().set(fontsize=8, color="0.3", multialignment="left")
     return legend

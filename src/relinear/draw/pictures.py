@@ -1,6 +1,7 @@
 """The last steps of all shapes of figures: writing the pictures, and the verdicts on their claims."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,6 +18,11 @@ def save(artefact: Artefact, figure: Figure, out: Path) -> list[Path]:
     for path in files:
         write_figure(path, figure)
     return files
+
+
+def wrap(figure: Figure, lines: Iterable[str], per_inch: int = 11) -> str:
+    """The lines as one text, each wrapped to the figure's width, at so many letters an inch."""
+    return "\n".join(textwrap.fill(line, width=int(per_inch * figure.get_size_inches()[0])) for line in lines)
 
 
 def judge_claims(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int]) -> list[Path]:
