@@ -1,24 +1,30 @@
 """Tasks with labels: their data, the head, the training, and the scores."""
 
 import csv
+import io
 import json
 import math
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from conftest import made
+from PIL import Image
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 from sklearn.metrics import matthews_corrcoef
 from synthetic import measurement, reading
 from test_stage import Mirror
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from relinear import load_run
 from relinear.draw.paired import minus, pulls_of
 from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.families import load as family
 from relinear.families.bert import byte_tokenizer
-from relinear.get import acceptability
+from relinear.get import acceptability, images
 from relinear.get.labelled import Example, _neighbours, build, examples
 from relinear.get.labels import Labelled
 from relinear.get.text import Document
@@ -28,6 +34,7 @@ from relinear.measure import task_score
 from relinear.plan.job import Job, Link
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError, parse
+from relinear.stages._stage import Node
 from relinear.stages.labelled import Options
 from relinear.tracking import live as tracking
 from relinear.train import classify
@@ -237,6 +244,110 @@ def test_the_score_of_numbers():
     assert task_score.correlation(labels, 2 * labels + 1) == pytest.approx(1)
     assert task_score.correlation(labels, np.exp(labels)) == pytest.approx((np.corrcoef(labels, np.exp(labels))[0, 1] + 1) / 2)
     assert task_score.correlation(labels, np.ones(5)) == 0
+
+
+# --- pictures ---
+
+COLOURS = {"source": "imagenet-1k", "side": 8, "channels": 3, "validation": 1, "train": None, "test": None, "classes": 1000, "scores": ["accuracy"]}
+DIGITS = COLOURS | {"source": "digits", "channels": 1, "classes": 10, "validation": 16, "train": 64, "test": 32}
+
+
+def of_pictures(out, given, folder=None):
+    """The rows of each split, with their classes, and the facts."""
+    out.mkdir()
+    facts = images.work(Job("pictures", given, {}, out, out, assets={given["source"]: folder} if folder else {}))
+    (out / "metrics.json").write_text(json.dumps(facts))
+    read = {split: Labelled(out, split, given["side"] ** 2 * given["channels"]) for split in ("train", "heldout")}
+    return {split: (text.batch(range(len(text)))[0].numpy(), text.labels) for split, text in read.items()}, facts
+
+
+def hub_table(folder, split, pictures):
+    """A table of pictures as the hub keeps ImageNet-1k."""
+    rows = []
+    for label, (picture, form) in enumerate(pictures):
+        picture.save(data := io.BytesIO(), form)
+        rows.append({"image": {"bytes": data.getvalue(), "path": f"{label}.{form}"}, "label": label})
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "data" / f"{split}-00000-of-00001.parquet")
+
+
+def test_pictures_of_a_source_are_each_in_one_split_with_their_class(tmp_path):
+    found, facts = of_pictures(tmp_path / "a", DIGITS)
+    assert {split: len(labels) for split, (_, labels) in found.items()} == {"train": 64 + 16, "heldout": 32}
+    assert (facts["classes"], facts["validation"], facts["train"]["tokens"]) == (10, 16, 80 * 64)
+    known = {image.astype(np.uint8).tobytes(): label for image, label in zip(*load_digits(return_X_y=True), strict=True)}
+    rows = [(np.rint(row * 16 / 255).astype(np.uint8).tobytes(), label) for split in found.values() for row, label in zip(*split, strict=True)]
+    assert len(dict(rows)) == 112 and all(known[row] == label for row, label in rows)
+    again, same = of_pictures(tmp_path / "b", DIGITS)
+    assert facts == same and all(np.array_equal(again[s][0], found[s][0]) for s in found)
+    with pytest.raises(UserError, match=r"2016 pictures of train asked for, 1437 got"):
+        of_pictures(tmp_path / "c", DIGITS | {"train": 2000})
+
+
+def test_pictures_of_the_hub_are_stretched_to_a_square_their_channels_side_by_side(tmp_path):
+    rng = np.random.default_rng(0)
+    square, wide, gray = (Image.fromarray(rng.integers(256, size=size, dtype=np.uint8)) for size in ((8, 8, 3), (20, 30, 3), (9, 5)))
+    hub_table(tmp_path / "hub", "train", [(square, "png"), (wide, "png")])
+    hub_table(tmp_path / "hub", "validation", [(gray, "png"), (wide, "jpeg")])
+    found, _ = of_pictures(tmp_path / "a", COLOURS, tmp_path / "hub")
+    train, heldout = (dict(zip(found[split][1].tolist(), found[split][0], strict=True)) for split in ("train", "heldout"))
+    assert np.array_equal(train[0].reshape(8, 8, 3), np.asarray(square)), "a picture of the right size is as it was"
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, do_normalize=False, do_rescale=False)
+    theirs = processor(wide, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    assert np.array_equal(train[1].reshape(8, 8, 3), theirs), "as the checkpoint's own processor"
+    assert (np.ptp(heldout[0].reshape(64, 3), axis=1) == 0).all() and abs(heldout[1] - train[1]).mean() < 40, "gray has three equal channels"
+    with pytest.raises(UserError, match="must hold validation-"):
+        of_pictures(tmp_path / "b", COLOURS, tmp_path / "a")
+    with pytest.raises(UserError, match="a picture of class 1; possible: 0 to 0"):
+        of_pictures(tmp_path / "c", COLOURS | {"classes": 1}, tmp_path / "hub")
+
+
+def test_a_model_from_scratch_learns_its_pictures_first_and_a_checkpoint_does_not(tmp_path):
+    plans = {scale: Plan(scale=scale, results=tmp_path) for scale in ("paper", "mini")}
+    steps = {scale: [str(s) for link in plan.chain("vit_hedgehog") for s in link.steps] for scale, plan in plans.items()}
+    own = ["distill vit_hedgehog", "classify vit_hedgehog"]
+    assert steps == {"paper": own, "mini": ["classify vit_softmax", *own]}
+    with pytest.raises(ConfigError, match="'vit_softmax' has no step 'classify'"):
+        plans["paper"].node("classify", "vit_softmax")
+    given = plans["paper"].settings(Node("distill", "vit_hedgehog"))
+    assert (given["recipe"]["lr"], given["recipe"]["loss"]) == (1e-2, "cross_entropy")
+    assert [given["budget"][name] for name in ("epochs", "seq_len", "batch_size", "accumulate")] == [2, 224 * 224 * 3, 32, 1]
+    given = plans["paper"].settings(Node("classify", "vit_hedgehog"))
+    assert (given["recipe"]["lr"], given["budget"]["epochs"], given["links"][0]["method"]) == (1e-3, 10, "hedgehog")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("measure vit_hedgehog fidelity", "fidelity reads texts, and 'vit-digits' is a model of pictures"),
+        ("measure cola_softmax imagenet", "recognition reads pictures, and 'tiny-bert' reads none; possible: runs of vit-base"),
+    ],
+)
+def test_what_reads_no_pictures_is_not_asked_of_them(node, said):
+    plan = Plan(scale="smoke")
+    with pytest.raises(ConfigError, match=said):
+        plan.check_processes(plan.node(*node.split()), 1)
+
+
+def test_a_converted_vit_goes_on_from_its_teacher_and_stands_in_the_table(tmp_path, monkeypatch):
+    plan = Plan(scale="smoke", results=tmp_path)
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    scored = made(plan, "measure vit_softmax imagenet", "measure vit_hedgehog imagenet")
+    taught, converted = (load_file(plan.folder(plan.node("classify", run)) / "model.safetensors") for run in ("vit_softmax", "vit_hedgehog"))
+    begun = load_file(plan.folder(plan.node("model", "vit-digits")) / "model.safetensors")
+    moved = [(converted[n] - taught[n]).abs().mean() for n in taught], [(converted[n] - begun[n]).abs().mean() for n in taught]
+    assert 0 < sum(moved[0]) < sum(moved[1]) and any(".method." in name for name in converted.keys() - taught.keys())
+    rows = [json.loads(line) for line in (scored / "items.jsonl").read_text().splitlines()]
+    readings = {r["metric"]: r["value"] for r in json.loads((scored / "metrics.json").read_text())["readings"]}
+    labels = [row["label"] for row in rows]
+    assert readings["accuracy"] == np.mean([row["label"] == row["answer"] for row in rows]) and len(rows) == 32
+    assert readings["floor"] == max(labels.count(k) for k in labels) / 32
+    learned = json.loads((plan.folder(plan.node("classify", "vit_softmax")) / "metrics.json").read_text())
+    assert learned["last_loss"] < 0.8 * learned["first_loss"]
+    assert load_run(plan.root / "runs/vit_hedgehog").method_parameters().keys() == converted.keys() - taught.keys()
+    cells = {row["row"]: row for row in csv.DictReader(draw_planned(plan, plan.artefacts["hedgehog_table9"])[0].read_text().splitlines())}
+    assert cells["vit_hedgehog"]["top1_data"] == "digit-pictures" and cells["vit_hedgehog"]["gate"] == "passed"
+    assert [cells[run]["top1"] == "not run" for run in ("vit_softmax", "vit_t2r_hedgehog", "vit_hedgehog")] == [False, True, False]
 
 
 # --- from labelled texts to a table ---

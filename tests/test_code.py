@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_plan import everything
 
-from relinear import attention
+from relinear import attention, stages
 from relinear.plan import code
 from relinear.plan.code import closure, code_hash, definition, find, kernel_hashes
 from relinear.plan.plan import Plan, metrics
@@ -19,7 +19,9 @@ from relinear.stages._stage import Node
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})
 PLAN = Plan(scale="smoke")
-NODES = PLAN.behind([*everything(PLAN), *(PLAN.measured("lizard", name) for name, measure in PLAN.measures.items() if measure.data)])
+NODES = PLAN.behind(
+    [*everything(PLAN), *(PLAN.measured("lizard", name) for name, measure in PLAN.measures.items() if measure.data or name == "picture_gate")]
+)
 ASSET = Node("asset", "brown")
 NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
@@ -43,6 +45,7 @@ SHARED = {
     "entropy": {"head_maps"},
     "needle": {"needle_plane"},
     "kv_recall": {"ruler"},
+    "gate": {"picture_gate"},
 }  # fmt: skip
 AROUND = ("stage", "status", "cli", "plan", "stages", "draw", "tracking", "share", "benchmarks", "get.assets")
 
@@ -276,8 +279,10 @@ def following(made) -> set[Node]:
 @pytest.mark.parametrize("metric", metrics())
 def test_editing_a_metric_measures_it_anew_and_nothing_else(whole, metric):
     as_it_has = {metric} | SHARED.get(metric, set())
-    own = {node for node in NODES if node.part and PLAN.measures[node.part].metric in as_it_has}
-    assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric == "gate" else own), "others wait for the gate"
+    own = {node for node in NODES if node.part and stages.stage("measure").metric(PLAN, node) in as_it_has}
+    assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric in ("gate", "picture_gate") else own), (
+        "others wait for the gate"
+    )
 
 
 @pytest.mark.parametrize("method", attention.available())
@@ -296,10 +301,12 @@ def of(*named: str):
 WORK = {
     "get/text.py": of("text", "sentences", "documents", "pieces", "prompts", "labelled"), "get/documents.py": of("documents"),
     "get/pieces.py": of("pieces"), "get/labelled.py": of("labelled"), "get/acceptability.py": of("labelled"), "train/classify.py": of("classify"),
-    "get/prompts.py": of("prompts"), "get/arena.py": of("arena"), "get/written.py": of("written"),
-    "get/model.py": of("model"), "get/activations.py": of("activations"),
+    "get/prompts.py": of("prompts"), "get/arena.py": of("arena", "images"), "get/written.py": of("written"),
+    "get/model.py": lambda node: node.stage == "model" and not PLAN.sees(node.name), "get/images.py": of("images"),
+    "get/picture_model.py": lambda node: node.stage == "model" and PLAN.sees(node.name),
+    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.sees(PLAN.run(node.name).model), "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
-    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm"),
+    "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm", "vit"),
 }  # fmt: skip
 
 

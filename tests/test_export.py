@@ -15,10 +15,11 @@ from lm_eval.__main__ import cli_evaluate
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_errors import relinear
+from test_families import of_pictures
 from test_laws import CASES, TEACHERS, linearized, name, of, teacher, tokens
 from test_packaging import PYPROJECT
 from test_stage import Mirror
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
@@ -378,10 +379,14 @@ class NotInstalled:
 sys.meta_path.insert(0, NotInstalled())
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 transformers.logging.set_verbosity_error()
-for folder in sys.argv[1:]:
+seeing, *folders = sys.argv[1:]
+pixels, logits = torch.load(seeing + ".pt")
+model = AutoModel.from_pretrained(seeing, trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules.") and torch.equal(model(pixels).logits, logits)
+for folder in folders:
     try:
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
         raise SystemExit(f"{folder}: its code ran unasked")
@@ -410,8 +415,15 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         with torch.inference_mode():
             text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
             torch.save((ids, model(ids).logits, text), f"{out}.pt")
+    model, out = linearize(of_pictures("vit", torch.float32), "hedgehog"), tmp_path / "vit"
+    write_code(model, out)
+    model.save_pretrained(out)
+    del model.config.auto_map
+    pixels = torch.arange(192)[None]
+    with torch.inference_mode():
+        torch.save((pixels, AutoModel.from_pretrained(out)(pixels).logits), f"{out}.pt")
     alone = {"PYTHONPATH": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = python(ALONE, *(tmp_path / str(n) for n in range(len(models))), **alone)
+    done = python(ALONE, out, *(tmp_path / str(n) for n in range(len(models))), **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

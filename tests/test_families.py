@@ -8,16 +8,32 @@ import test_encoders
 import test_laws
 import torch
 from conftest import ROOT
+from safetensors.torch import load_file, save_file
+from transformers import ViTConfig, ViTForImageClassification
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from relinear import families, linearize
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
+from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import CLASSES
+from relinear.measure import picture_gate
+from relinear.measure.gate import GateError
+from relinear.plan.job import Job
 from relinear.share.registration import TEACHERS
 
 ALL = {name: families.load(name) for name in families.available()}
 MADE = [name for name in ALL if name in ("bert", "gpt2", "tiny")]
+
+
+def of_pictures(name, dtype=torch.float64, **sizes):
+    """A tiny model of pictures of 8 x 8 pixels, of attention that is not uniform."""
+    given = {"classes": 7, "image_size": 8, "patch_size": 2, "num_channels": 3, "initializer_range": 0.2}
+    return ALL[name].random(given, 0, dtype)[0].requires_grad_(False)
+
+
 TEACHERS_OF = {name: test_laws.teacher for name in test_laws.TEACHERS} | {name: test_encoders.teacher for name in test_encoders.TEACHERS}
+TEACHERS_OF["vit"] = of_pictures
 OPENED = [(name, model_class) for name, family in ALL.items() for model_class in family.classes]
 
 
@@ -28,7 +44,7 @@ def test_each_class_has_one_family_and_is_registered():
     assert sorted(c.config_class.model_type for c in classes) == sorted(TEACHERS)
     assert all(families.of(c).name == name for name, c in OPENED)
     assert {type(make(name)) for name, make in TEACHERS_OF.items()} == set(classes), "the laws are tested on every class"
-    assert {name for name, family in ALL.items() if not family.causal} == {"bert", "mpnet", "prenorm"}
+    assert {name for name, family in ALL.items() if not family.causal} == {"bert", "mpnet", "prenorm", "vit"}
 
 
 @pytest.mark.parametrize("teacher", TEACHERS_OF)
@@ -53,6 +69,47 @@ def test_the_layout_finds_every_attention_layer_and_its_window(teacher):
     assert len(found) == model.config.num_hidden_layers and all("Attention" in type(layer).__name__ for layer in found)
     assert layout.windows(model) == linearized.layout.windows(linearized)  # before and after the swap
     assert all(isinstance(layer, layout.swapped) for layer in layout.attention_layers(linearized))
+
+
+def test_a_vit_of_the_hub_reads_pixels_as_it_reads_pictures(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    theirs = ViTForImageClassification(ViTConfig(**sizes, num_labels=7, initializer_range=0.2)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, _ = ALL["vit"].open([tmp_path], torch.float32)
+    pictures = torch.randint(256, (2, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})  # its defaults are those of the checkpoint
+    with torch.inference_mode():
+        expected = theirs(**processor(list(pictures.numpy()), return_tensors="pt")).logits
+        assert torch.allclose(ours(pictures.flatten(1).long()).logits, expected, atol=1e-5) and expected.std(0).min() > 0.01
+        with pytest.raises(ValueError, match=r"\[batch, 8 x 8 x 3 = 192\] pixels; got \[2, 190\]"):
+            ours(pictures.flatten(1)[:, 2:].long())
+    with pytest.raises(UserError, match="holds no one config.json"):
+        ALL["vit"].open([tmp_path, tmp_path], torch.float32)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("classifier.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="no whole ViTForImageClassification: 1 tensors are missing, classifier.weight first"):
+        ALL["vit"].open([tmp_path], torch.float32)
+
+
+@pytest.mark.parametrize("method", ["softmax", "hedgehog", "t2r"])
+def test_a_linearized_vit_is_saved_whole_and_the_order_of_its_patches_does_not_matter(tmp_path, method):
+    teacher, model, pixels = of_pictures("vit"), linearize(of_pictures("vit"), method), torch.arange(2 * 192).view(2, 192) % 256
+    model.save_pretrained(tmp_path)
+    again = load_teacher(tmp_path, torch.float64)
+    with torch.no_grad():
+        first, *others = (m(pixels).logits for m in (model, again, teacher))
+        padded = model(pixels, attention_mask=torch.ones_like(pixels), token_type_ids=torch.zeros_like(pixels)).logits
+    assert torch.allclose(first, others[0]) and torch.equal(first, padded) and torch.allclose(first, others[1]) == (method == "softmax")
+    assert first.std(0).max() > 0.1, "pictures are told apart"
+    assert picture_gate.order_consistency(model, pixels) < 1e-12
+    job = Job("x", {"seed": 0}, {}, tmp_path, tmp_path)
+    found = {r.metric: r.value for r in picture_gate.measure(model, None, picture_gate.Options(), job)}
+    assert found["passed"] and found["finite"]
+    model.vit.layers[0].register_forward_hook(lambda layer, inputs, out: torch.cat([out[..., :1] + torch.arange(17)[:, None], out[..., 1:]], -1))
+    with pytest.raises(GateError, match="order_consistency"):
+        list(picture_gate.measure(model, None, picture_gate.Options(), job))
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -86,9 +143,9 @@ def test_sizes_that_make_no_model_are_refused(options, named):
 
 
 def test_what_a_family_cannot_do_names_those_that_can():
-    with pytest.raises(UserError, match="'mpnet' makes no model from scratch; families that do: bert, gpt2, prenorm, tiny"):
+    with pytest.raises(UserError, match="'mpnet' makes no model from scratch; families that do: bert, gpt2, prenorm, tiny, vit"):
         ALL["mpnet"].random({}, 0, torch.float32)
-    with pytest.raises(UserError, match="no family 'decoders'; have bert, decoder, gpt2, mpnet, prenorm, tiny"):
+    with pytest.raises(UserError, match="no family 'decoders'; have bert, decoder, gpt2, mpnet, prenorm, tiny, vit"):
         families.load("decoders")
     with pytest.raises(UserError, match="no family covers Linear; covered are bert: BertModel; decoder: LlamaForCausalLM, .*; gpt2: GPT2LMHeadModel"):
         families.of(torch.nn.Linear)

@@ -52,7 +52,7 @@ def nodes(p: Plan) -> list[Node]:
 def everything(p: Plan) -> list[Node]:
     """All nodes that tables, figures and runs need."""
     shown = [node for artefact in p.artefacts.values() for node in p.reads(artefact).values()]
-    return p.behind([*shown, *(Node(step, p.name(run)) for run in p.runs for step in p.runs[run].recipes)])
+    return p.behind([*shown, *(Node(step, run) for run in map(p.name, p.runs) for step in p.run(run).run.recipes)])
 
 
 def keys(workflow: Path, scale: str = "smoke", **choices) -> dict[str, str]:

@@ -179,6 +179,23 @@ rule arena:
         "{RELINEAR} arena {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
 
 
+rule images:
+    """Pictures of one size, each with its class."""
+    input:
+        assets("images"),
+    output:
+        update("<results>/images/{name}/run.json"),
+    log:
+        "<results>/logs/images.{name}.log",
+    resources:
+        mem_mb=MEMORY,
+        runtime=minutes("images"),
+    params:
+        key=key("images"),
+    shell:
+        "{RELINEAR} images {wildcards.name:q} {OPTIONS} --threads {threads} 2>&1 | ({TEE} {log:q})"
+
+
 rule passkeys:
     """Long texts that hide pass keys and end in a question for one of them, and its answer, to train on."""
     input:

@@ -69,6 +69,11 @@ class Run(Strict):
         """Step -> its settings, in order."""
         return {stage: settings for step in self.steps for stage, settings in step.items()}
 
+    def of(self, model: Model) -> "Run":
+        """The run as it begins with a model: a pretrained one has the steps `if_random` behind it."""
+        left = self.steps if model.init == "random" else tuple(s for s in self.steps if not any(given.get("if_random") for given in s.values()))
+        return self.model_copy(update={"steps": left})
+
     @property
     def variant(self) -> str:
         """The options in words, for tables: `code, window=64`."""

@@ -121,8 +121,8 @@ def part_names(file: Path) -> tuple[str, ...]:
 
 
 # What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of
-# workflow/tasks that its options name; `labels`, data with labels, and runs that learned them.
-POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels")
+# workflow/tasks that its options name; `labels`, data with labels, and runs that learned them; `pictures`, models that read them.
+POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures")
 
 
 @functools.cache

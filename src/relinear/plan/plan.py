@@ -114,8 +114,8 @@ class Plan:
 
     def _resolve(self, name: str) -> Resolved:
         base, model, seed = self._parts(name)
-        run = self.runs[base]
-        found = self._resolved[name] = Resolved(name, run, self.stand_in("models", model or run.model), seed)
+        begins = self.stand_in("models", model or self.runs[base].model)
+        found = self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
         return found
 
     def _parts(self, name: str) -> tuple[str, str | None, int]:
@@ -253,6 +253,11 @@ class Plan:
         """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
         found = self.data[data]
         return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
+
+    def sees(self, model: str) -> bool:
+        """Whether a model reads pictures: its one data set is of these."""
+        own = self.models[model].data
+        return own in self.data and (made := self.data[own].make) in stages.available() and stages.stage(made).pictures
 
     def labelled(self) -> list[str]:
         """The data sets whose texts have labels."""
@@ -442,7 +447,7 @@ class Plan:
             for scale in artefact.not_at:
                 one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
         nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
-        nodes += [Node(step, self.name(run)) for run in self.runs for step in self.runs[run].recipes]
+        nodes += [Node(step, name) for name in map(self.name, self.runs) for step in self.run(name).run.recipes]
         for node in self.behind(nodes):
             self.settings(node)
             self.check_processes(node, max(self.gpus(node.stage), 1))

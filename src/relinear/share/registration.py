@@ -11,7 +11,7 @@ from types import ModuleType
 
 AUTO = "transformers.models.auto.configuration_auto"
 # model_type of every class that a family covers (relinear.families); tests/test_export.py compares the two.
-TEACHERS = ("bert", "gemma3_text", "gpt2", "llama", "mistral", "mpnet", "qwen2", "qwen3", "roberta-prelayernorm")
+TEACHERS = ("bert", "gemma3_text", "gpt2", "llama", "mistral", "mpnet", "qwen2", "qwen3", "roberta-prelayernorm", "vit_of_pixels")
 
 
 class Unloaded:

@@ -38,13 +38,17 @@ def options(name: str, given: dict | None = None):
 def write_code(model: PreTrainedModel, folder: Path) -> None:
     """Write the files into `folder`, and name them in the `auto_map` of the model's config."""
     folder.mkdir(parents=True, exist_ok=True)
-    recipe, config, teacher = model.config.relinear, type(model.config).__name__, type(model).__bases__[1].__name__
+    recipe, config, teacher_class = model.config.relinear, type(model.config).__name__, type(model).__bases__[1]
+    teacher, place = teacher_class.__name__, "transformers"
     methods = sorted({recipe["method"], *(["softmax"] if recipe.get("keep_softmax_layers") else [])})
     swapped = model.layout.swapped
     wanted = {
         "relinear.linearize.model": {"_classes"}, "relinear.families._layer": {"Layout"}, **{f"relinear.attention.{m}": {"Method"} for m in methods}
     }  # fmt: skip
     wanted[swapped.__module__] = wanted.get(swapped.__module__, set()) | {swapped.__name__}
+    if find(teacher_class.__module__):  # a class of ours, which transformers has not
+        wanted[teacher_class.__module__] = wanted.get(teacher_class.__module__, set()) | {teacher}
+        place = f".{teacher_class.__module__.rpartition('.')[2]}"
     for name, text in generate(wanted).items():
         (folder / f"{name}.py").write_text(text)
     imports = "\n".join(f"from .{m} import Method as {m}" for m in methods)
@@ -54,7 +58,7 @@ def write_code(model: PreTrainedModel, folder: Path) -> None:
     (folder / f"{STAND_INS}.py").write_text(find("relinear.share._stand_ins").read_text())
     (folder / f"{MAIN}.py").write_text(
         f'"""A linearized {teacher}: this folder\'s model without relinear, made by `relinear export`."""\n\n'
-        f"from transformers import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
+        f"from {place} import {teacher}\n\nfrom .{swapped.__module__.rpartition('.')[2]} import {swapped.__name__}\n"
         f"from ._layer import Layout\nfrom .model import _classes\n\n"
         f"layout = Layout({layout})\n{config}, {type(model).__name__} = _classes({teacher}, layout)\n"
         f"{config}.__module__ = {type(model).__name__}.__module__ = __name__\n"

@@ -12,6 +12,7 @@ from types import ModuleType
 MAKERS = {
     "items": "_items", "text": "text", "recall": "recall", "sentences": "sentences", "documents": "documents", "passkeys": "passkeys",
     "pieces": "pieces", "splits": "splits", "prompts": "prompts", "arena": "arena", "labelled": "labelled",
+    "images": "images",
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Stage:
     spread = False  # can be the work of several processes, each with a GPU
     trains = False  # is a step of a run
     labelled = False  # the data that it makes have labels (relinear.get.labels)
+    pictures = False  # the data that it makes are pictures, as pixels
     torch = True  # its work needs torch
     obtains = False  # its work obtains its assets itself; others are given their folders
 
@@ -50,9 +51,13 @@ class Stage:
         """The assets that the work reads from the cache."""
         return []
 
+    def work_of(self, plan, node: Node) -> str:
+        """The module with the work of one node, where nodes of this stage differ in it."""
+        return self.work
+
     def modules(self, plan, node: Node) -> list[str]:
         """Entry points of the code that makes the result."""
-        return [self.work]
+        return [self.work_of(plan, node)]
 
     def sequence(self, options: dict[str, Any]) -> int | None:
         """The tokens of each sequence of a kind of data; None for a stream that is cut into sequences of any length."""

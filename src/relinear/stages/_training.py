@@ -39,7 +39,7 @@ class Recipe(Strict):
 
 
 OF_BUDGET = ("epochs", "seq_len", "batch_size", "accumulate")
-ELSEWHERE = {"data", "dose", *OF_BUDGET}  # fields of a recipe that its text and its budget say
+ELSEWHERE = {"data", "dose", "if_random", *OF_BUDGET}  # fields of a recipe that its text, its budget and the plan say
 
 
 def of_scale(plan, stage: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Step(_stage.Stage):
         return {"model": plan.model_of(node.name), "text": self.text(plan, node), **plan.trained_before(node)}
 
     def modules(self, plan, node):
-        return [self.work, *plan.method_modules(node.name)]
+        return [self.work_of(plan, node), *plan.method_modules(node.name)]
 
     def seed(self, plan, node):
         return plan.seed + plan.run(node.name).seed

@@ -12,6 +12,7 @@ class Options(_training.Recipe):
     """The options of a `classify` step in runs.yaml."""
 
     pool: Literal["first", "mean", "pair"] = "first"  # what the head reads of a text: its first token, the mean of all, or two texts apart
+    if_random: bool = False  # a step that a pretrained model has behind it: left out where the model's weights are not random
     patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
 
 
@@ -36,6 +37,10 @@ class Stage(_training.Step):
     spread = False
     Options, Budget = Options, Budget
 
+    def work_of(self, plan, node):
+        """The module that trains: a model of pictures has its head itself."""
+        return "relinear.train.recognise" if plan.sees(plan.run(node.name).model) else self.work
+
     def budget(self, plan, node):
         """The amounts of the training; a task of long sequences has amounts of its own where the run gives none."""
         budget, recipe = super().budget(plan, node), self.recipe(plan, node)
@@ -53,4 +58,6 @@ class Stage(_training.Step):
             raise ConfigError(f"{node}: classify trains encoders, and {run.model!r} is none; possible: runs of {able}")
         if (data := plan.data_for(recipe.data, run.model)) not in (able := plan.labelled()):
             raise ConfigError(f"{node} needs texts with labels, and the data {data!r} have none; possible: {', '.join(able)}")
+        if plan.sees(run.model) and recipe.pool != "first":
+            raise ConfigError(f"{node}: the classes of {run.model!r} are read from its first token; got pool: {recipe.pool}, possible: first")
         super().check(plan, node, processes)

@@ -14,6 +14,7 @@ from relinear.stages import _stage
 from relinear.stages._stage import Node, method_file
 
 GATE = "gate"  # the measure that a model must pass before others score it
+PICTURE_GATE = "picture_gate"  # the metric that is the gate of a model of pictures
 AS_IT_IS = "default"  # the `rope_scaling` of angles that go on beyond the positions
 LENGTHS = ("contexts", "lengths", "length", "positions")  # options that say how many tokens a model reads in one piece
 
@@ -60,12 +61,16 @@ class Stage(_stage.Stage):
         """The folder of its results, below the scale's."""
         return f"runs/{node.name}/{node.part}"
 
+    def metric(self, plan, node: Node) -> str:
+        """The metric of a measurement: the measure's, or the gate of models of pictures."""
+        return PICTURE_GATE if node.part == GATE and plan.sees(plan.run(node.name).model) else plan.measures[node.part].metric
+
     def settings(self, plan, node):
         """Method, options, links, metric, items and data; part of the key."""
         measure, run, options = plan.measures[node.part], plan.run(node.name), self._options(plan, node)
         return {
             "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
-            "metric": measure.metric, "metric_options": options, "before": measure.before,
+            "metric": self.metric(plan, node), "metric_options": options, "before": measure.before,
             **({"without": measure.without} if measure.without else {}),
             "data": self._data_name(plan, node), "files": self._files(plan, node, options),
             "seed": plan.seed, "init_seed": plan.seed + run.seed,
@@ -81,7 +86,7 @@ class Stage(_stage.Stage):
 
     def _options(self, plan, node: Node) -> dict[str, Any]:
         """As `options`; sequences are never longer than those that the data are made of."""
-        options = self.options(plan, node.part)
+        options = {} if self.metric(plan, node) == PICTURE_GATE else self.options(plan, node.part)
         data = self._data_name(plan, node) or (plan.models[plan.run(node.name).model].data if node.part == GATE else None)
         longest = None if data is None else plan.sequence(data)
         if longest and "seq_len" in options:
@@ -105,11 +110,11 @@ class Stage(_stage.Stage):
 
     def modules(self, plan, node):
         """The work, the metric and the run's methods."""
-        return [self.work, f"relinear.measure.{plan.measures[node.part].metric}", *plan.method_modules(node.name)]
+        return [self.work, f"relinear.measure.{self.metric(plan, node)}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
         """Raise ConfigError for a metric that cannot be asked of this run or these data."""
-        metric = plan.measures[node.part].metric
+        metric = self.metric(plan, node)
         needs = _needs(metric)
         if "next_token" in needs:
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
@@ -125,6 +130,7 @@ class Stage(_stage.Stage):
             self._check_documents(plan, node, options)
         if "labels" in needs:
             self._check_labels(plan, node)
+        self._check_pictures(plan, node, metric)
 
     def check_reach(self, plan, node: Node) -> None:
         """Raises ConfigError where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its rotary
@@ -178,6 +184,15 @@ class Stage(_stage.Stage):
         if learned[-1:] != [data]:
             raise ConfigError(f"{node} needs a run that learned {data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
                               f"a last classify step on {data!r}")  # fmt: skip
+
+    def _check_pictures(self, plan, node: Node, metric: str) -> None:
+        """Raises ConfigError where a metric of pictures is asked of another model, or a model of pictures for another metric."""
+        model, of_pictures = plan.run(node.name).model, "pictures" in _needs(metric)
+        if plan.sees(model) and not of_pictures:
+            raise ConfigError(f"{node}: {metric} reads texts, and {model!r} is a model of pictures; possible: runs of other models")
+        if of_pictures and not plan.sees(model):
+            able = ", ".join(filter(plan.sees, plan.models))
+            raise ConfigError(f"{node}: {metric} reads pictures, and {model!r} reads none; possible: runs of {able}")
 
     def _check_parts(self, plan, node) -> None:
         """Raises ConfigError where the measure switches off what the run's method does not have."""

@@ -21,6 +21,10 @@ class Stage(_stage.Stage):
         """The assets that the work reads."""
         return list(plan.models[node.name].assets)
 
+    def work_of(self, plan, node):
+        """The module that saves it: a model of pictures is tried out on one."""
+        return "relinear.get.picture_model" if plan.sees(node.name) else self.work
+
     def modules(self, plan, node):
         """Entry points of the code that makes the result."""
-        return [self.work, f"relinear.families.{plan.models[node.name].family}"]
+        return [self.work_of(plan, node), f"relinear.families.{plan.models[node.name].family}"]
