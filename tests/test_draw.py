@@ -501,6 +501,19 @@ def test_a_failed_gate_a_missing_error_and_a_number_that_is_none_judge_nothing(m
     assert verdict["verdict"] == UNTESTED and re.match(reason, verdict["reason"]), verdict["reason"]
 
 
+@pytest.mark.parametrize(("bounds", "missed"), [({"most": 40}, "at most 40.00"), ({"least": 60}, "60.00"), ({"least": 40, "most": 60}, None)])
+def test_a_claim_is_judged_where_a_number_that_it_requires_keeps_its_bounds(bounds, missed):
+    judgement = judge(claim(requires=[{"row": "b", **bounds}]), two(60, 50))
+    assert judgement.verdict == (UNTESTED if missed else "reproduced")
+    assert judgement.reason.startswith("not informative: b 50.00 ± 1.00, of " + missed + " required; " if missed else "difference 10.00")
+
+
+@pytest.mark.parametrize("bounds", [{}, {"least": 2, "most": 1}])
+def test_a_number_is_required_within_bounds(bounds):
+    with pytest.raises(ValueError, match="give `least`, `most`, or both with least <= most; got least"):
+        claim(requires=[{"row": "b", **bounds}])
+
+
 def test_figures_and_reason_carry_the_numbers():
     judgement = judge(claim(published="70 and 60"), two(50, 48))
     assert "a 50.00 ± 1.00, b 48.00 ± 1.00; difference 2.00 ± 1.41; published 70 and 60" in judgement.figures

@@ -73,13 +73,16 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
 
 
 def _missed(claim: Claim, look: Look) -> list[str]:
-    """The reasons why a claim cannot be judged: a line for each number that it requires and that is not reached."""
-    found = [(_named(claim, point, look(point)), point.least) for point in map(claim.full, claim.requires)]
-    return [
-        f"not informative: {value if isinstance(value, str) else f'{value.name} {value}, of {number(least)} required'}"
-        for value, least in found
-        if isinstance(value, str) or value.value < least
-    ]
+    """The reasons why a claim cannot be judged: a line for each number that it requires and that is not there or misses a bound."""
+    found = []
+    for point in map(claim.full, claim.requires):
+        value = _named(claim, point, look(point))
+        if isinstance(value, str):
+            found.append(f"not informative: {value}")
+        elif value.value < point.least or value.value > point.most:
+            bound = number(point.least) if value.value < point.least else f"at most {number(point.most)}"
+            found.append(f"not informative: {value.name} {value}, of {bound} required")
+    return found
 
 
 SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose, since papers round
@@ -170,13 +173,12 @@ def _ratio(claim: Claim, values: list[Value], column: str, remark: str, publishe
     return Judgement("reproduced" if holds else "contradicted", figures, f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}")
 
 
-def value_of(found: Measured | None, reading: Reading | None, name: str, column: str, percent: bool = False) -> Value | str:
-    """A reading of a measurement to judge by, or why it is none."""
+def value_of(found: Measured | None, reading: Reading | None, name: str, column: str, unit: float = 1.0) -> Value | str:
+    """A reading of a measurement to judge by, `unit` times as large, or why it is none."""
     if reading is None:
         return f"{name}: {column} was not run"
     if reading.value is None:
         return f"{name}: {column} is not defined: {reading.why}"
-    unit = 100 if percent else 1
     value = check_number(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
     return value if isinstance(value, str) or found is None else value._replace(pulls=scale_pulls(found, reading, unit))
 

@@ -157,7 +157,7 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 
 
 def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None:
-    unit, bands, levels = 100.0 if panel.unit == "percent" else 1.0, False, dict[str, tuple[float, str]]()
+    unit, bands, levels = panel.factor, False, dict[str, tuple[float, str]]()
     for series, style in _styled(spec):
         if series not in spec.shown(panel):
             continue
@@ -195,7 +195,7 @@ def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
         if gate_of(measured, run) == FAILED:
             return f"{run} failed its gate: its parallel and recurrent forms disagree"
         reading = next((reading for x, reading, _ in along[series.name, panel.name] if x == at), None)
-        return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.unit == "percent")
+        return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.factor)
 
     return look
 

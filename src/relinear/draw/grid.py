@@ -60,7 +60,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         axes = (spec.cell.x, spec.cell.y)
         place_of = ", ".join(str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items())
         name = f"{point.row} at {place_of}" if place_of else point.row
-        return value_of(measurement, reading, name, point.column or place.metric or "", place.unit == "percent")
+        return value_of(measurement, reading, name, point.column or place.metric or "", place.factor)
 
     cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
@@ -84,8 +84,7 @@ def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
         raise ValueError(f"{found.source.file}: no {place.metric} by {axes[0]} and {axes[1]}; have {have}")
     undefined = {r.at[axes[0]] for r in found.readings if r.metric == place.metric and r.value is None and axes[0] in r.at}
     xs, ys = _ordered({x for x, _ in readings} | undefined), _ordered({y for _, y in readings})
-    unit = 100.0 if place.unit == "percent" else 1.0
-    values = np.array([[unit * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
+    values = np.array([[place.factor * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
     across, down = (line and (at := found.find(line)) and at.value for line in (spec.dashed, spec.dotted))
     return Heat(xs, ys, values, readings, (across or None, down or None))
 

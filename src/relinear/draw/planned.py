@@ -96,7 +96,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
         raise UserError(
-            f"{artefact.name} is drawn from attention weights, which are not committed ({error}); where they were measured: {command}"
+            f"{artefact.name}: {error}; where they were measured: {command}"
         ) from None
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))

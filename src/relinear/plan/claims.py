@@ -1,5 +1,6 @@
 """The parts that every spec of a table or figure has: its label, its claims, the sources of published numbers and their misprints."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -38,6 +39,17 @@ class Origin(Strict):
         return "measured" if self.measured else f"copied from {self.copied}"
 
 
+class InUnit(Strict):
+    """What shows readings in a unit: `percent` reads fractions."""
+
+    unit: Literal["percent", "raw"] = "raw"
+
+    @property
+    def factor(self) -> float:
+        """What a reading is multiplied by to be in the unit."""
+        return 100.0 if self.unit == "percent" else 1.0
+
+
 class Point(Strict):
     """A number of a table or figure: a row (of a figure: a run or series), its column, and a place on the metric's own axes.
 
@@ -55,9 +67,18 @@ class Point(Strict):
 
 
 class Required(Point):
-    """A number that must be reached before a claim is judged: where a teacher itself fails, methods cannot be told apart."""
+    """The bounds, in the column's unit, that a number must keep before a claim is judged: where a teacher fails, methods cannot be told apart, nor
+    where a map succeeds that is compared for failing. Give `least`, `most`, or both.
+    """
 
-    least: float  # in the column's unit
+    least: float = -math.inf
+    most: float = math.inf
+
+    @model_validator(mode="after")
+    def _some_number_keeps_them(self) -> Self:
+        if not self.model_fields_set & {"least", "most"} or self.least > self.most:
+            raise ValueError(f"give `least`, `most`, or both with least <= most; got least {self.least:g}, most {self.most:g}")
+        return self
 
 
 RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
@@ -69,7 +90,7 @@ class Claim(Strict):
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
     better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told. `dose`: row -> the training
     tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given. `recipe`: in what else our
-    training of a side differs from the paper's, with the same effect. `requires`: numbers that must be reached before anything can be told.
+    training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before anything can be told.
     """
 
     claim: str

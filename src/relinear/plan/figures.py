@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from relinear.plan.claims import FIGURE, GATE, Claim, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
@@ -38,7 +38,7 @@ class Series(Strict):
         return (self.run,) if self.run else (*self.points.values(), *self.runs)
 
 
-class Panel(Strict):
+class Panel(InUnit):
     """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
 
     `series`: those that it shows, all if none are named. `column`: the panel's name, where two of a figure share a metric. `published`: what a
@@ -53,7 +53,6 @@ class Panel(Strict):
     metric: str | None = None
     of: str | None = None
     column: str = ""
-    unit: Literal["percent", "raw"] = "raw"
     title: str = ""
     xlabel: str = ""
     ylabel: str = ""
@@ -215,13 +214,13 @@ class AttentionMaps(Spec):
 # --- grids ---
 
 
-class Where(Strict):
+class Where(InUnit):
     """Readings of a metric along two of its axes."""
 
     measure: str | None = None
     metric: str | None = None
     of: str | None = None
-    unit: Literal["percent", "raw"] | None = None
+    unit: Literal["percent", "raw"] | None = None  # for a panel: that of the figure's `cell`
     log: bool = False
 
 

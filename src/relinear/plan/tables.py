@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from relinear import stages
-from relinear.plan.claims import FIGURE, GATE, Claim, Origin, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
 
@@ -39,16 +39,10 @@ class RowPlace(Place):
         return self
 
 
-class Cell(Place):
-    """The place of every cell of a table whose rows or columns are axes, and the unit of its numbers: `percent` reads fractions."""
+class Cell(Place, InUnit):
+    """The place of every cell of a table whose rows or columns are axes, and the unit of its numbers."""
 
-    unit: Literal["percent", "raw"] = "raw"
     digits: Annotated[int, Field(gt=0)] | None = None  # significant digits in the Markdown
-
-    @property
-    def factor(self) -> float:
-        """What a reading is multiplied by to be in the unit."""
-        return 100.0 if self.unit == "percent" else 1.0
 
 
 DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale

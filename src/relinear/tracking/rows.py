@@ -249,7 +249,7 @@ def name_readings(measure: str, readings: Iterable[Reading]) -> dict[str, float]
     found: dict[str, float] = {}
     for r in readings:
         column = next((c for c in columns().read.get((measure, r.metric), ()) if c.of in (None, r.of) and dict(c.at) == dict(r.at)), None)
-        unit = 100.0 if column and column.unit == "percent" else 1.0
+        unit = column.factor if column else 1.0
         name = column.name if column else "/".join([measure, r.metric, r.of, *(f"{k}_{v}" for k, v in r.at.items())])
         parts = {name: (r.value, unit), f"{name}_stderr": (r.stderr, unit)} | ({f"{name}_n": (r.n, 1.0)} if column else {})
         found |= {store.metric_name(n): u * value for n, (value, u) in parts.items() if isinstance(value, int | float)}
