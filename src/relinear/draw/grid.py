@@ -9,17 +9,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, trained, value_of
-from relinear.draw.pictures import judge_claims, save
+from relinear.draw.pictures import judge_claims, save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
-from relinear.plan.figures import Grid, GridPanel
+from relinear.plan.figures import Grid, GridPanel, Where
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
@@ -96,23 +97,28 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
 def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str], about: About) -> Figure:
     rows = -(-len(spec.panels) // MOST_BESIDE)
     columns = -(-len(spec.panels) // rows)
-    figure = Figure(figsize=(max(3.9 * columns, 6.0), 0.9 + 3.5 * rows), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", about.where()]
+    figure = Figure(figsize=(0.8 + 2.4 * columns, 0.9 + 3.1 * rows), layout="constrained")
     marks = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
-    figure.suptitle("\n".join([*lines, *([marks] if marks else []), *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    figure.suptitle(wrap(figure, filter(None, (f"{spec.label}: {spec.says}", about.where(), marks, about.demonstration))), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
     norms = _norms(spec, heats)
-    for axis, panel in zip(grid.flat, spec.panels, strict=False):
-        axis.set_title(panel.name, fontsize=10)
-        axis.set(xlabel=spec.cell.x, ylabel=spec.cell.y)
+    drawn: dict[tuple[int, str], list[tuple[Axes, AxesImage]]] = {}  # those of a row that have a metric, and so a colour bar
+    for i, (axis, panel) in enumerate(zip(grid.flat, spec.panels, strict=False)):
+        axis.set_title(textwrap.fill(panel.name, 34), fontsize=9)
+        axis.set(xlabel=spec.cell.x, ylabel="" if i % columns else spec.cell.y)
+        axis.tick_params(labelsize=8)
         if panel.name in heats:
-            _heatmap(figure, axis, spec, panel, heats[panel.name], norms[spec.place(panel).metric or ""])
+            metric = spec.place(panel).metric or ""
+            drawn.setdefault((i // columns, metric), []).append((axis, _heatmap(axis, spec, panel, heats[panel.name], norms[metric])))
         else:
             axis.set(xticks=[], yticks=[])
-            words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 32) if panel.name in undefined else NOT_RUN
+            words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28) if panel.name in undefined else NOT_RUN
             axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes, color="0.4")
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()
+    for (_, metric), shown in drawn.items():
+        panel = next(panel for panel in spec.panels if spec.place(panel).metric == metric)
+        _bar(figure, [axis for axis, _ in shown], shown[0][1], spec.place(panel))
     return figure
 
 
@@ -129,7 +135,7 @@ def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
     return norms
 
 
-def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normalize) -> None:
+def _heatmap(axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normalize) -> AxesImage:
     """The values as colours, and as numbers where there is room for them; hatched where there is no reading."""
     place = spec.place(panel)
     axis.set_facecolor("0.9")
@@ -145,8 +151,14 @@ def _heatmap(figure: Figure, axis: Axes, spec: Grid, panel: GridPanel, heat: Hea
                 dark = float(norm(value)) < 0.55
                 axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
                           fontsize=7, color="white" if dark else "black")  # fmt: skip
-    label = f"{(place.metric or '').replace('_', ' ')}{', %' if place.unit == 'percent' else ''}"
-    bar = figure.colorbar(image, ax=axis, label=label, shrink=0.9)
+    return image
+
+
+def _bar(figure: Figure, axes: list[Axes], image: AxesImage, place: Where) -> None:
+    """One colour bar for neighbours in a row that share a metric."""
+    label, norm = f"{(place.metric or '').replace('_', ' ')}{', %' if place.unit == 'percent' else ''}", image.norm
+    bar = figure.colorbar(image, ax=axes, label=label, aspect=25, pad=0.04 / len(axes))
+    bar.ax.tick_params(labelsize=8)
     if isinstance(norm, LogNorm):
         few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # there would be one power of ten, or none
         bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)

@@ -1,4 +1,4 @@
-"""The report: a page a paper, with each table, figure and claim that is committed and links to the records behind them.
+"""The report: a page a paper, with its claims and what became of them, each table and figure that is committed, and links to the records behind them.
 
 `make docs` builds the pages (docs/repository.py); no copy of them is committed. Links are relative to `papers/` of the site, where the files of the
 repository lie in `../repository/`.
@@ -9,16 +9,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from relinear.draw.claims import tally
 from relinear.draw.drawn import drawn
 from relinear.draw.index import _committed
 from relinear.draw.provenance import Origin
-from relinear.draw.render import markdown
+from relinear.draw.render import NOT_RUN, markdown
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
-VERDICTS = ("claim", "source", "verdict", "figures", "reason")
+CLAIMS = ("claim", "source", "tested by", "at", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
 
@@ -33,11 +34,11 @@ def report(root: Path) -> dict[str, tuple[str, set[str]]]:
     for name, paper in papers(folder).items():
         own = [artefact for artefact in artefacts.values() if artefact.paper == name]
         if own:
-            found[name] = _page(paper, own, root)
+            found[name] = _page(name, paper, own, list(artefacts.values()), root)
     return found
 
 
-def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set[str]]:
+def _page(name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefact], root: Path) -> tuple[str, set[str]]:
     links: set[str] = set()
 
     def link(words: str, path: Path) -> str:
@@ -45,10 +46,12 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
         return f"[{words}]({SITE}/{place})"
 
     order = {label: i for i, label in enumerate(paper.labels)}
+    artefacts = sorted(artefacts, key=lambda artefact: order.get(artefact.label, len(order)))
     parts = [f"# {paper.title}", f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""]
     if paper.findings:
         parts += ["## To take home", "\n".join(f"- {said(finding, root, link)}" for finding in paper.findings)]
-    for artefact in sorted(artefacts, key=lambda artefact: order.get(artefact.label, len(order))):
+    parts += _claims(name, [*artefacts, *(artefact for artefact in every if artefact.paper != name)], root, link)
+    for artefact in artefacts:
         parts += [
             f"## {artefact.label}",
             f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
@@ -57,7 +60,7 @@ def _page(paper: Paper, artefacts: list[Artefact], root: Path) -> tuple[str, set
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
         places = list(places_of(artefact, root / "results/reference"))
-        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or _not_made(artefact)
+        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or ["Not run yet."]
     if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:
         parts += ["## Not in the suite", f"{', '.join(missing)}."]
     return "\n\n".join(filter(None, parts)) + "\n", links
@@ -88,10 +91,29 @@ def _number(cell: str) -> float | str:
         return cell
 
 
-def _not_made(artefact: Artefact) -> list[str]:
-    """The lines for an artefact that is committed nowhere: its claims, none of them tested."""
-    claims = [[claim.claim, claim.source, "not run", str(claim.published or "")] for claim in artefact.spec.claims]
-    return ["Not run yet.", *([markdown(("claim", "source", "verdict", "published"), claims, align="left")] if claims else [])]
+def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> list[str]:
+    """The claims of a paper that tables and figures test, in whatever folder, and all that those in its own folder test.
+
+    A claim stands there once for each committed results that it is judged by, or once as not run.
+    """
+    rows = []
+    for artefact in artefacts:
+        files = [(place, place.parent / f"{stem}claims.csv") for place, stem in places_of(artefact, root / "results/reference")]
+        tested = [(place, path) for place, path in files if path.is_file()]
+        for place, path in tested:
+            at = place.relative_to(root / "results/reference").parts[0]
+            for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+                if name in (row["paper"], artefact.paper):
+                    rows.append([row["claim"], row["source"], link(artefact.label, path), f"`{at}`", row["verdict"], row["figures"], row["reason"]])
+        for claim in () if tested else artefact.spec.claims:
+            if name in (claim.paper, artefact.paper):
+                published = f"published {claim.published}" if claim.published else ""
+                rows.append([claim.claim, claim.source, link(artefact.label, artefact.file), "", NOT_RUN, published, artefact.spec.not_run])
+    if not rows:
+        return []
+    shown = markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")
+    verdicts = [row[4] for row in rows]
+    return ["## Claims", f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. One that several tables or folders test stands there for each.", shown]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
@@ -102,7 +124,7 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]
 
 
 def _place(artefact: Artefact, place: Path, stem: str, root: Path, link: Link) -> Iterator[str]:
-    """The committed results of one folder: the picture or the table, the claims, the files."""
+    """The committed results of one folder: the picture or the table, and the files."""
     folder = place.relative_to(root / "results/reference").parts[0]
     yield f"### In `{folder}`"
     files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)} | {"claims.csv": place.parent / f"{stem}claims.csv"}
@@ -116,9 +138,6 @@ def _place(artefact: Artefact, place: Path, stem: str, root: Path, link: Link) -
         yield f"Records: {'; '.join(said)}." if said else ""
     else:
         yield from _tables(files["md"], artefact, list(records.values()), link)
-    if files["claims.csv"].is_file():
-        claims = csv.DictReader(files["claims.csv"].read_text(encoding="utf-8").splitlines())
-        yield markdown(VERDICTS, [[row[column].replace("|", "\\|") for column in VERDICTS] for row in claims], align="left")
     yield "Files: " + ", ".join(link(suffix, path) for suffix, path in files.items() if path.is_file() and suffix != "md") + "."
 
 
