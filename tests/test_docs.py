@@ -154,7 +154,9 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
     for path in (path for path in links if path.endswith("claims.csv")):
         for row in csv.DictReader((ROOT / path).read_text().splitlines()):
             own = found[row["paper"]][0].split("\n## Claims\n")[1].split("\n## ")[0]
-            line = rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*{re.escape(path)}\) .*\| `{path.split('/')[2]}` .*\| {row['verdict']} "
+            line = (
+                rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*{re.escape(path)}\) .*\| `{path.split('/')[2]}` .*\| {row['verdict']} "
+            )
             assert re.search(line, own, re.MULTILINE), row["claim"]
 
 

@@ -289,6 +289,9 @@ def test_the_figure_draws_each_plane_its_lines_and_where_nothing_is_defined(tmp_
     spec = artefact.spec
     heat = heat_of(spec, spec.panel("Lizard"), measured["needle_lizard", "needle_plane"])
     assert (heat.xs, heat.lines) == ([2048, 4096, 8192], (2048, 128)) and np.isfinite(heat.values).sum() == 4 + 8 + 16
+    told = [reading("not_informative", value, None, 1, name, length=2048) for name, value in (("floor", 1.0), ("ceiling", 0.0), ("copying", 1.0))]
+    found = measured["needle_lizard", "needle_plane"]
+    assert heat_of(spec, spec.panel("Lizard"), found._replace(readings=(*found.readings, *told))).marks == {2048: "*‡", 4096: "", 8192: ""}
     heat = heat_of(spec, spec.panel("teacher"), measured["needle_teacher_lora", "needle_plane"])
     assert heat.xs[-1] == 8192 and np.isnan(heat.values[:, -1]).all() and heat.lines == (2048, None), "a column that is hatched"
     found = {v["claim"]: v["verdict"] for v in verdicts}

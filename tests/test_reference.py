@@ -373,6 +373,7 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
 def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
     copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
     with pytest.raises(
-        UserError, match=f"{paper}_{figure}: .*weights.safetensors is missing; .* not committed; where they were measured: relinear draw {paper} {figure}"
+        UserError,
+        match=f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured: relinear draw {paper} {figure}",
     ):
         draw_committed(copy, read(COMMITTED.parents[1] / f"workflow/papers/{paper}/{figure}.yaml"))

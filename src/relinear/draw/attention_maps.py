@@ -80,7 +80,7 @@ def per_head(found: Measured, metric: str) -> np.ndarray:
     return np.array([[values[layer, head] for head in range(shape[1])] for layer in range(shape[0])])
 
 
-def _tensors(path: Path) -> dict[str, np.ndarray]:
+def tensors_in(path: Path) -> dict[str, np.ndarray]:
     """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied without it, as committed ones are."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured, and are not committed")
@@ -89,7 +89,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
 
 def read_weights(path: Path) -> Pairs:
     """The pairs of weights in a file, by layer and head."""
-    tensors = _tensors(path)
+    tensors = tensors_in(path)
     places = {(int(m[1]), int(m[2])) for key in tensors if (m := re.fullmatch(r"(?:softmax|method)\.(\d+)\.(\d+)", key))}
     if not places:
         raise ValueError(f"{path}: no weights 'softmax.<layer>.<head>'; have {sorted(tensors)}")
@@ -218,7 +218,7 @@ def _sides(spec: AttentionMaps, runs: Mapping[str, Measured | None]) -> list[tup
 
 def _read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Scores and weights, pair by pair."""
-    tensors = _tensors(path)
+    tensors = tensors_in(path)
     for key in ("scores", "weights"):
         if key not in tensors or not np.isfinite(tensors[key]).all():
             raise ValueError(f"{path}: {key!r} is missing or not finite; have {sorted(tensors)}")

@@ -26,17 +26,20 @@ from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
 WIDE = 100  # from this ratio of a logarithmic scale's ends on, powers of ten are ticks enough
+MARKS = "*†‡§"  # of an x that is not informative
 WRITTEN = 110  # the most cells of a panel whose numbers are written into them
 
 
 class Heat(NamedTuple):
-    """A panel's values [y, x], NaN where there is no reading, the readings behind them by (x, y), and where lines are drawn at x and at y."""
+    """A panel's values [y, x], NaN where there is no reading, the readings behind them by (x, y), where lines are drawn at x and at y, and the
+    marks of each x that is not informative."""
 
     xs: list[Scalar]
     ys: list[Scalar]
     values: np.ndarray
     readings: Mapping[tuple[Scalar, Scalar], Reading]
     lines: tuple[float | None, float | None] = (None, None)
+    marks: Mapping[Scalar, str] = {}
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
@@ -87,7 +90,14 @@ def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
     xs, ys = _ordered({x for x, _ in readings} | undefined), _ordered({y for _, y in readings})
     values = np.array([[place.factor * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
     across, down = (line and (at := found.find(line)) and at.value for line in (spec.dashed, spec.dotted))
-    return Heat(xs, ys, values, readings, (across or None, down or None))
+    marks = {x: _marks(spec, found, {axes[0]: x}) for x in xs}
+    return Heat(xs, ys, values, readings, (across or None, down or None), marks)
+
+
+def _marks(spec: Grid, found: Measured, at: Mapping[str, Scalar]) -> str:
+    """The marks of the reasons why a place is not informative."""
+    told = [(mark, found.find("not_informative", name, at)) for mark, name in zip(MARKS, spec.not_informative, strict=False)]
+    return "".join(mark for mark, reading in told if reading and reading.value)
 
 
 def _ordered(values: set[Scalar]) -> list[Scalar]:
@@ -98,8 +108,11 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     rows = -(-len(spec.panels) // MOST_BESIDE)
     columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(0.8 + 2.4 * columns, 0.9 + 3.1 * rows), layout="constrained")
-    marks = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
-    figure.suptitle(wrap(figure, filter(None, (f"{spec.label}: {spec.says}", about.where(), marks, about.demonstration))), fontsize=10)
+    lines = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
+    seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
+    poor = ", ".join(f"{mark} {words}" for mark, words in zip(MARKS, spec.not_informative.values(), strict=False) if mark in seen)
+    told = (f"{spec.label}: {spec.says}", about.where(), lines, poor and f"not informative: {poor}", about.demonstration)
+    figure.suptitle(wrap(figure, filter(None, told)), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)
     norms = _norms(spec, heats)
     drawn: dict[tuple[int, str], list[tuple[Axes, AxesImage]]] = {}  # those of a row that have a metric, and so a colour bar
@@ -141,9 +154,9 @@ def _heatmap(axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normali
     axis.set_facecolor("0.9")
     axis.patch.set(hatch="///", edgecolor="0.7", linewidth=0)
     image = axis.imshow(np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
-    for ruler, values in ((axis.xaxis, heat.xs), (axis.yaxis, heat.ys)):
+    for ruler, values, marks in ((axis.xaxis, heat.xs, heat.marks), (axis.yaxis, heat.ys, {})):
         step = -(-len(values) // 10)
-        ruler.set_ticks(range(0, len(values), step), labels=[_tick(value) for value in values[::step]])
+        ruler.set_ticks(range(0, len(values), step), labels=[f"{_tick(value)}{marks.get(value, '')}" for value in values[::step]])
     _mark(axis, heat)
     if np.isfinite(heat.values).sum() <= WRITTEN:
         for (y, x), value in np.ndenumerate(heat.values):

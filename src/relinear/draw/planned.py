@@ -95,9 +95,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         written = _small(make(artefact, measured, about, folder / artefact.paper))
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
-        raise UserError(
-            f"{artefact.name}: {error}; where they were measured: {command}"
-        ) from None
+        raise UserError(f"{artefact.name}: {error}; where they were measured: {command}") from None
     facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     facts["files"] = dict(sorted(facts["files"].items()))
     write_text(manifest, json.dumps(facts, indent=1) + "\n")

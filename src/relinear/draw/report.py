@@ -113,7 +113,11 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
         return []
     shown = markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")
     verdicts = [row[4] for row in rows]
-    return ["## Claims", f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. One that several tables or folders test stands there for each.", shown]
+    return [
+        "## Claims",
+        f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. One that several tables or folders test stands there for each.",
+        shown,
+    ]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:

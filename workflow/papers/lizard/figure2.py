@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from safetensors.numpy import load_file
 
+from relinear.draw.attention_maps import tensors_in
 from relinear.draw.render import NOT_RUN, write_figure
 
 PARTS = {"linear": "gated linear attention", "window": "sliding window", "meta": "meta tokens"}
@@ -47,7 +47,7 @@ def drawn(window: int, meta: int, positions: int, gamma: float) -> dict[str, np.
 
 def trained(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """Layer and head, and the weights of each part. Raises ValueError for a file that has not all of them, of one head, and finite."""
-    tensors = load_file(path)
+    tensors = tensors_in(path)
     found = {m[1]: (f"layer {m[2]}, head {m[3]}", tensors[key]) for key in tensors if (m := re.fullmatch(r"(\w+)\.(\d+)\.(\d+)", key))}
     if set(found) != set(PARTS) or len({name for name, _ in found.values()}) != 1 or not all(np.isfinite(x).all() for _, x in found.values()):
         raise ValueError(f"{path}: expected finite {', '.join(PARTS)} of one head; have {sorted(tensors)}")
