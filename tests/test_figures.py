@@ -406,6 +406,17 @@ def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp
     assert verdict["reason"] == "SUPRA at 4096: perplexity was not run"
 
 
+def test_a_series_that_one_panel_lacks_is_named_in_the_caption_and_once_in_the_legend(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    panels = [{"measure": m, "metric": "perplexity", "column": m, "title": m, "x": "position"} for m in ("short", "long")]
+    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=[{"title": run, "run": run} for run in ("a", "b", "c")]))
+    found = [("a", "short"), ("a", "long"), ("b", "short")]
+    draw(artefact, {r: measurement(*r, reading("perplexity", 9.0, 0.1, position=64)) for r in found}, tmp_path / "out")
+    [legend] = shown[0].legends
+    assert legend.get_title().get_text() == "not run for long: b." and [t.get_text() for t in legend.get_texts()] == ["a", "b", "c (not run)"]
+
+
 # --- costs ---
 
 

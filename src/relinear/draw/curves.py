@@ -71,7 +71,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         else:
             _reading_panel(axis, spec, panel, along)
             undefined |= dict.fromkeys(line for series in spec.shown(panel) for line in _undefined(series, panel, measured))
-    _legend(figure, [*undefined, *caption])
+    _legend(figure, [*_not_in_all(spec, along), *undefined, *caption])
     written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, along, paid)]
     return [*written, *_judged(artefact, measured, about, out, along, paid)]
 
@@ -168,7 +168,8 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
         errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
         bands = bands or any(place(x) != x for x, _ in found)
         curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-        _line(axis, series, style, curve, _lacking(series, along[series.name, panel.name]))
+        elsewhere = any(along.get((series.name, other.name)) for other in spec.of_readings)
+        _line(axis, series, style, curve, None if elsewhere and not found else _lacking(series, along[series.name, panel.name]))
     for k, (title, points) in enumerate(panel.published.items()):
         pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
         how = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "d8+1"[k % 4]}
@@ -183,6 +184,13 @@ def _lacking(series: Series, points: list[tuple[Scalar, Reading, Source]]) -> st
     """For the legend: that a series was not run, or how many of its runs were not."""
     ran, wanted = len({source.file for *_, source in points}), len(set(series.all_runs))
     return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
+
+
+def _not_in_all(spec: Curves, along: Along) -> list[str]:
+    """Lines for the caption, one a panel: the series that were not run for it, but for another panel."""
+    ran = {series for (series, _), points in along.items() if points}
+    lacks = {p.title or p.name: [s.title for s in spec.shown(p) if s.name in ran and not along[s.name, p.name]] for p in spec.of_readings}
+    return [f"{NOT_RUN} for {panel}: {'; '.join(titles)}." for panel, titles in lacks.items() if titles]
 
 
 def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
@@ -260,9 +268,11 @@ def _styled(spec: Curves) -> Iterator[tuple[Series, dict[str, Any]]]:
     return zip(spec.series, lines([series.all_runs[0] for series in spec.series]), strict=True)
 
 
-def _line(axis: Axes, series: Series, style: dict[str, Any], curve: Curve, mark: str) -> None:
-    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is in the legend alone."""
-    axis.errorbar(curve.x, curve.y, curve.error, label=series.title + mark, markersize=4.5, capsize=2, elinewidth=0.8, **style)
+def _line(axis: Axes, series: Series, style: dict[str, Any], curve: Curve, mark: str | None) -> None:
+    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is in the legend alone, and with
+    `mark` None a line is not in the legend."""
+    label = "_nolegend_" if mark is None else series.title + mark
+    axis.errorbar(curve.x, curve.y, curve.error, label=label, markersize=4.5, capsize=2, elinewidth=0.8, **style)
     if curve.ends and curve.x:
         axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=style["color"])
 

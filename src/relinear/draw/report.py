@@ -94,30 +94,27 @@ def _number(cell: str) -> float | str:
 def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> list[str]:
     """The claims of a paper that tables and figures test, in whatever folder, and all that those in its own folder test.
 
-    A claim stands there once for each committed results that it is judged by, or once as not run.
+    A claim stands there once for each result, with all committed places that have it, or once as not run.
     """
-    rows = []
+    found: dict[tuple[str, ...], list[str]] = {}  # the claim, its source, what tests it, the verdict, evidence and reason -> where
     for artefact in artefacts:
-        files = [(place, place.parent / f"{stem}claims.csv") for place, stem in places_of(artefact, root / "results/reference")]
-        tested = [(place, path) for place, path in files if path.is_file()]
-        for place, path in tested:
-            at = place.relative_to(root / "results/reference").parts[0]
+        places = [(place, place.parent / f"{stem}claims.csv") for place, stem in places_of(artefact, root / "results/reference")]
+        tested = [(place.relative_to(root / "results/reference").parts[0], path) for place, path in places if path.is_file()]
+        for folder, path in tested:
             for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
                 if name in (row["paper"], artefact.paper):
-                    rows.append([row["claim"], row["source"], link(artefact.label, path), f"`{at}`", row["verdict"], row["figures"], row["reason"]])
+                    result = (row["claim"], row["source"], artefact.label, row["verdict"], row["figures"], row["reason"])
+                    found.setdefault(result, []).append(link(f"`{folder}`", path))
         for claim in () if tested else artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                rows.append([claim.claim, claim.source, link(artefact.label, artefact.file), "", NOT_RUN, published, artefact.spec.not_run])
-    if not rows:
+                found[claim.claim, claim.source, artefact.label, NOT_RUN, published, artefact.spec.not_run] = [link("its spec", artefact.file)]
+    if not found:
         return []
-    shown = markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")
-    verdicts = [row[4] for row in rows]
-    return [
-        "## Claims",
-        f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. One that several tables or folders test stands there for each.",
-        shown,
-    ]
+    rows = [[*result[:3], ", ".join(where), *result[3:]] for result, where in found.items()]
+    verdicts = [verdict for *_, verdict, _, _ in found]
+    said = f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times stands there for each result."
+    return ["## Claims", said, markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")]
 
 
 def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
