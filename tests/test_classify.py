@@ -302,6 +302,15 @@ def test_pictures_of_the_hub_are_stretched_to_a_square_their_channels_side_by_si
         of_pictures(tmp_path / "c", COLOURS | {"classes": 1}, tmp_path / "hub")
 
 
+def test_every_model_of_pictures_reads_its_own():
+    plan = Plan(scale="smoke")
+    for model in filter(plan.sees, plan.models):
+        entry = plan.models[model]
+        assert entry.positions == plan.sequence(entry.data)
+        sizes = entry.options and [entry.options[name] for name in ("image_size", "classes")]
+        assert sizes == {} or sizes == [plan.data[entry.data].options[name] for name in ("side", "classes")]
+
+
 def test_a_model_from_scratch_learns_its_pictures_first_and_a_checkpoint_does_not(tmp_path):
     plans = {scale: Plan(scale=scale, results=tmp_path) for scale in ("paper", "mini")}
     steps = {scale: [str(s) for link in plan.chain("vit_hedgehog") for s in link.steps] for scale, plan in plans.items()}

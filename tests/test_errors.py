@@ -113,6 +113,14 @@ CASES = {
     "a score of what was not learned": (
         runs(lambda r: r["cola_softmax"].update(steps=[]), "hedgehog"), {},
         ["cola_softmax", "learned no task", "a last classify step on 'story-labels'"]),
+    "pictures for a model of texts": (
+        step("distill", data="digit-pictures"), {}, ["'digit-pictures' are pictures", "'tiny' reads none", "vit-digits"]),
+    "the mean of a picture's patches": (
+        runs(lambda r: r["vit_softmax"]["steps"][0]["classify"].update(pool="mean"), "hedgehog"), {}, ["vit_softmax", "pool: mean", "first"]),
+    "a picture's channel too many": (
+        put("data.yaml", lambda d: d["digit-pictures"].update(channels=4)), {}, ["digit-pictures", "channels", "4", "1 or 3"]),
+    "a picture's source misspelt": (
+        put("data.yaml", lambda d: d["digit-pictures"].update(source="digit")), {}, ["'digit'", "'digits', 'fashion-mnist'"]),
     "a scaling that has no name": (
         put("measures.yaml", lambda m: m["haystack_yarn"]["options"].update(rope_scaling="yarn")), {}, ["haystack_yarn", "'yarn'", "(linear"]),
     "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),

@@ -257,7 +257,7 @@ class Plan:
     def sees(self, model: str) -> bool:
         """Whether a model reads pictures: its one data set is of these."""
         own = self.models[model].data
-        return own in self.data and (made := self.data[own].make) in stages.available() and stages.stage(made).pictures
+        return own in self.data and stages.pictures(self.data[own].make)
 
     def labelled(self) -> list[str]:
         """The data sets whose texts have labels."""

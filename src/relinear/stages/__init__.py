@@ -40,6 +40,11 @@ def stage(name: str):
     return load(name).Stage()
 
 
+def pictures(make: str) -> bool:
+    """Whether data of a kind are pictures."""
+    return make in available() and stage(make).pictures
+
+
 @functools.cache
 def training() -> tuple[str, ...]:
     """Names of the stages that a run's `steps` may have."""

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from relinear import stages
 from relinear.plan.strict import ConfigError, Positive, Strict, parse
 from relinear.stages import _stage
 
@@ -102,8 +103,12 @@ class Step(_stage.Stage):
         return plan.seed + plan.run(node.name).seed
 
     def check(self, plan, node, processes):
-        budget = self.budget(plan, node)
-        positions = plan.models[plan.run(node.name).model].positions
+        budget, model = self.budget(plan, node), plan.run(node.name).model
+        data = plan.data_for(self.recipe(plan, node).data, model)
+        if stages.pictures(plan.data[data].make) and not plan.sees(model):
+            able = ", ".join(filter(plan.sees, plan.models))
+            raise ConfigError(f"{node}: data {data!r} are pictures, and {model!r} reads none; possible: other data, or runs of {able}")
+        positions = plan.models[model].positions
         if budget["seq_len"] > positions:
             raise ConfigError(f"run {node.name!r}: {node.stage}.seq_len {budget['seq_len']} is beyond the model's {positions} positions")
         step = budget["batch_size"] * budget["accumulate"]
