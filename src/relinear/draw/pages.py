@@ -189,6 +189,14 @@ search = _as_drawn("search", "search_smollm2/comparison/search.md")
 recipes = _as_drawn("recipes", "long_smollm2_quarter/comparison/recipes.md")
 
 
+def details(reference: Path) -> str:
+    """What the papers leave open, of Lizard: the rows of the drawn table that were run."""
+    [table] = drawn(reference / "smollm2_quarter/comparison/details.md")
+    first = next(i for i, row in enumerate(table) if row["Detail"].startswith("SUPRA"))
+    rows = [row for row in table[:first] if row["Perplexity"] != NOT_RUN]
+    return markdown(list(table[0]), [list(row.values()) for row in rows])
+
+
 def windows(reference: Path) -> str:
     """Lizard Table 4, a line for each combination of window and meta tokens that was run; last, how many of how many."""
     [table] = drawn(reference / "lizard_smollm2/lizard/table4.md")
@@ -416,6 +424,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
         ranks,
         windows,
         parts,
+        details,
         uptraining,
         factors,
         contexts,
