@@ -375,7 +375,7 @@ def test_a_need_that_there_is_not_is_named(tmp_path):
         ("papers/lolcats/runs.yaml", "window: 64", "window: -64", ["lolcats_window", "window must be 0 (none) or more", "-64"]),
         ("papers/lolcats/runs.yaml", "window: 64", "window: true", ["lolcats_window", "window is true"]),
         ("scales/smoke.yaml", "depths: 2,", "depths: 0,", ["smoke.yaml: measures: needle", "depths", "greater than 0", "got 0"]),
-        ("scales/smoke.yaml", "prompts: 2, batch_tokens: 4096}", "prompts: 2}", ["batch_tokens", "required", "possible: pairs, "]),
+        ("scales/smoke.yaml", "prompts: 2, batch_tokens: 4096}", "prompts: 2}", ["batch_tokens", "required", "possible: lengths, "]),
         ("scales/smoke.yaml", "lm_eval: {items: {piqa: 4,", "lm_eval: {items: {piqa: 4.5,", ["piqa", "4.5"]),
         ("measures.yaml", "lengths: [1024]", "lengths: [0]", ["needle_1024", "lengths.0", "greater than 0"]),
         ("measures.yaml", "lengths: [1024]", "lengths: 1024", ["needle_1024", "lengths", "tuple"]),

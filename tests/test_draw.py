@@ -18,6 +18,7 @@ from relinear.draw import About, make
 from relinear.draw.claims import UNTESTED, Value, judge
 from relinear.draw.render import count, number
 from relinear.draw.schema1 import load_schema1
+from relinear.plan.chance import chance_of
 from relinear.plan.claims import Claim
 from relinear.plan.readings import Source
 from relinear.plan.specs import read
@@ -311,7 +312,7 @@ MATRIX = {
     "published": [[51.3, 54.1], [52.4, None]],
     "published_for": {"model": "Llama-3-8B", "origin": {"measured": True}},
     "claims": [{"claim": "64 beats 32", "source": "s", "left": {"row": "meta_4", "column": "window_64"},
-                "right": {"row": "meta_4", "column": "window_32"}, "op": ">"}],
+                "right": {"row": "meta_4", "column": "window_32"}, "op": ">", "floor": 0}],
 }  # fmt: skip
 
 
@@ -450,6 +451,15 @@ def test_rows_at_chance_tell_nothing():
     assert judgement.verdict == UNTESTED and "better than chance, 25.00" in judgement.reason
     assert judge(claim(floor=25), two(20, 10)).verdict == UNTESTED, "worse than chance is no better"
     assert judge(claim(margin=-5, floor=25), two(40, 24)).verdict == "reproduced"
+
+
+def test_a_table_knows_the_chance_of_tasks_with_choices_and_of_their_mean():
+    spec = TABLE2.spec
+    columns = {column.name: column for column in spec.all_columns}
+    assert [chance_of(columns, name) for name in ("piqa_acc", "mmlu_acc", "avg_no_mmlu", "ppl", "lambada_openai_acc")] == [50, 25, 35, None, None]
+    above = Claim(claim="c", source="s", left="lizard", right="t2r", column="avg_no_mmlu", op=">")
+    assert spec.floored(above).floor == 35 and spec.floored(above.model_copy(update={"floor": 30.0})).floor == 30
+    assert spec.floored(above.model_copy(update={"op": "<"})).floor is None
 
 
 def dosed(tokens, measured, tmp_path):

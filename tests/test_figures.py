@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, make, pictures, render
+from relinear.draw import About, costs, curves, make, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
 from relinear.draw.cells import rows_of
@@ -415,6 +415,27 @@ def test_a_series_that_one_panel_lacks_is_named_in_the_caption_and_once_in_the_l
     draw(artefact, {r: measurement(*r, reading("perplexity", 9.0, 0.1, position=64)) for r in found}, tmp_path / "out")
     [legend] = shown[0].legends
     assert legend.get_title().get_text() == "not run for long: b." and [t.get_text() for t in legend.get_texts()] == ["a", "b", "c (not run)"]
+
+
+def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_of_each_run(tmp_path, monkeypatch):
+    """The caption says which series a panel lacks and another has."""
+    panels = [{"measure": "ppl", "metric": "perplexity", "x": "position"},
+              {"measure": "needle", "metric": "choice", "x": "distance", "at": {"length": 2048}, "title": "needles"}]  # fmt: skip
+    series = [{"title": "teacher", "run": "teacher"}, {"title": "Lizard", "run": "lizard"}]
+    legend = {"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}
+    artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, legend=legend))
+    assert {("teacher", "size"), ("lizard", "size")} < set(artefact.reads())
+    places = [{"length": 2048}, {"length": 2048, "distance": 512}, {"length": 2048, "distance": 256}, {"length": 1024, "distance": 512}]
+    needles = measurement("teacher", "needle", *(reading("choice", value, 0.1, **at) for value, at in zip((0.1, 0.2, 0.3, 0.4), places, strict=True)))
+    assert [(x, r.value) for x, r, _ in readings_along(artefact.spec.series[0], artefact.spec.panels[1], {("teacher", "needle"): needles})] == [
+        (256, 0.3), (512, 0.2)
+    ]  # fmt: skip
+    measured = {("teacher", "needle"): needles, ("lizard", "size"): measurement("lizard", "size", reading("mebibytes", 11.6, of="model"))}
+    measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", 9.0, 0.1, position=64)) for run in ("teacher", "lizard")}
+    seen = []
+    monkeypatch.setattr(curves, "_legend", lambda figure, caption: seen.append((caption, figure.axes[0].get_legend_handles_labels()[1])))
+    draw(artefact, measured, tmp_path / "out")
+    assert seen == [(["not run for needles: Lizard."], ["teacher", "Lizard, 11.6 MiB"])]
 
 
 # --- costs ---

@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
+from relinear.draw.doses import doses
 from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
@@ -63,7 +64,9 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     spec: Any = artefact.spec
     paid = _costs(spec, about) if spec.file else None
     along: Along = {(s.name, p.name): readings_along(s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
-    figure, caption = _figure(spec, _title(spec, about, paid)), _caption(spec, about, paid)
+    figure, caption = _figure(spec, _title(spec, about, paid)), [*spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
+    caption = [*_not_in_all(spec, along), *caption]
+    spec = _with_legend(spec, measured)
     undefined: dict[str, None] = {}
     for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
         if paid is not None and spec.of_costs(panel):
@@ -71,7 +74,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         else:
             _reading_panel(axis, spec, panel, along)
             undefined |= dict.fromkeys(line for series in spec.shown(panel) for line in _undefined(series, panel, measured))
-    _legend(figure, [*_not_in_all(spec, along), *undefined, *caption])
+    _legend(figure, [*undefined, *caption])
     written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, along, paid)]
     return [*written, *_judged(artefact, measured, about, out, along, paid)]
 
@@ -93,6 +96,30 @@ def _caption(spec: Curves, about: About, paid: Costs | None) -> list[str]:
             own = ", ".join(sorted({str(row.commit) for row in paid.rows if row.run == spec.series[0].name and row.ok}))
             lines.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
     return [*lines, *([about.demonstration] if about.demonstration and spec.of_readings else [])]
+
+
+def _with_legend(spec: Curves, measured: Measurements) -> Curves:
+    """The spec with what its legend asks for behind each title, as far as it is measured."""
+    if (beside := spec.legend) is None:
+        return spec
+
+    def titled(series: Series) -> Series:
+        found = measured.get((series.run or "", beside.measure))
+        value = next((r.value for r in (found.all(beside.metric, beside.of) if found else ()) if not r.at), None)
+        return series if value is None else series.model_copy(update={"title": f"{series.title}, {value:.4g} {beside.unit}"})
+
+    return spec.model_copy(update={"series": tuple(map(titled, spec.series))})
+
+
+def _doses(spec: Curves, measured: Measurements) -> list[str]:
+    """Lines for the caption of a figure along training tokens: unique tokens x epochs of the steps of each point."""
+    panel = next((panel for panel in spec.of_readings if panel.x == TRAINED), None)
+    lines = []
+    for series in spec.shown(panel) if panel else ():
+        found = [measured.get((run, panel.measure or "")) for run in series.runs]
+        points = [" + ".join(map(str, own)) for m in found if m is not None and (own := doses(m))]
+        lines += [f"{series.title}: {'; '.join(points)} tokens."] * bool(points)
+    return lines
 
 
 def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, along: Along, paid: Costs | None) -> Path:
@@ -218,11 +245,16 @@ def readings_along(series: Series, panel: Panel, measured: Measurements) -> list
             continue
         at = sum(m.facts.get("tokens", {}).values()) if panel.x == TRAINED else x
         for reading in m.all(panel.metric or "", panel.of):
-            if at is None and set(reading.at) == {panel.x}:
+            if at is None and _along(reading, panel):
                 found.append((reading.at[panel.x], reading, m.source))
-            elif at is not None and not reading.at:
+            elif at is not None and reading.at == panel.at:
                 found.append((at, reading, m.source))
     return sorted(found, key=lambda point: place(point[0])) if all(isinstance(place(x), int | float) for x, *_ in found) else found
+
+
+def _along(reading: Reading, panel: Panel) -> bool:
+    """Whether a reading lies along the panel's axis, at the panel's place on its other ones."""
+    return panel.x in reading.at and {axis: value for axis, value in reading.at.items() if axis != panel.x} == panel.at
 
 
 def place(x: Scalar) -> Scalar:
@@ -236,7 +268,7 @@ def _undefined(series: Series, panel: Panel, measured: Measurements) -> list[str
     places: dict[str, list[str]] = {}
     m = measured.get((series.run or "", panel.measure or ""))
     for r in m.readings if m else ():
-        if r.value is None and r.metric == panel.metric and panel.of in (None, r.of) and set(r.at) == {panel.x}:
+        if r.value is None and r.metric == panel.metric and panel.of in (None, r.of) and _along(r, panel):
             places.setdefault(r.why, []).append(str(r.at[panel.x]))
     return [f"{series.title}: {NOT_DEFINED} at {', '.join(dict.fromkeys(at))}: {why}." for why, at in places.items()]
 
@@ -320,7 +352,7 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
 def _mark(axis: Axes, panel: Panel) -> None:
     """A grey vertical line for each mark and a horizontal one for each level, which the legend names."""
     for i, (title, x) in enumerate(panel.marks.items()):
-        axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--")[i % 3], linewidth=1, zorder=0)
+        axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--", (0, (6, 2, 1, 2, 1, 2)))[i % 4], linewidth=1, zorder=0)
     for title, y in panel.levels.items():
         axis.axhline(y, label=f"{title}, {y:g}", color="0.5", linestyle=":", linewidth=1, zorder=0)
 

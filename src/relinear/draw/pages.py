@@ -7,7 +7,7 @@ results/reference, with the names of runs in words. The others are made from the
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relinear.draw.costs import how_measured, read_costs
@@ -22,7 +22,8 @@ END = "<!-- end -->"
 
 LABELS = {
     "teacher": "teacher", "teacher_lora": "teacher + LoRA", "t2r": "T2R", "hedgehog": "Hedgehog", "supra": "SUPRA",
-    "lolcats_linear": "LoLCATs, linear", "lolcats_window": "LoLCATs, window", "lizard": "Lizard", "window_128_lora": "window of 128 + LoRA",
+    "lolcats_linear": "LoLCATs, linear", "lolcats_window": "LoLCATs, window", "lizard": "Lizard",
+    "window_128": "window of 128, untrained", "window_128_lora": "window of 128 + LoRA",
     "window_bytes_of_lolcats": "window of LoLCATs' bytes + LoRA", "window_bytes_of_lizard": "window of Lizard's bytes + LoRA",
     "teacher_dynamic": "teacher, transformers' cache", "lolcats_linear_shared": "LoLCATs, linear, shared states",
     "lolcats_window_shared": "LoLCATs, window, shared states", "lizard_shared": "Lizard, shared states",
@@ -46,16 +47,19 @@ def label(run: str) -> str:
 # --- results ---
 
 
-def chosen(path: Path, *columns: str) -> str:
-    """These columns of a drawn table of runs; last, the average that is published for each run, and of which model."""
+def chosen(path: Path, *columns: str, beside: Mapping[str, tuple[Path, str]] = {}) -> str:
+    """These columns of a drawn table of runs; of `beside`, title -> another drawn table of the same runs and its column; last, the average that is
+    published for each run, and of which model."""
     ours, published = drawn(path)
+    others = [by_run(drawn(other)[0], column) for other, column in beside.values()]
     models, averages, with_mmlu = (by_run(published, column) for column in ("Model", "Avg, no MMLU", "Avg"))
     rows = []
     for row in ours:
         run = name_of(row["Run"])
         value = averages.get(run) or (f"with MMLU {with_mmlu[run]}" if with_mmlu.get(run) else "")
-        rows.append([label(run), *(cell(row, column) for column in columns), f"{value} ({models[run]})" if value else ""])
-    return markdown(["Run", *columns, "Published avg, no MMLU"], rows)
+        own = [cell(row, column) for column in columns] + [other.get(run, NOT_RUN) for other in others]
+        rows.append([label(run), *own, f"{value} ({models[run]})" if value else ""])
+    return markdown(["Run", *columns, *beside, "Published avg, no MMLU"], rows)
 
 
 def mini(reference: Path) -> str:
@@ -64,9 +68,14 @@ def mini(reference: Path) -> str:
 
 
 def headline(reference: Path) -> str:
-    """The headline table of whole task sets."""
+    """The headline table of whole task sets, and what a window of the last tokens cannot do, of a later training of the same runs."""
     tasks = ("PIQA", "ARC-e", "ARC-c norm", "HellaSwag norm", "WinoGrande", "MMLU")
-    return chosen(reference / "smollm2/table2.md", "Perplexity", *tasks, "Avg, no MMLU", "LAMBADA", "BoolQ")
+    sources, recall = (reference / f"controls_smollm2/comparison/{name}.md" for name in ("sources", "recall"))
+    beside = {
+        "Novels, 1024 to 2047": (sources, "Novels, 1024-2048"), "Needle 2048": (recall, "Needle 2048, exact"),
+        "Answers beyond 128, F1": (recall, "Answers, F1 beyond"), "State, MiB": (sources, "State, MiB"),
+    }  # fmt: skip
+    return chosen(reference / "smollm2/table2.md", "Perplexity", *tasks, "Avg, no MMLU", "LAMBADA", "BoolQ", beside=beside)
 
 
 CONTROLLED = ("teacher_lora", "window_128_lora", "lolcats_window", "window_bytes_of_lolcats", "lizard", "window_bytes_of_lizard")
@@ -100,6 +109,13 @@ def switched_off(reference: Path) -> str:
     }  # fmt: skip
     rows = [[label(name_of(row["Run"])), *("" if row[c].startswith("not defined") else row[c] for c in columns)] for row in shown]
     return markdown(["Run", *columns.values()], rows)
+
+
+def sources(reference: Path) -> str:
+    """Perplexity on held-out text of every source, of the runs that the controls have, and each method's."""
+    [table] = drawn(reference / "controls_smollm2/comparison/sources.md")
+    columns = ["Introductions", "Kernel documentation", "Brown", "Novels, to 8192", "Papers, to 8192", "State, MiB", "State at Llama-3-8B, MiB"]
+    return markdown(["Run", *columns], [[label(run), *(row[c] for c in columns)] for row in table if (run := name_of(row["Run"])) in LABELS])
 
 
 def transfer(reference: Path) -> str:
@@ -153,14 +169,15 @@ def second_teacher(reference: Path) -> str:
     [table] = drawn(reference / "qwen_quarter/comparison/second.md")
     columns = {
         "Tokens": "Tokens", "Perplexity": "Perplexity", "without linear part": "without its linear part",
-        "1024-2048": "Novels over teacher's, 1024 to 2047",
-        "16 pairs, far": "16 pairs, far, %", "MMLU, letter": "MMLU, %", "State, MiB": "State, MiB",
+        "1024-2048": "Novels over teacher's, 1024 to 2047", "16 pairs, far": "16 pairs, far, %", "Needle 2048": "Needle 2048, %",
+        "Answers, F1 beyond": "Answers beyond 128, F1", "Avg, no MMLU": "Avg, no MMLU", "Average kept, %": "average kept, %",
+        "MMLU, letter": "MMLU, %", "MMLU kept, %": "MMLU kept, %", "MMLU, text norm": "MMLU by text, %",
+        "Won or tied, %": "Won or tied, %", "State, MiB": "State, MiB",
     }  # fmt: skip
-    rows = []
-    for row in table:
-        cells = {column.partition(" (n=")[0]: cell for column, cell in row.items()}
-        rows.append([label(name_of(row["Run"])), *("" if cells[c].startswith("not defined") else cells[c] for c in columns)])
-    return markdown(["Run", *columns.values()], rows)
+    found = [{column.partition(" (n=")[0]: cell for column, cell in row.items()} for row in table]
+    shown = [column for column in columns if any(row[column] != NOT_RUN for row in found)]
+    rows = [[label(name_of(row["Run"])), *("" if row[c].startswith("not defined") else row[c] for c in shown)] for row in found]
+    return markdown(["Run", *(columns[column] for column in shown)], rows)
 
 
 def alike(reference: Path) -> str:
@@ -408,6 +425,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "docs/results.md": (
         controls,
         switched_off,
+        sources,
         second_teacher,
         headline,
         transfer,

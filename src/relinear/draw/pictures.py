@@ -27,5 +27,6 @@ def wrap(figure: Figure, lines: Iterable[str], per_inch: int = 11) -> str:
 
 def judge_claims(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int]) -> list[Path]:
     """The claims file of a figure that has claims. `tokens`: training tokens of what they name, which a claim's dose is compared with."""
-    verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in artefact.spec.claims]
+    spec = artefact.spec
+    verdicts = [judge(spec.floored(claim), look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []

@@ -28,7 +28,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     names = _names(spec, rows)
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
     tokens = tokens_of(rows)
-    judgements = [judge(claim, look_in(everything), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
+    judgements = [judge(spec.floored(claim), look_in(everything), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)

@@ -88,9 +88,10 @@ class Claim(Strict):
     """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
 
     `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
-    better than `floor` (chance, in the column's unit, or a point where it is measured), nothing can be told. `dose`: row -> the training
-    tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given. `recipe`: in what else our
-    training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before anything can be told.
+    better than `floor` (chance, in the column's unit, or a point where it is measured; a table knows that of tasks with choices), nothing can be
+    told. `dose`: row -> the training tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
+    `recipe`: in what else our training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before
+    anything can be told.
     """
 
     claim: str
@@ -162,6 +163,10 @@ class Spec(Strict):
     def dosed(self) -> list[str] | None:
         """The names that a claim may state a dose for: those whose training tokens are known when it is judged. None: no claim may state one."""
         return None
+
+    def floored(self, claim: Claim) -> Claim:
+        """The claim as it is judged: where it states no `floor`, with the one that its column has."""
+        return claim
 
     def check(self) -> None:
         """Raises ValueError for names that do not exist or exist twice, and for a dose that nothing is compared with."""

@@ -39,7 +39,8 @@ class Series(Strict):
 
 
 class Panel(InUnit):
-    """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric.
+    """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric. `at`: a place on
+    their other axes.
 
     `series`: those that it shows, all if none are named. `column`: the panel's name, where two of a figure share a metric. `published`: what a
     paper prints, title -> x -> y, or several y of as many models.
@@ -52,6 +53,7 @@ class Panel(InUnit):
     measure: str | None = None
     metric: str | None = None
     of: str | None = None
+    at: dict[str, Scalar] = {}
     column: str = ""
     title: str = ""
     xlabel: str = ""
@@ -69,15 +71,27 @@ class Panel(InUnit):
         return self.column or self.y or self.metric or ""
 
 
+class Legend(Strict):
+    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`."""
+
+    measure: str
+    metric: str
+    of: str | None = None
+    unit: str
+
+
 class Curves(Spec):
     """Lines along a sweep: of the costs in a `file` (those of one `model`) in panels that name a cost, of readings in those that name a measure.
     The first series is what others' costs are compared to.
 
-    `hardware`: what the paper measured costs on; `published`: what its text says.
+    `legend`: what of each run stands beside its title. `caption`: lines below. `hardware`: what the paper measured costs on; `published`: what its
+    text says.
     """
 
     series: tuple[Series, ...]
     panels: Annotated[tuple[Panel, ...], Field(min_length=1)]
+    legend: Legend | None = None
+    caption: tuple[str, ...] = ()
     file: str | None = None
     model: str | None = None
     hardware: str = ""
@@ -99,7 +113,8 @@ class Curves(Spec):
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
-        return list(dict.fromkeys(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))))
+        beside = [(s.run, self.legend.measure) for s in self.series if self.legend and s.run]
+        return list(dict.fromkeys([*(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))), *beside]))
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from relinear import stages
+from relinear.plan.chance import chance_of
 from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Origin, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
@@ -249,11 +250,8 @@ class Table(Spec):
         """The columns as listed, or one for each point of the axes."""
         if not self.columns.axes:
             return self.columns.list
-        cell = self.cell or Cell()
-        return tuple(
-            Column(name=_named(fields), title=", ".join(f"{axis} {value}" for axis, value in fields.items()), **cell.model_dump())
-            for fields in _combinations(self.columns.axes)
-        )
+        cell, each = (self.cell or Cell()).model_dump(), _combinations(self.columns.axes)
+        return tuple(Column(name=_named(own), title=", ".join(f"{axis} {value}" for axis, value in own.items()), **cell) for own in each)
 
     @cached_property
     def titles(self) -> dict[str, str]:
@@ -403,6 +401,13 @@ class Table(Spec):
             if not re.fullmatch(r"[a-z]+_tokens", name):
                 known("column", name, self.csv_names, "csv")
         super().check()
+
+    def floored(self, claim: Claim) -> Claim:
+        """The claim with the chance of its left side's column as `floor`, where it says that a score is larger and states none."""
+        if claim.op == "<" or claim.ratio is not None or claim.floor is not None:
+            return claim
+        columns = {column.name: column for column in self.all_columns}
+        return claim.model_copy(update={"floor": chance_of(columns, claim.full(claim.left).column)})
 
     def dosed(self) -> list[str]:
         """The names that a claim may state a dose for: the rows."""
