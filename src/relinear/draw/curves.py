@@ -64,8 +64,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     spec: Any = artefact.spec
     paid = _costs(spec, about) if spec.file else None
     along: Along = {(s.name, p.name): readings_along(s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
-    figure, caption = _figure(spec, _title(spec, about, paid)), [*spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
-    caption = [*_not_in_all(spec, along), *caption]
+    figure = _figure(spec, _title(spec, about, paid))
+    caption = [*_not_in_all(spec, along), *spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
     spec = _with_legend(spec, measured)
     undefined: dict[str, None] = {}
     for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
@@ -195,8 +195,8 @@ def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None
         errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
         bands = bands or any(place(x) != x for x, _ in found)
         curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-        elsewhere = any(along.get((series.name, other.name)) for other in spec.of_readings)
-        _line(axis, series, style, curve, None if elsewhere and not found else _lacking(series, along[series.name, panel.name]))
+        elsewhere = not found and series.name in _ran(along)
+        _line(axis, series, style, curve, None if elsewhere else _lacking(series, along[series.name, panel.name]))
     for k, (title, points) in enumerate(panel.published.items()):
         pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
         how = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "d8+1"[k % 4]}
@@ -213,9 +213,14 @@ def _lacking(series: Series, points: list[tuple[Scalar, Reading, Source]]) -> st
     return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
 
 
+def _ran(along: Along) -> set[str]:
+    """The names of the series that a panel has points of."""
+    return {series for (series, _), points in along.items() if points}
+
+
 def _not_in_all(spec: Curves, along: Along) -> list[str]:
     """Lines for the caption, one a panel: the series that were not run for it, but for another panel."""
-    ran = {series for (series, _), points in along.items() if points}
+    ran = _ran(along)
     lacks = {p.title or p.name: [s.title for s in spec.shown(p) if s.name in ran and not along[s.name, p.name]] for p in spec.of_readings}
     return [f"{NOT_RUN} for {panel}: {'; '.join(titles)}." for panel, titles in lacks.items() if titles]
 

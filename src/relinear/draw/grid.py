@@ -26,7 +26,12 @@ from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
 WIDE = 100  # from this ratio of a logarithmic scale's ends on, powers of ten are ticks enough
-MARKS = "*†‡§"  # of an x that is not informative
+# Reasons why a measure calls an x `not_informative` (relinear.measure.needle): each one's mark, and its words for the title.
+NOT_INFORMATIVE = {
+    "floor": ("*", "the choice of five is within three errors of chance"),
+    "ceiling": ("†", "every key is found"),
+    "copying": ("‡", "most answers are keys that were not asked for"),
+}
 WRITTEN = 110  # the most cells of a panel whose numbers are written into them
 
 
@@ -90,13 +95,13 @@ def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
     xs, ys = _ordered({x for x, _ in readings} | undefined), _ordered({y for _, y in readings})
     values = np.array([[place.factor * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
     across, down = (line and (at := found.find(line)) and at.value for line in (spec.dashed, spec.dotted))
-    marks = {x: _marks(spec, found, {axes[0]: x}) for x in xs}
+    marks = {x: _marks(found, {axes[0]: x}) for x in xs}
     return Heat(xs, ys, values, readings, (across or None, down or None), marks)
 
 
-def _marks(spec: Grid, found: Measured, at: Mapping[str, Scalar]) -> str:
+def _marks(found: Measured, at: Mapping[str, Scalar]) -> str:
     """The marks of the reasons why a place is not informative."""
-    told = [(mark, found.find("not_informative", name, at)) for mark, name in zip(MARKS, spec.not_informative, strict=False)]
+    told = [(mark, found.find("not_informative", name, at)) for name, (mark, _) in NOT_INFORMATIVE.items()]
     return "".join(mark for mark, reading in told if reading and reading.value)
 
 
@@ -110,7 +115,7 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     figure = Figure(figsize=(0.8 + 2.4 * columns, 0.9 + 3.1 * rows), layout="constrained")
     lines = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
     seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
-    poor = ", ".join(f"{mark} {words}" for mark, words in zip(MARKS, spec.not_informative.values(), strict=False) if mark in seen)
+    poor = ", ".join(f"{mark} {words}" for mark, words in NOT_INFORMATIVE.values() if mark in seen)
     told = (f"{spec.label}: {spec.says}", about.where(), lines, poor and f"not informative: {poor}", about.demonstration)
     figure.suptitle(wrap(figure, filter(None, told)), fontsize=10)
     grid = figure.subplots(rows, columns, squeeze=False)

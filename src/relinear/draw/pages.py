@@ -187,13 +187,14 @@ def alike(reference: Path) -> str:
     return markdown(list(shown), [[row[column] for column in shown] for row in table])
 
 
-def _as_drawn(name: str, file: str, without: str | None = None) -> Callable[[Path], str]:
-    """A block of that name: the first table of a drawn file, without the columns whose title has `without` in it."""
+def _as_drawn(name: str, file: str, without: str | None = None, ran: str | None = None) -> Callable[[Path], str]:
+    """A block of that name: the first table of a drawn file, without the columns whose title has `without` in it, and, where `ran` names a column,
+    without the rows that were not run for it."""
 
     def block(reference: Path) -> str:
         table = drawn(reference / file)[0]
         shown = [column for column in table[0] if without is None or without not in column]
-        return markdown(shown, [[row[column] for column in shown] for row in table])
+        return markdown(shown, [[row[column] for column in shown] for row in table if ran is None or row[ran] != NOT_RUN])
 
     block.__name__ = name
     return block
@@ -204,14 +205,7 @@ summaries = _as_drawn("summaries", "samsum_smollm2/hedgehog/table11.md")
 tasks = _as_drawn("tasks", "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
 search = _as_drawn("search", "search_smollm2/comparison/search.md")
 recipes = _as_drawn("recipes", "long_smollm2_quarter/comparison/recipes.md")
-
-
-def details(reference: Path) -> str:
-    """What the papers leave open, of Lizard: the rows of the drawn table that were run."""
-    [table] = drawn(reference / "smollm2_quarter/comparison/details.md")
-    first = next(i for i, row in enumerate(table) if row["Detail"].startswith("SUPRA"))
-    rows = [row for row in table[:first] if row["Perplexity"] != NOT_RUN]
-    return markdown(list(table[0]), [list(row.values()) for row in rows])
+details = _as_drawn("details", "smollm2_quarter/comparison/details.md", ran="Perplexity")
 
 
 def windows(reference: Path) -> str:

@@ -261,15 +261,14 @@ class GridCell(Where):
 class Grid(Spec):
     """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
     on a logarithmic scale where one of its panels or the cell says `log`. `dashed` and `dotted`: metrics without axes, at whose values in a panel's
-    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before. `not_informative`: names of a measure's
-    readings `not_informative` along x, and what they mean; where one is 1, a mark stands at x, which the title explains."""
+    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before. Where a
+    measurement has a reading `not_informative` at x, a mark stands there, which the title explains."""
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
     dashed: str | None = None
     dotted: str | None = None
-    not_informative: dict[str, str] = {}
 
     def place(self, panel: GridPanel) -> Where:
         """The reading that a panel shows. Raises ValueError where neither it nor the cell says."""

@@ -257,11 +257,11 @@ class Plan:
     def sees(self, model: str) -> bool:
         """Whether a model reads pictures: its one data set is of these."""
         own = self.models[model].data
-        return own in self.data and stages.pictures(self.data[own].make)
+        return own in self.data and stages.makes(self.data[own].make, "pictures")
 
     def labelled(self) -> list[str]:
         """The data sets whose texts have labels."""
-        return [name for name, found in self.data.items() if found.make in stages.available() and stages.stage(found.make).labelled]
+        return [name for name, found in self.data.items() if stages.makes(found.make, "labelled")]
 
     def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
         if self.data[data].make not in kinds:

@@ -7,6 +7,7 @@ import functools
 import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 # Kinds of data, as `make` of data.yaml says them -> the file here with their Options. All but items are made by the stage of that name.
 MAKERS = {
@@ -40,9 +41,9 @@ def stage(name: str):
     return load(name).Stage()
 
 
-def pictures(make: str) -> bool:
-    """Whether data of a kind are pictures."""
-    return make in available() and stage(make).pictures
+def makes(make: str, kind: Literal["labelled", "pictures"]) -> bool:
+    """Whether the data that an entry's `make` names are of a kind, as the stage that makes them says."""
+    return make in available() and getattr(stage(make), kind)
 
 
 @functools.cache

@@ -1,9 +1,13 @@
 """The contract of a stage: the place of its results, the settings of its work, the nodes it reads, the hardware it wants."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, computed_field
 
 from relinear import attention
+from relinear.plan.strict import ConfigError, Positive, Strict
 
 
 def method_file(method: str) -> Path:
@@ -20,6 +24,31 @@ class Node(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(word for word in self if word)
+
+
+class Classes(Strict):
+    """The part that examples of one class each have in data.yaml, where a split of its own is the test."""
+
+    validation: Positive  # examples of the training split kept aside, to stop by
+    train: Positive | None = None  # so many of the others; None: all that a source has
+    test: Annotated[int, Field(ge=2)] | None = None
+
+    @computed_field
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores that are taken."""
+        return ("accuracy",)
+
+
+def train_of(plan, options: Mapping[str, Any]) -> int | None:
+    """The examples to train on that a budget makes of an entry's `train`; None: all that there are."""
+    return options["train"] and max(round(options["train"] * plan.budget), 1)
+
+
+def require_pictures(plan, node: Node, why: str, otherwise: str = "") -> None:
+    """Raises ConfigError where a run's model does not read pictures. `otherwise`: what is possible beside runs of models that do."""
+    if not plan.sees(model := plan.run(node.name).model):
+        raise ConfigError(f"{node}: {why}, and {model!r} reads none; possible: {otherwise}runs of {', '.join(filter(plan.sees, plan.models))}")
 
 
 class Stage:

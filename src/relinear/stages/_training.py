@@ -105,9 +105,8 @@ class Step(_stage.Stage):
     def check(self, plan, node, processes):
         budget, model = self.budget(plan, node), plan.run(node.name).model
         data = plan.data_for(self.recipe(plan, node).data, model)
-        if stages.pictures(plan.data[data].make) and not plan.sees(model):
-            able = ", ".join(filter(plan.sees, plan.models))
-            raise ConfigError(f"{node}: data {data!r} are pictures, and {model!r} reads none; possible: other data, or runs of {able}")
+        if stages.makes(plan.data[data].make, "pictures"):
+            _stage.require_pictures(plan, node, f"data {data!r} are pictures", "other data, or ")
         positions = plan.models[model].positions
         if budget["seq_len"] > positions:
             raise ConfigError(f"run {node.name!r}: {node.stage}.seq_len {budget['seq_len']} is beyond the model's {positions} positions")

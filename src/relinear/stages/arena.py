@@ -1,10 +1,10 @@
 """Tasks in the form of Long Range Arena's: long sequences, each of one class."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import computed_field, model_validator
 
-from relinear.plan.strict import Positive, Strict
+from relinear.plan.strict import Positive
 from relinear.stages import _stage
 
 # Task -> the sources that it reads; one that is drawn has none. get/<task>.py says what they are.
@@ -16,7 +16,7 @@ ENDLESS = (None, "linux-doc")  # sources from which any number of sequences is d
 PIXELS = 32 * 32  # of Pathfinder's images
 
 
-class Options(Strict):
+class Options(_stage.Classes):
     """An entry of data.yaml with `make: arena`: the task, the tokens of its longest sequence, and numbers of sequences."""
 
     task: Literal["listops", "pathfinder", "pixels", "bytewise", "matching"]
@@ -24,21 +24,12 @@ class Options(Strict):
     longest: Positive  # tokens of a sequence; of a pair, both together; ListOps has fewer
     shortest: Positive | None = None  # ListOps has more
     side: Positive | None = None  # average the pixels of images to so many a row
-    validation: Positive  # sequences of the training split kept aside, to stop by
-    train: Positive | None = None  # so many of the others; None: all that a source has
-    test: Annotated[int, Field(ge=2)] | None = None
 
     @computed_field
     @property
     def classes(self) -> int:
         """The classes of its task."""
         return CLASSES[self.task]
-
-    @computed_field
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The scores that are taken."""
-        return ("accuracy",)
 
     @model_validator(mode="after")
     def _of_its_task(self) -> Self:
@@ -71,8 +62,7 @@ class Stage(_stage.Stage):
     def settings(self, plan, node):
         """Options of the data, with the number of training sequences that the budget makes."""
         options = plan.data[node.name].options
-        train = options["train"] and max(round(options["train"] * plan.budget), 1)
-        return {**options, "train": train, "seed": plan.seed}
+        return {**options, "train": _stage.train_of(plan, options), "seed": plan.seed}
 
     def assets(self, plan, node):
         """The asset of its source; what is drawn has none."""

@@ -1,37 +1,28 @@
 """Pictures of one size, each with its class, as sequences of pixels."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, computed_field
+from pydantic import computed_field
 
-from relinear.plan.strict import Positive, Strict
+from relinear.plan.strict import Positive
 from relinear.stages import _stage
 
 CLASSES = {"digits": 10, "fashion-mnist": 10, "imagenet-1k": 1000}
 MADE_HERE = ("digits",)  # comes with scikit-learn, and is no asset
 
 
-class Options(Strict):
+class Options(_stage.Classes):
     """An entry of data.yaml with `make: images`: the source, the size that its pictures are brought to, and how many there are."""
 
     source: Literal["digits", "fashion-mnist", "imagenet-1k"]
     side: Positive  # pixels of a row, and rows
     channels: Literal[1, 3]  # gray, or red, green and blue
-    validation: Positive  # pictures of the training split kept aside, to stop by
-    train: Positive | None = None  # so many of the others; None: all
-    test: Annotated[int, Field(ge=2)] | None = None
 
     @computed_field
     @property
     def classes(self) -> int:
         """The classes of its source."""
         return CLASSES[self.source]
-
-    @computed_field
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The scores that are taken."""
-        return ("accuracy",)
 
 
 class Stage(_stage.Stage):
@@ -45,7 +36,7 @@ class Stage(_stage.Stage):
     def settings(self, plan, node):
         """Options of the data, with the number of training pictures that the budget makes. No seed: the splits are fixed."""
         options = plan.data[node.name].options
-        return {**options, "train": options["train"] and max(round(options["train"] * plan.budget), 1)}
+        return {**options, "train": _stage.train_of(plan, options)}
 
     def assets(self, plan, node):
         """The asset of its source, where that is one."""

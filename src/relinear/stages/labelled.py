@@ -48,4 +48,4 @@ class Stage(_stage.Sourced):
     def settings(self, plan, node):
         """The settings of the work as plain data; part of the key. The budget multiplies the texts to train on. No seed: the splits are fixed."""
         options = plan.data[plan.text_of(node).data].options
-        return {**options, "train": options["train"] and max(round(options["train"] * plan.budget), 1)}
+        return {**options, "train": _stage.train_of(plan, options)}

@@ -190,9 +190,8 @@ class Stage(_stage.Stage):
         model, of_pictures = plan.run(node.name).model, "pictures" in _needs(metric)
         if plan.sees(model) and not of_pictures:
             raise ConfigError(f"{node}: {metric} reads texts, and {model!r} is a model of pictures; possible: runs of other models")
-        if of_pictures and not plan.sees(model):
-            able = ", ".join(filter(plan.sees, plan.models))
-            raise ConfigError(f"{node}: {metric} reads pictures, and {model!r} reads none; possible: runs of {able}")
+        if of_pictures:
+            _stage.require_pictures(plan, node, f"{metric} reads pictures")
 
     def _check_parts(self, plan, node) -> None:
         """Raises ConfigError where the measure switches off what the run's method does not have."""

@@ -34,7 +34,7 @@ class Stage(_stage.Stage):
     def settings(self, plan, node):
         """Options of the data, with the number of training sequences that the budget makes."""
         options = plan.data[node.name].options
-        return {**options, "train": max(round(options["train"] * plan.budget), 1), "seed": plan.seed}
+        return {**options, "train": _stage.train_of(plan, options), "seed": plan.seed}
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""
