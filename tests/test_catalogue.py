@@ -12,10 +12,11 @@ import yaml
 from conftest import ROOT
 
 from relinear import attention
+from relinear.attention._base import Heads
 from relinear.errors import UserError
 from relinear.plan import catalogue, specs
 from relinear.plan.assets import catalogue as read_assets
-from relinear.plan.options import metric_needs, option_names, part_names
+from relinear.plan.options import adds_parameters, causal_only, metric_needs, option_names, part_names
 from relinear.plan.plan import Plan, metrics
 from relinear.plan.scale import read_scale
 from relinear.plan.strict import ConfigError, read_yaml
@@ -24,6 +25,14 @@ from relinear.stages._stage import Node
 LORA = {"finetune": {"data": "alpaca", "kind": "lora", "lr": 1e-4}}
 DISTILL = {"distill": {"data": "alpaca", "loss": "mse", "lr": 1e-2}}
 BASE = {"model": "llama-3-8b", "method": "t2r", "steps": [DISTILL, LORA]}
+
+
+def task(data="glue-cola", **settings) -> dict:
+    return {"model": "bert-base", "steps": [{"classify": {"data": data, "lr": 1e-4, **settings}}]}
+
+
+def finetune(**settings) -> dict:
+    return {"finetune": LORA["finetune"] | settings}
 
 
 @pytest.fixture
@@ -161,6 +170,14 @@ def test_a_method_on_top_of_a_trained_model_keeps_what_was_trained(planned):
     assert [link.method for link in plan.chain("bare")] == ["t2r"], "nothing was trained before"
 
 
+def test_options_that_say_a_default_are_those_that_leave_it_out(planned):
+    plan = planned(
+        first=BASE, second=BASE | {"after": "first/distill", "options": {"variant": "paper", "keep_softmax_layers": None}, "steps": [LORA]}
+    )
+    plan.check()
+    assert [link.method for link in plan.chain("second")] == ["t2r", "t2r"], "one method, and the model has it already"
+
+
 def test_a_run_that_names_no_method_goes_on_with_the_one_it_comes_after(planned):
     plan = planned(
         first=BASE | {"method": "lolcats", "options": {"window": 32}},
@@ -199,6 +216,34 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
             {"a": BASE | {"after": "lizard/distill", "method": "lizard", "options": {"gate": "mamba2"}, "steps": [LORA]}},
             ["'gate': 'mamba2'", "'lizard' with none", "linearized once"],
         ),
+        (
+            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]}, "c": BASE | {"after": "b", "method": "lolcats"}},
+            ["'c'", "'lolcats'", "'b' of 't2r'", "linearized once"],
+        ),
+        (
+            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "steps": [LORA]}, "c": BASE | {"after": "b", "options": {"variant": "code"}}},
+            ["'c'", "'variant': 'code'", "'b' with none", "linearized once"],
+        ),
+        (
+            {"a": BASE, "b": {"model": "llama-3-8b", "after": "a", "options": {"keep_softmax_layers": 0.5}, "steps": [LORA]}},
+            ["b", "'keep_softmax_layers': 0.5", "softmax attention has none", "name the method"],
+        ),
+        (
+            {"a": task(if_random=True), "b": task() | {"after": "a/classify", "method": "hedgehog"}},
+            ["'b'", "'a/classify'", "a pretrained model leaves out", "after 'a'"],
+        ),
+        (
+            {"a": task(), "b": task("glue-stsb") | {"after": "a", "method": "hedgehog"}},
+            ["classify b", "1 output and pool: first", "classify a", "2 outputs and pool: first", "the same number of classes"],
+        ),
+        ({"a": task(), "b": task(pool="mean") | {"after": "a"}}, ["classify b", "pool: mean", "classify a", "2 outputs and pool: first"]),
+        ({"a": task() | {"method": "lizard"}}, ["classify a", "'lizard'", "'tiny-bert' is an encoder", "hedgehog, lolcats", "without a window"]),
+        ({"a": task() | {"method": "lolcats", "options": {"window": 8}}}, ["'lolcats' with {'window': 8}", "'tiny-bert' is an encoder"]),
+        ({"a": BASE | {"method": "window"}}, ["'a'", "distill", "'window' adds nothing", "hedgehog, lizard, lolcats"]),
+        ({"a": {"model": "llama-3-8b", "steps": [finetune(kind="method")]}}, ["kind: method", "'softmax' adds nothing", "or other steps"]),
+        ({"a": BASE | {"method": "window", "steps": [finetune(train_method=True)]}}, ["train_method: true", "'window' adds nothing"]),
+        ({"a": BASE | {"steps": [finetune(kind="full", lora_rank=4)]}}, ["lora_rank is of kind lora", "got kind full"]),
+        ({"a": BASE | {"steps": [finetune(method_lr=1e-3)]}}, ["method_lr", "train_method false", "kind lora with train_method"]),
         ({"a": BASE | {"steps": [LORA, LORA]}}, ["a stage once", "['finetune'], ['finetune']"]),
         ({"a": BASE | {"steps": [DISTILL | LORA]}}, ["one stage each", "['distill', 'finetune']"]),
         ({"a": BASE | {"steps": [{"distil": {}}]}}, ["'distil'", "distill, finetune"]),
@@ -352,6 +397,23 @@ def test_the_options_of_a_method_are_read_from_its_source_as_python_has_them(nam
 def test_the_parts_of_a_method_are_read_from_its_source_as_python_has_them(name):
     method = attention.load(name)
     assert part_names(Path(sys.modules[method.__module__].__file__)) == getattr(method, "PARTS", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [(name, {"map": "elu"} if name == "feature_map" else {}) for name in attention.available()] + [("lolcats", {"window": 8})],
+)
+def test_what_a_method_adds_and_where_it_goes_are_read_from_its_source_as_python_has_them(name, given):
+    file = ROOT / f"src/relinear/attention/{name}.py"
+    made = attention.load(name)(Heads(24, 4, 2, 6, 6**-0.5, positions=64), attention.options(name, given))
+    assert adds_parameters(file) == bool(list(made.parameters()))
+    assert causal_only(file, given) == made._causal_only()
+
+
+def test_a_method_that_builds_on_another_is_not_refused_unread(tmp_path):
+    file = tmp_path / "more.py"
+    file.write_text("from relinear.attention import hedgehog\n\n\nclass Method(hedgehog.Method):\n    pass\n")
+    assert adds_parameters(file) and not causal_only(file, {})
 
 
 @pytest.mark.parametrize("name", metrics())

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
-from relinear.plan.options import KEEP, check_names, check_values, part_names
+from relinear.plan.options import KEEP, adds_parameters, check_names, check_values, part_names, schema
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 from relinear.stages._stage import method_file
@@ -68,6 +68,11 @@ class Run(Strict):
     def recipes(self) -> dict[str, dict[str, Any]]:
         """Step -> its settings, in order."""
         return {stage: settings for step in self.steps for stage, settings in step.items()}
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The options of the method itself."""
+        return {k: v for k, v in self.options.items() if k != KEEP}
 
     def of(self, model: Model) -> "Run":
         """The run as it begins with a model: a pretrained one has the steps `if_random` behind it."""
@@ -155,7 +160,10 @@ def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, 
                 _check_run(f"{where}: {name}", run, models)
     for name, run in runs.items():
         _check_after(name, run, runs)
-    return {name: _continued(run, runs) for name, run in runs.items()}
+    runs = {name: _continued(run, runs) for name, run in runs.items()}
+    for name, run in runs.items():
+        _check_method(name, run, runs)
+    return runs
 
 
 def expand(name: str, run: Run, where: str) -> dict[str, Run]:
@@ -210,17 +218,16 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
     one_of(f"model of {where},", run.model, models)
     if run.method not in attention.available():
         raise ConfigError(f"{where}: no attention method {run.method!r}; have {', '.join(attention.available())}")
-    own = {k: v for k, v in run.options.items() if k != KEEP}
-    check_names(method_file(run.method), own, f"{where}: options", also=(KEEP,))
-    check_values(method_file(run.method), own, f"{where}: options")
+    check_names(method_file(run.method), run.own, f"{where}: options", also=(KEEP,))
+    check_values(method_file(run.method), run.own, f"{where}: options")
     _check_kept(run.options.get(KEEP), f"{where}: options.{KEEP}")
     if any(len(step) != 1 for step in run.steps) or len(run.recipes) != len(run.steps):
         raise ConfigError(f"{where}: steps are a list of one stage each, a stage once; got {[list(step) for step in run.steps]}")
     for stage, settings in run.recipes.items():
         one_of(f"training stage of {where},", stage, stages.training())
         parse(stages.load(stage).Options, settings, f"{where}: {stage}")
-    if "distill" in run.recipes and run.method == "softmax":
-        raise ConfigError(f"{where}: softmax attention has nothing to distill")
+    if run.method == "softmax" and run.options:
+        raise ConfigError(f"{where}: options {run.options} are of a method, and softmax attention has none; name the method, or leave them out")
 
 
 def _check_kept(keep: Any, where: str) -> None:
@@ -240,23 +247,48 @@ def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
         if step and step not in runs[base].recipes:
             have = ", ".join(runs[base].recipes) or "none"
             raise ConfigError(f"run {seen[-1]!r} comes after {run.after!r}, but {base!r} has no step {step!r}; it has {have}")
+        if step and runs[base].recipes[step].get("if_random"):
+            raise ConfigError(f"run {seen[-1]!r} comes after {run.after!r}, a step that a pretrained model leaves out; possible: after {base!r}")
         if runs[base].model != run.model:
             raise ConfigError(f"run {seen[-1]!r} has the model {run.model!r}, but comes after {base!r} of {runs[base].model!r}")
         if base in seen:
             raise ConfigError(f"runs come after each other in a circle: {' -> '.join([*seen, base])}")
-        if "method" in run.model_fields_set and runs[base].method not in ("softmax", run.method):
-            raise ConfigError(
-                f"run {seen[-1]!r} has the method {run.method!r}, but comes after {base!r} of {runs[base].method!r}, and a model is linearized "
-                f"once; leave out the method, or come after one of softmax attention"
-            )
-        if "method" in run.model_fields_set and runs[base].method == run.method and runs[base].options != run.options:
-            ours, theirs = (one.options or "none" for one in (run, runs[base]))
-            raise ConfigError(
-                f"run {seen[-1]!r} has the options {ours} of {run.method!r}, but comes after {base!r} with {theirs}, and a model is linearized once; "
-                f"give the same, or leave out method and options"
-            )
         seen.append(base)
         run = runs[base]
+
+
+def _check_method(name: str, run: Run, runs: dict[str, Run]) -> None:
+    """Raises ConfigError where a run's method is not the one that its model has already, or has no parameters for a step to train."""
+    base = run.after and run.after.partition("/")[0]
+    if base and runs[base].method not in ("softmax", run.method):
+        raise ConfigError(
+            f"run {name!r} has the method {run.method!r}, but comes after {base!r} of {runs[base].method!r}, and a model is linearized "
+            f"once; leave out the method, or come after one of softmax attention"
+        )
+    if base and runs[base].method == run.method and _chosen(runs[base]) != _chosen(run):
+        ours, theirs = (one.options or "none" for one in (run, runs[base]))
+        raise ConfigError(
+            f"run {name!r} has the options {ours} of {run.method!r}, but comes after {base!r} with {theirs}, and a model is linearized once; "
+            f"give the same, or leave out method and options"
+        )
+    finetune = run.recipes.get("finetune", {})
+    asks = {
+        "distill": "distill" in run.recipes,
+        "finetune with kind: method": finetune.get("kind") == "method",
+        "finetune with train_method: true": finetune.get("train_method", False),
+    }
+    asked = [said for said, wanted in asks.items() if wanted]
+    if asked and not adds_parameters(method_file(run.method)):
+        able = ", ".join(method for method in attention.available() if adds_parameters(method_file(method)))
+        raise ConfigError(
+            f"run {name!r}: {asked[0]} trains what a method adds, and {run.method!r} adds nothing to distill or to train; possible: "
+            f"a method that does, {able}, or other steps"
+        )
+
+
+def _chosen(run: Run) -> tuple[Strict, Any]:
+    """A run's options with the defaults of those that it does not give."""
+    return schema(method_file(run.method)).model_validate(run.own), run.options.get(KEEP)
 
 
 def _continued(run: Run, runs: dict[str, Run]) -> Run:

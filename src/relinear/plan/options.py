@@ -4,15 +4,18 @@ loads."""
 import ast
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from relinear.plan.code import find
 from relinear.plan.strict import ConfigError, Strict, parse
 
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
+MAKES_PARAMETERS = re.compile(r"\bnn\.[A-Z]|\bParameter\b|\btorch\.nn import")  # in a method's file
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
@@ -106,18 +109,39 @@ def _light(module: str) -> bool:
     return module.partition(".")[0] in {*sys.stdlib_module_names, "pydantic"} or module.startswith("relinear.plan.")
 
 
-@functools.cache  # files that begin with `_` are read for each file that imports them
-def _classes(path: Path) -> list[ast.ClassDef]:
-    return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+@functools.cache
+def _method(file: Path) -> tuple[dict[str, Any], bool]:
+    """The constants and functions of class `Method` of a method's file, by name, and whether it builds on nothing but what all methods share."""
+    [kind] = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef) and node.name == "Method"]
+    constants = {ast.unparse(node.targets[0]): node.value for node in kind.body if isinstance(node, ast.Assign)}
+    functions = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+    return constants | functions, {ast.unparse(base).rpartition(".")[2] for base in kind.bases} <= {"Attention", "Parts"}
 
 
 @functools.cache
 def part_names(file: Path) -> tuple[str, ...]:
     """The `PARTS` of class `Method` in a method's file, which can be switched off; empty where it lists none."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Method"]
-    found = [n.value for n in kind.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "PARTS"]
-    return ast.literal_eval(found[0]) if found else ()
+    named, _ = _method(file)
+    return ast.literal_eval(named["PARTS"]) if "PARTS" in named else ()
+
+
+@functools.cache
+def adds_parameters(file: Path) -> bool:
+    """Whether a method has parameters of its own: its file names a parameter or a layer of torch's, or builds on another class, which may."""
+    _, alone = _method(file)
+    return not alone or bool(MAKES_PARAMETERS.search(file.read_text(encoding="utf-8")))
+
+
+def causal_only(file: Path, given: Mapping[str, Any]) -> bool:
+    """Whether a method with these options is for causal attention alone: what its function `_causal_only` says, or its constant `causal_only`.
+    False for one that builds on another class, which decides when the model is made."""
+    named, alone = _method(file)
+    always = ast.literal_eval(named["causal_only"]) if "causal_only" in named else alone
+    if "_causal_only" not in named:
+        return always
+    made: dict[str, Any] = {}
+    exec(compile(ast.Module([named["_causal_only"]], []), f"<{file.stem}>", "exec"), made)  # our own source
+    return made["_causal_only"](SimpleNamespace(options=schema(file).model_validate(dict(given)), causal_only=always))
 
 
 # What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of

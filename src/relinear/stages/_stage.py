@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, computed_field
 
 from relinear import attention
+from relinear.plan.options import causal_only
 from relinear.plan.strict import ConfigError, Positive, Strict
 
 
@@ -49,6 +50,15 @@ def require_pictures(plan, node: Node, why: str, otherwise: str = "") -> None:
     """Raises ConfigError where a run's model does not read pictures. `otherwise`: what is possible beside runs of models that do."""
     if not plan.sees(model := plan.run(node.name).model):
         raise ConfigError(f"{node}: {why}, and {model!r} reads none; possible: {otherwise}runs of {', '.join(filter(plan.sees, plan.models))}")
+
+
+def require_order(plan, node: Node) -> None:
+    """Raises ConfigError where a run's method reads keys in their order, and its model is an encoder, whose keys have none."""
+    _, run, model, _ = plan.run(node.name)
+    if not plan.models[model].causal and causal_only(method_file(run.method), run.own):
+        able = ", ".join(method for method in attention.available() if not causal_only(method_file(method), {}))
+        said = f"method {run.method!r}{f' with {run.own}' if run.own else ''}"
+        raise ConfigError(f"{node}: {said} reads keys in their order, and {model!r} is an encoder; possible: {able}, without a window")
 
 
 class Stage:

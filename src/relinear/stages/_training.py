@@ -103,6 +103,7 @@ class Step(_stage.Stage):
         return plan.seed + plan.run(node.name).seed
 
     def check(self, plan, node, processes):
+        _stage.require_order(plan, node)
         budget, model = self.budget(plan, node), plan.run(node.name).model
         data = plan.data_for(self.recipe(plan, node).data, model)
         if stages.makes(plan.data[data].make, "pictures"):

@@ -61,3 +61,15 @@ class Stage(_training.Step):
         if plan.sees(run.model) and recipe.pool != "first":
             raise ConfigError(f"{node}: the classes of {run.model!r} are read from its first token; got pool: {recipe.pool}, possible: first")
         super().check(plan, node, processes)
+        before = [step for step in plan.trained_before(node).values() if step.stage == node.stage]
+        if before and not plan.sees(run.model) and (ours := self._head(plan, node)) != (theirs := self._head(plan, before[-1])):
+            raise ConfigError(
+                f"{node} has a head of {ours}, but comes after {before[-1]}, which leaves one of {theirs}, and a chain has one head; possible: "
+                "the same number of classes and the same pool, or a chain without the other task"
+            )
+
+    def _head(self, plan, node) -> str:
+        """The shape of a step's head in words: its outputs, and what it reads."""
+        recipe, model = self.recipe(plan, node), plan.run(node.name).model
+        classes = plan.data[plan.data_for(recipe.data, model)].options["classes"]
+        return f"{max(classes, 1)} output{'s' * (classes > 1)} and pool: {recipe.pool}"

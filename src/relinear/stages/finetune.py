@@ -1,8 +1,8 @@
 """Stage 2: a linearized model is trained as a language model, by LoRA, in full, or in the method's own parameters alone."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive
 from relinear.stages import _training
@@ -19,6 +19,18 @@ class Options(_training.Recipe):
     lora_rank: Annotated[int, Field(gt=0, le=WIDEST)] = 8
     lora_alpha: Positive = 16
     lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.kind != "lora" and (unfit := [name for name in given if name == "train_method" or name.startswith("lora_")]):
+            raise ValueError(f"{unfit[0]} is of kind lora; got kind {self.kind}, possible: kind lora, or without {unfit[0]}")
+        if "method_lr" in given and (self.kind == "full" or (self.kind == "lora" and not self.train_method)):
+            trained = f"kind {self.kind}" + (" and train_method false" if self.kind == "lora" else "")
+            raise ValueError(
+                f"method_lr is the rate of a method's own parameters; got {trained}, possible: kind lora with train_method, or kind method"
+            )
+        return self
 
 
 class Stage(_training.Step):

@@ -113,7 +113,8 @@ class Stage(_stage.Stage):
         return [self.work, f"relinear.measure.{self.metric(plan, node)}", *plan.method_modules(node.name)]
 
     def check(self, plan, node, processes):
-        """Raise ConfigError for a metric that cannot be asked of this run or these data."""
+        """Raise ConfigError for a metric that cannot be asked of this run or these data, and for a method that its model cannot have."""
+        _stage.require_order(plan, node)
         metric = self.metric(plan, node)
         needs = _needs(metric)
         if "next_token" in needs:
