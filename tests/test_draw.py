@@ -183,6 +183,22 @@ def test_a_number_that_a_seed_lacks_is_the_mean_of_the_others_and_says_so(measur
     assert not any("lizard-seed1/" in file for file in cells["avg"]) and any("lizard-seed1/" in file for file in cells["avg_no_mmlu"])
 
 
+def test_what_all_trainings_have_the_same_is_of_no_seed(measured, tmp_path):
+    state = {
+        (run, "state_bytes"): measurement(run, "state_bytes", reading("mebibytes", 11.6, None, 1, "model")) for run in ("lizard", "lizard-seed1")
+    }
+    about = MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}, of_shape=["state_bytes"])
+    make(TABLE2, measured | state, about, tmp_path)
+    row, text = rows(tmp_path / "table2.csv")["lizard"], (tmp_path / "table2.md").read_text()
+    assert row["seeds"] == "1" and "seed" not in text, "the bytes of another training are no number of another seed"
+    assert not any(column.endswith("_seeds") for column in row) and float(row["state_mib"]) == pytest.approx(11.6)
+    make(TABLE2, measured | state | everything("lizard-seed2", 0.59), about, tmp_path)
+    row, text = rows(tmp_path / "table2.csv")["lizard"], (tmp_path / "table2.md").read_text()
+    assert row["seeds"] == "2" and "(1 seed)" not in text and (row["state_mib_seed_sd"], row["piqa_acc_seed_sd"]) == ("", "1.41421")
+    sources = json.loads((tmp_path / "table2.provenance.json").read_text())["sources"]
+    assert [file for file in sources if "lizard" in file and "state_bytes" in file] == ["results/lizard/state_bytes/run.json"]
+
+
 def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):
     again = everything("lizard-seed1", 0.57, passed=False, collapsed=True)
     make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1"]}), tmp_path)

@@ -337,6 +337,14 @@ def test_tables_that_average_over_seeds_read_them_all_and_others_the_first():
         assert more == ({again for run, _ in first for again in three.repeats(run)} if artefact.seeds else set())
 
 
+def test_what_is_of_a_models_shape_is_measured_once_for_all_seeds():
+    plan = Plan("smoke", seeds=3)
+    reads = plan.reads(plan.artefacts["comparison_recall"])
+    of_lizard = {measure: [run for run in ("lizard", *plan.repeats("lizard")) if (run, measure) in reads] for _, measure in reads}
+    assert of_lizard.pop("state_bytes") == ["lizard"]
+    assert "kv_recall" in of_lizard and set(map(len, of_lizard.values())) == {3}
+
+
 def test_wrong_seeds_are_refused():
     with pytest.raises(ConfigError, match="seeds.*at least 1 and at most 100; got 0"):
         Plan(scale="smoke", seeds=0).check()

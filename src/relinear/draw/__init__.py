@@ -5,7 +5,7 @@ The spec of a table or figure (`relinear.plan.specs`) names a shape, and the sha
 suffixes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ class About(NamedTuple):
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
     `demonstration`: a line that warns of budgets far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
+    `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
@@ -31,6 +32,7 @@ class About(NamedTuple):
     demonstration: str | None = None
     nothing_to_judge: str | None = None
     repeats: Mapping[str, list[str]] = {}
+    of_shape: Collection[str] = ()
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}

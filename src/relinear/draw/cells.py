@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ PASSED, FAILED = "passed", "failed"
 class Score(NamedTuple):
     """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None.
 
-    `training`: which of its run's trainings it is of, from 0; None for a number by definition, and for one that is computed of rows.
+    `training`: which of its run's trainings it is of, from 0; None for one that all have the same, by definition or of a shape, and for one that is
+    computed of rows.
     """
 
     value: float
@@ -105,12 +106,12 @@ def gate_of(measured: Measurements, run: str) -> str:
 def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     places = [place for place in line.cells.values() if isinstance(place, Address)]
     trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
-    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured) for c in spec.all_columns if not c.derived}
+    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
     cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
     of_run = [m for place in places if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
-    read = [m for place in places for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
+    read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
     read += [m for run in gates if (m := measured.get((run, GATE)))]
     collapsed = [m.facts["collapsed"] for m in of_run if m.facts.get("collapsed") is not None]
     facts = of_run[0].facts | {"scale": of_run[0].scale, "collapsed": any(collapsed) if collapsed else None} if of_run else {}
@@ -140,26 +141,34 @@ def _tokens(found: list[Measured]) -> int | None:
 
 def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:
     """The run and those of its repeats of which anything is measured."""
-    measures = {place.measure for place in places if place.run == run}
     again = about.repeats.get(run, ()) if about else ()
+    measures = {place.measure for place in places if place.run == run and about and place.measure not in about.of_shape}
     return [run, *(other for other in again if any(measured.get((other, measure)) for measure in measures))]
 
 
-def _cell(column: Column, place: Address | Undefined | float | None, trainings: Mapping[str, list[str]], measured: Measurements) -> Cell:
+def _own(place: Address, trainings: Mapping[str, list[str]], of_shape: Collection[str]) -> list[str]:
+    """The trainings that have a number of their own there: the first alone, where all have the same."""
+    return trainings[place.run][: 1 if place.measure in of_shape else None]
+
+
+def _cell(
+    column: Column, place: Address | Undefined | float | None, trainings: Mapping[str, list[str]], measured: Measurements, of_shape: Collection[str]
+) -> Cell:  # fmt: skip
     if place is None:
         return MISSING
     if isinstance(place, Undefined):
         return Cell(f"{NOT_DEFINED}: {place.reason}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     if isinstance(place, int | float):
         return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
-    runs = [measured.get((run, place.measure)) for run in trainings[place.run]]
+    alike = place.measure in of_shape
+    runs = [measured.get((run, place.measure)) for run in _own(place, trainings, of_shape)]
     if why := next((r.why for found in runs if found and (r := found.find(place.metric, place.of, place.at or None)) and r.value is None), None):
         return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=tuple(found.source.file for found in runs if found))
-    scores = {found.source.file: score for i, found in enumerate(runs) if found and (score := _score(column, place, found, i))}
+    scores = {found.source.file: score for i, found in enumerate(runs) if found and (score := _score(column, place, found, None if alike else i))}
     return _over_seeds(list(scores.values()), tuple(scores)) if scores else MISSING
 
 
-def _score(column: Column, place: Address, found: Measured, training: int) -> Score | None:
+def _score(column: Column, place: Address, found: Measured, training: int | None) -> Score | None:
     reading = found.find(place.metric, place.of, place.at or None)
     if reading is None:
         if not found.all(place.metric):
@@ -186,7 +195,7 @@ def _mean(parts: list[Cell]) -> Cell:
     if not all(part.was_run for part in parts):
         return MISSING
     of_part = [{score.training: score for score in part.seeds} for part in parts]
-    trained = [own.keys() for own in of_part if None not in own]  # a number by definition is of every training
+    trained = [own.keys() for own in of_part if None not in own]  # a number without a training is of every one
     shared = sorted(set.intersection(*map(set, trained))) if trained else [None]
     if not shared:
         return MISSING

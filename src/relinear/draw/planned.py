@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from relinear import records
+from relinear import records, stages
 from relinear.draw import About, Measurements, make
 from relinear.draw.render import paint, write_text
 from relinear.draw.schema1 import STAGES, load_schema1
@@ -48,6 +48,7 @@ def _about(plan: Plan, artefact: Artefact) -> About:
         kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
         demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
         data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
+        of_shape=[measure for measure in names if stages.stage("measure").of_shape(plan, measure)],
     )  # fmt: skip
 
 

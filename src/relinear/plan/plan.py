@@ -128,8 +128,7 @@ class Plan:
         return (base, part["model"], int(part["seed"] or 0)) if part else (base, None, 0)
 
     def name(self, run: str) -> str:
-        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose; none is
-        chosen for a run whose model has the vocabulary of one data set alone."""
+        """A run's name in folders: without a model that the scale takes for it anyway, and with the teacher that `--config teacher=` chose for it."""
         base, model, seed = self._parts(run)
         return self._name(base, model or self._teacher_of(base), seed)
 
@@ -379,8 +378,9 @@ class Plan:
             if measure in self.config.without:
                 continue
             try:
-                for name in (run, *(self.repeats(run) if artefact.seeds else [])):
-                    found[name, measure] = self.measured(name, measure)
+                found[run, measure] = self.measured(run, measure)
+                if artefact.seeds and not stages.stage("measure").of_shape(self, measure):
+                    found |= {(name, measure): self.measured(name, measure) for name in self.repeats(run)}
             except ConfigError as error:
                 raise ConfigError(f"{artefact.path}: {error}") from None
         return found

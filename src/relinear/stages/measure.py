@@ -76,6 +76,10 @@ class Stage(_stage.Stage):
             "seed": plan.seed, "init_seed": plan.seed + run.seed,
         }  # fmt: skip
 
+    def of_shape(self, plan, measure: str) -> bool:
+        """Whether a measure is of a model's shape alone, so that all trainings of a run have the same."""
+        return "shape" in _needs(plan.measures[measure].metric)
+
     def options(self, plan, measure: str) -> dict[str, Any]:
         """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
         options = {**plan.config.measures.get(plan.measures[measure].metric, {}), **plan.measures[measure].options}
