@@ -2,8 +2,10 @@
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from relinear.draw.claims import COLUMNS
 
 Table = list[dict[str, str]]
 
@@ -20,6 +22,15 @@ def drawn(path: Path) -> list[Table]:
 def rows_of(path: Path) -> Table:
     """The rows of a CSV file."""
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def results_of(paths: Iterable[Path]) -> dict[tuple[str, ...], list[Path]]:
+    """Each result that claims files have, once: the claim with its paper, source, verdict, figures and reason -> the files that have it, in order."""
+    found: dict[tuple[str, ...], list[Path]] = {}
+    for path in paths:
+        for row in rows_of(path):
+            found.setdefault(tuple(row[column] for column in COLUMNS), []).append(path)
+    return found
 
 
 def name_of(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from relinear.draw.claims import tally
-from relinear.draw.drawn import drawn
+from relinear.draw.drawn import drawn, results_of
 from relinear.draw.index import _committed
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, markdown
@@ -94,25 +94,26 @@ def _number(cell: str) -> float | str:
 def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> list[str]:
     """The claims of a paper that tables and figures test, in whatever folder, and all that those in its own folder test.
 
-    A claim stands there once for each result, with all committed places that have it, or once as not run.
+    A claim stands there once for each result, with all that tested it and all committed places that have it, or once as not run.
     """
-    found: dict[tuple[str, ...], list[str]] = {}  # the claim, its source, what tests it, the verdict, evidence and reason -> where
+    reference, rows = root / "results/reference", []
+    of: dict[Path, Artefact] = {}  # a claims file -> what it judges
     for artefact in artefacts:
-        places = [(place, place.parent / f"{stem}claims.csv") for place, stem in places_of(artefact, root / "results/reference")]
-        tested = [(place.relative_to(root / "results/reference").parts[0], path) for place, path in places if path.is_file()]
-        for folder, path in tested:
-            for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
-                if name in (row["paper"], artefact.paper):
-                    result = (row["claim"], row["source"], artefact.label, row["verdict"], row["figures"], row["reason"])
-                    found.setdefault(result, []).append(link(f"`{folder}`", path))
-        for claim in () if tested else artefact.spec.claims:
+        paths = [place.parent / f"{stem}claims.csv" for place, stem in places_of(artefact, reference)]
+        of |= {path: artefact for path in paths if path.is_file()}
+    for (claim, paper, source, *result), paths in results_of(of).items():
+        if name in (paper, *(of[path].paper for path in paths)):
+            where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
+            rows.append([claim, source, ", ".join(dict.fromkeys(of[path].label for path in paths)), ", ".join(where), *result])
+    tested = {artefact.name for artefact in of.values()}
+    for artefact in (artefact for artefact in artefacts if artefact.name not in tested):
+        for claim in artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                found[claim.claim, claim.source, artefact.label, NOT_RUN, published, artefact.spec.not_run] = [link("its spec", artefact.file)]
-    if not found:
+                rows.append([claim.claim, claim.source, artefact.label, link("its spec", artefact.file), NOT_RUN, published, artefact.spec.not_run])
+    if not rows:
         return []
-    rows = [[*result[:3], ", ".join(where), *result[3:]] for result, where in found.items()]
-    verdicts = [verdict for *_, verdict, _, _ in found]
+    verdicts = [row[CLAIMS.index("verdict")] for row in rows]
     said = f"{tally(verdicts)}, {verdicts.count(NOT_RUN)} {NOT_RUN}. A claim that was tested several times stands there for each result."
     return ["## Claims", said, markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")]
 
