@@ -61,6 +61,19 @@ def test_verdicts_are_those_of_the_tables_own_claims_file():
     assert "(controls_smollm2)" in recall and "(smollm2)" in headline, "the headline's claims lie beside the folders of other tables"
 
 
+def test_the_verdicts_of_the_whole_dose_come_before_those_of_a_part_and_of_a_smaller_scale(tmp_path):
+    claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}]
+    paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}, {"run": "t2r"}], claims=claims)
+    found = []
+    for folder, scale in (("vit_mini", "mini"), ("smollm2_quarter", "smollm2-x0.25"), ("smollm2", "smollm2")):
+        (tmp_path / "reference" / folder / "runs").mkdir(parents=True)
+        (tmp_path / "reference" / folder / "lizard").mkdir()
+        (tmp_path / "reference" / folder / "reference.json").write_text(f'{{"scale": "{scale}"}}')
+        (tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\n")
+        found += [line for line in page(tmp_path, tmp_path / "reference").splitlines() if line.startswith("| Table 1")]
+    assert [row.split("1 reproduced (")[1].split(")")[0] for row in found] == ["vit_mini", "smollm2_quarter", "smollm2"]
+
+
 def cells_not_run(path: Path) -> bool:
     """Whether a committed table of ours has a cell that was not run."""
     ours = path.read_text().partition("**Published**")[0]

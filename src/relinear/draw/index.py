@@ -13,6 +13,8 @@ from typing import Any, get_args
 from relinear.draw.claims import Verdict
 from relinear.draw.render import markdown, write_text
 from relinear.draw.schema1 import STAGES
+from relinear.files import MANIFEST
+from relinear.plan.names import ROOT
 from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
@@ -91,8 +93,15 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
 
 
 def _folders(reference: Path) -> list[str]:
-    """Committed folders of runs, in the order in which minutes are looked up: `mini` before `smollm2`. Verdicts are looked up in reverse order."""
-    return sorted(folder.parent.name for folder in reference.glob("*/runs"))
+    """Committed folders of runs, in the order in which minutes are looked up, which is that of scales, `mini` before `smollm2`, and of doses, a part
+    before the whole. Verdicts are looked up in reverse order."""
+
+    def rank(name: str) -> tuple[str, float, str]:
+        manifest = reference / name / MANIFEST
+        made = ROOT.fullmatch(json.loads(manifest.read_text(encoding="utf-8"))["scale"] if manifest.is_file() else name)
+        return (made["scale"], float(made["budget"] or 1), name) if made else ("", 0.0, name)
+
+    return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)
 
 
 def _measurement(run: Path, measure: str) -> Path | None:
