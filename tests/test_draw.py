@@ -478,6 +478,20 @@ def test_a_table_knows_the_chance_of_tasks_with_choices_and_of_their_mean():
     assert spec.floored(above.model_copy(update={"op": "<"})).floor is None
 
 
+def test_a_recovery_counts_from_the_chance_of_its_tasks_where_it_says_no_other(tmp_path):
+    acc = {"name": "acc", "measure": "mmlu", "metric": "acc", "of": "mmlu", "unit": "percent"}
+    rows = [{"run": "teacher"}, {"run": "lizard"}]
+    for chance, share in (({}, 50), ({"chance": 0}, 75)):
+        columns = [acc, {"name": "kept", "unit": "percent", "recovery": {"column": "acc", "row": "teacher", **chance}}]
+        artefact = read(paper(tmp_path, columns=columns, rows=rows, caption=["Chance is {acc_chance}."]))
+        measured = {read: found for run, acc in (("teacher", 0.5), ("lizard", 0.375)) for read, found in everything(run, acc).items()}
+        make(artefact, measured, MINI, tmp_path)
+        found = {row["run"]: row for row in csv.DictReader((tmp_path / "table1.csv").read_text().splitlines())}
+        assert float(found["lizard"]["kept"]) == pytest.approx(share) and "Chance is 25." in (tmp_path / "table1.md").read_text()
+    with pytest.raises(ConfigError, match="the recovery 'kept' needs `chance`: what guessing scores in 'acc' is not known"):
+        read(paper(tmp_path, columns=[acc | {"of": "lambada_openai"}, columns[1] | {"recovery": {"column": "acc", "row": "teacher"}}], rows=rows))
+
+
 def dosed(tokens, measured, tmp_path):
     """The verdict on a claim whose paper gave the left row so many tokens; ours had 40,960."""
     said = next(c for c in TABLE2.spec.claims if c.claim == "LoLCATs beats SUPRA on average")

@@ -89,7 +89,7 @@ def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     for column in spec.all_columns:
         if column.recovery:
             for row in rows:
-                row.cells[column.name] = _recovered(column.recovery, row, rows, column.factor)
+                row.cells[column.name] = _recovered(column.recovery, spec.chance(column.recovery.column), row, rows, column.factor)
         if column.ties:
             for row in rows:
                 row.cells[column.name] = _tied(column.ties, row, rows, column.factor)
@@ -209,9 +209,9 @@ def _mean(parts: list[Cell]) -> Cell:
     return _over_seeds(scores, tuple(dict.fromkeys(files)))
 
 
-def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The row's score above chance over that of the row `of.row`. Its error is paired where all were measured on the same items. Not defined where
-    that row is not off chance: a ratio to nothing is as large as one likes."""
+def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], unit: float) -> Cell:
+    """The row's score above chance, `guessed` where the spec has no other, over that of the row `of.row`. Its error is paired where all were measured
+    on the same items. Not defined where that row is not off chance: a ratio to nothing is as large as one likes."""
     names = [row.line.name, of.row, *([of.chance] if isinstance(of.chance, str) else [])]
     cells = [other.cells[of.column] for name in names for other in rows if other.line.name == name]
     if not all(isinstance(cell.value, float) for cell in cells):
@@ -222,7 +222,8 @@ def _recovered(of: Recovery, row: Row, rows: list[Row], unit: float) -> Cell:
         above, level = of.chance, cells[2].value
         ours, theirs = (_beyond(value, base[0]) for value in (ours, theirs))
     else:
-        above, level = f"chance, {number(of.chance)}", of.chance
+        level = guessed if of.chance is None else of.chance
+        above = f"chance, {number(level)}"
     room = cells[1].value - level
     if isinstance(theirs, str) or (-room if of.lower else room) <= OFF_THE_FLOOR * theirs.stderr:
         near = f"{of.row} is not {OFF_THE_FLOOR:g} standard errors {'below' if of.lower else 'above'} {above}"

@@ -106,6 +106,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     below = any(row.published.entries for row in spec.rows.list)
     beside = spec.published_for if not below else None
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
+    caption |= {f"{column}_chance": f"{chance:g}" for column in rows[0].cells if (chance := spec.chance(column)) is not None}
     lines = [
         f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),

@@ -50,11 +50,12 @@ DATA = "{data}"  # in a column's title: the name of the data that its measure re
 
 
 class Recovery(Strict):
-    """The share of one row's score above `chance` that each row has: `chance` is in the column's unit, or a row. `lower`: lower scores are better."""
+    """The share of one row's score above `chance` that each row has: `chance` is in the column's unit, or a row; None: what guessing scores in the
+    column. `lower`: lower scores are better."""
 
     column: str
     row: str
-    chance: float | str
+    chance: float | str | None = None
     lower: bool = False
 
 
@@ -224,9 +225,9 @@ class Table(Spec):
 
     `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
     each of `steps`, or (`epochs`) the unique tokens x epochs of every step that the run was trained in. `caption` lines stand under the
-    first one; `{<column>_n}` in them is that column's n. `not_at`: scales that do not measure the rows with these values of the rows' axes,
-    scale -> axis -> values. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives the
-    CSV's columns and their order; behind them stand the optional columns that it does not name, where a row has them.
+    first one; `{<column>_n}` in them is that column's n, `{<column>_chance}` what guessing scores in it. `not_at`: scales that do not measure the
+    rows with these values of the rows' axes, scale -> axis -> values. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives
+    the CSV's columns and their order; behind them stand the optional columns that it does not name, where a row has them.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
@@ -386,6 +387,8 @@ class Table(Spec):
                 known("column", of.column, (c for c in columns if not (columns[c].recovery or columns[c].ties)), f"the recovery {column.name!r}")
                 for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
                     known("row", row, (line.name for line in self.lines), f"the recovery {column.name!r}")
+                if of.chance is None and self.chance(of.column) is None:
+                    raise ValueError(f"the recovery {column.name!r} needs `chance`: what guessing scores in {of.column!r} is not known")
             if of := column.ties:
                 for part in of.columns:
                     known("column", part, (c for c in columns if not columns[c].derived), f"the ties {column.name!r}")
@@ -395,7 +398,7 @@ class Table(Spec):
                 known("text", text, self.titles, f"row {row.name or row.run!r}")
         for line in self.caption:
             for field in _fields(line):
-                known("field", field, (f"{column}_n" for column in columns), f"caption {line!r}")
+                known("field", field, (f"{column}_{of}" for of in ("n", "chance") for column in columns), f"caption {line!r}")
         once("csv", self.csv)
         for name in self.csv:
             if not re.fullmatch(r"[a-z]+_tokens", name):
@@ -406,8 +409,11 @@ class Table(Spec):
         """The claim with the chance of its left side's column as `floor`, where it says that a score is larger and states none."""
         if claim.op == "<" or claim.ratio is not None or claim.floor is not None:
             return claim
-        columns = {column.name: column for column in self.all_columns}
-        return claim.model_copy(update={"floor": chance_of(columns, claim.full(claim.left).column)})
+        return claim.model_copy(update={"floor": self.chance(claim.full(claim.left).column)})
+
+    def chance(self, column: str) -> float | None:
+        """What guessing scores in a column, in its unit; None where that is unknown."""
+        return chance_of({c.name: c for c in self.all_columns}, column)
 
     def dosed(self) -> list[str]:
         """The names that a claim may state a dose for: the rows."""
