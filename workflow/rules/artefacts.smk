@@ -21,7 +21,7 @@ for artefact in plan.artefacts.values():
             f"<results>/logs/{artefact.name}.log",
         params:
             rows=[str(n) for n in plan.reads(artefact).values()],
-            code=plan.drawn_by(artefact),
+            code=lambda wildcards, artefact=artefact: plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
             "{RELINEAR} draw {params.options} --finished 2>&1 | ({TEE} {log:q})"
@@ -62,3 +62,6 @@ if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
     for target in asked:
         if said := explain_target(target, [rule.name for rule in workflow.rules], plan):
             raise WorkflowError(said)
+
+gc.freeze()
+gc.enable()

@@ -1,4 +1,5 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
+import gc
 import math
 import os
 import shlex
@@ -10,6 +11,8 @@ from shlex import quote
 from tempfile import TemporaryFile
 
 REPOSITORY = Path(workflow.basedir)
+
+gc.disable()  # until all rules are read: what is read stays, and looking for garbage in it takes a second
 
 
 def without_traceback(kind, error, traceback):
