@@ -123,6 +123,12 @@ CASES = {
         put("data.yaml", lambda d: d["digit-pictures"].update(source="digit")), {}, ["'digit'", "'digits', 'fashion-mnist'"]),
     "a scaling that has no name": (
         put("measures.yaml", lambda m: m["haystack_yarn"]["options"].update(rope_scaling="yarn")), {}, ["haystack_yarn", "'yarn'", "(linear"]),
+    "a context beyond the model's positions": (
+        put("measures.yaml", lambda m: m["needle_1024"]["options"].update(lengths=[4096])), {},
+        ["teacher needle_1024: lengths 4096", "'tiny' reads 2048 positions", "Possible: lengths up to 2048"]),
+    "a context beyond what a scaling reaches": (
+        put("measures.yaml", lambda m: m["haystack_yarn"]["options"].update(contexts=[8192])), {},
+        ["teacher haystack_yarn: contexts 8192", "which yarn:2 makes 4096", "a rope_scaling: default, linear:<factor> or yarn:<factor>"]),
     "dose 0": (step("finetune", dose=0), {}, ["lizard: finetune.dose", "greater than 0"]),
     "transfer of softmax": (runs(lambda r: r["lizard"].pop("method")), {}, ["lizard", "nothing to distill"]),
     "a table's run that is not there": (runs(lambda r: r.pop("lizard")), {}, ["'lizard'", "lolcats_window"]),

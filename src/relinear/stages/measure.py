@@ -136,6 +136,8 @@ class Stage(_stage.Stage):
         if "labels" in needs:
             self._check_labels(plan, node)
         self._check_pictures(plan, node, metric)
+        if plan.teacher is None:  # with another one, a table that asks for too much is refused where it is asked for (`Plan.node`), and no other
+            self.check_reach(plan, node)
 
     def check_reach(self, plan, node: Node) -> None:
         """Raises ConfigError where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its rotary
