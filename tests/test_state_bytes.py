@@ -13,6 +13,7 @@ from relinear.measure.state_bytes import Options, cached_numbers, measure, state
 from relinear.plan.job import Job
 from relinear.plan.options import KEEP
 from relinear.plan.plan import Plan
+from relinear.plan.strict import ConfigError
 
 SMOLLM2 = Heads(hidden=576, heads=9, groups=3, dim=64, scale=64**-0.5)
 LLAMA = Heads(hidden=4096, heads=32, groups=8, dim=128, scale=128**-0.5)
@@ -101,3 +102,11 @@ def test_an_encoder_keeps_nothing():
 
     with pytest.raises(UserError, match="an encoder keeps no state.*possible: runs of causal models"):
         readings(encoder("bert"), "softmax", {})
+
+
+def test_the_plan_refuses_an_encoder_before_any_work():
+    plan = Plan(scale="smoke")
+    with pytest.raises(
+        ConfigError, match="state_bytes counts what a model keeps from one token to the next, and 'tiny-bert' is an encoder; possible: runs of"
+    ):
+        plan.check_processes(plan.node("measure", "cola_softmax", "state_bytes"), 1)

@@ -123,6 +123,8 @@ class Stage(_stage.Stage):
         needs = _needs(metric)
         if "next_token" in needs:
             plan.require_causal(node, f"{metric} scores how a model predicts the next token")
+        if "state" in needs:
+            plan.require_causal(node, f"{metric} counts what a model keeps from one token to the next")
         self._check_parts(plan, node)
         options = self._options(plan, node)
         where = f"measure {node.part!r} at scale {plan.scale!r}: options of {metric}"
