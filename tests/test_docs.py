@@ -515,6 +515,16 @@ def test_what_is_said_of_the_second_teacher_is_so():
     assert at("lizard", "ppl_no_linear") < 1.02 * at("lizard", "ppl") and at("window_bytes_of_lizard", "kv_16_far") > 90
 
 
+def test_what_is_said_of_the_second_teacher_at_the_whole_dose_is_so():
+    rows = committed("qwen/comparison/second.csv")
+    lizard, window = rows["lizard"], rows["window_bytes_of_lizard"]
+    apart = float(lizard["ratio_beyond"]) - float(window["ratio_beyond"])
+    assert apart > 2 * (float(lizard["ratio_beyond_stderr"]) + float(window["ratio_beyond_stderr"]))
+    for column in ("kv_16_far", "needle_2048"):
+        assert float(window[column]) > 75 and float(lizard[column]) < 10
+    assert rows["lolcats_window"]["ppl"] == "not run"
+
+
 def test_what_is_said_of_transfer_at_the_maps_own_rate_is_so():
     rows = committed("notransfer_smollm2_quarter/comparison/notransfer.csv")
     for name in ("elu", "relu"):
