@@ -117,6 +117,5 @@ def test_what_is_kept_is_that_of_this_teacher_sampling_and_seed(tmp_path):
 def test_the_kept_batches_are_records_of_whole_instructions():
     for path in sorted((WORKFLOW / "instructions").rglob("*.json.xz")):
         records, sampling = json.loads(lzma.decompress(path.read_bytes())), read_yaml(path.with_name("about.yaml"))["sampling"]
-        assert len(records) > sampling["batch_size"] / 2 and all(
-            set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in records
-        )
+        assert len(records) > sampling["batch_size"] / 2
+        assert all(set(r) == {"instruction", "input", "output"} and r["instruction"] and r["output"] for r in records)
