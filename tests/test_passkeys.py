@@ -34,7 +34,9 @@ from relinear.train.next_token import summed_loss
 
 TOKENIZER = byte_tokenizer()
 LENGTH = 700
-SETTINGS = {"examples": 6, "heldout": 3, "length": LENGTH, "filler": "noise", "keys": 5, "key_tokens": [5, 8], "mention": 1, "seed": 0}
+SETTINGS = {"examples": 6, "heldout": 3, "length": LENGTH, "filler": "noise", "keys": 5, "key_tokens": [5, 8], "mention": 1, "seed": 0} | {
+    "learn": "answer"
+}
 RUNS = ("teacher_lora", "lolcats_window", "lizard", "window_bytes_of_lizard")
 
 
@@ -75,6 +77,13 @@ def test_every_sequence_is_exactly_as_long_as_asked_and_only_its_answer_has_labe
             assert TOKENIZER.decode(labels[learned]) == f" {asked[2]}." and (labels[learned] == tokens[learned]).all()
             assert not learned[: -learned.sum()].any(), "the answer is the end"
         assert facts["labelled"] == (found["train_labels"] != IGNORED).sum()
+
+
+def test_the_whole_sequence_is_learned_where_that_is_asked_for_and_its_tokens_are_the_same(model, tmp_path):
+    (answers, few), (whole, many) = (drawn(model, tmp_path / learn, learn=learn) for learn in ("answer", "all"))
+    for split in ("train", "heldout"):
+        assert (answers[f"{split}_tokens"] == whole[f"{split}_tokens"]).all() and (whole[f"{split}_labels"] == whole[f"{split}_tokens"]).all()
+    assert few["sources"] == many["sources"] and few["labelled"] < many["labelled"] == whole["train_tokens"].size
 
 
 def test_data_are_their_seed_and_no_test_key_is_in_training(model, tmp_path):
@@ -130,9 +139,20 @@ def test_a_run_on_pass_keys_reads_sequences_of_their_length_once_and_begins_wher
     assert replace(plan, budget=0.5).settings(plan.text("passkeys", "smollm2-135m-instruct"))["examples"] == 5_000
 
 
+def test_runs_that_learn_whole_sequences_differ_from_the_others_in_that_alone():
+    for scale in ("smoke", "mini", "smollm2", "qwen", "paper"):
+        plan = Plan(scale=scale)
+        for run in ("needle_teacher_lora", "needle_lizard"):
+            one, other = (plan.node("finetune", name) for name in (run, f"{run}_whole"))
+            assert plan.settings(one) == plan.settings(other)
+            text, whole = (plan.settings(plan.parents(node)["text"]) for node in (one, other))
+            assert text == whole | {"learn": "answer"} and whole["learn"] == "all"
+
+
 @pytest.mark.parametrize(
     ("data", "recipe", "message"),
     [
+        ("{make: passkeys, examples: 1, heldout: 1, length: 700, filler: noise, learn: keys}", {}, "'answer' or 'all'"),
         ("{make: passkeys, examples: 1, heldout: 1, length: 700, filler: novel}", {}, "'text' or 'noise'"),
         ("{make: passkeys, examples: 1, heldout: 1, length: 700, filler: text}", {}, "filler: text.*go together"),
         ("{make: passkeys, examples: 1, heldout: 1, length: 700, filler: noise, key_tokens: [8, 5]}", {}, "the fewest and the most"),

@@ -1,6 +1,7 @@
 """Pass keys to train on: the prompts of `relinear.get.needles` with their answers, every sequence exactly as long as is asked for.
 
-Lizard, section 4.2: 10,000 examples of 2048 tokens. Only the answer is learned: every other token has the label that the loss skips.
+Lizard, section 4.2: 10,000 examples of 2048 tokens. By `learn` only the answer is learned, and every other token has the label that the loss skips;
+or all tokens are.
 
 Which key is for training and which is for tests is told by its hash (`for_tests`), so no test key of any length or seed occurs in training.
 """
@@ -105,7 +106,8 @@ def work(job: Job) -> dict:
         drawn = examples(cutter, split, n, needles.noise(cutter) if noise else read(cutter, job.parents["text"]), settings)
         keys[split] = {key for needle in drawn for key in needle.keys}
         tokens = np.array([[*needle.prompt, *answer_of(needle)] for needle in drawn], np.int32)
-        learned = np.arange(settings["length"]) >= np.array([[len(needle.prompt)] for needle in drawn])
+        first = [0 if settings["learn"] == "all" else len(needle.prompt) for needle in drawn]
+        learned = np.arange(settings["length"]) >= np.array(first)[:, None]
         for kind, values in (("tokens", tokens), ("labels", np.where(learned, tokens, np.int32(IGNORED)))):
             path = job.out / f"{split}_{kind}.npy"
             np.save(path, values.ravel())

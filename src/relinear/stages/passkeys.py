@@ -11,7 +11,8 @@ from relinear.stages import _stage
 class Options(Strict):
     """An entry of data.yaml with `make: passkeys`: so many `examples` of exactly `length` tokens to train on, and `heldout` others.
 
-    `filler`: sentences of the training tokens of `text`, another entry with `make: text`, or five that repeat (noise).
+    `filler`: sentences of the training tokens of `text`, another entry with `make: text`, or five that repeat (noise). `learn`: the tokens that
+    have labels, those of the answer alone or all of the sequence; the paper does not say which.
     """
 
     examples: Positive
@@ -22,6 +23,7 @@ class Options(Strict):
     keys: Annotated[int, Field(ge=2, le=40)] = 5
     key_tokens: tuple[Positive, Positive] = (5, 8)
     mention: Literal[1, 2] = 1
+    learn: Literal["answer", "all"] = "answer"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
