@@ -70,6 +70,18 @@ def test_copies_of_a_document_fall_on_one_side_in_any_source(tmp_path):
     assert not trained & texts(tmp_path / "out", "heldout")
 
 
+def test_what_a_mix_holds_out_of_written_text_is_a_data_set_of_its_own(tmp_path):
+    """`mix-written` of data.yaml: the same source held out, of which the mix scores nothing and trains on nothing."""
+    records = [{"instruction": f"Add {i} and 1.", "input": "", "output": f"It is {i + 1}."} for i in range(200)]
+    (written := tmp_path / "written.jsonl").write_text("\n".join(map(json.dumps, records)))
+    sources = {"smoke": None, "written": written}
+    build(tmp_path / "mix", train=78_000, sources=sources)
+    build_text(tmp_path / "own", TOKENIZER, {"written": written}, heldout_source="written", seed=0, train_tokens=2000, heldout_tokens=2000)
+    held, trained = texts(tmp_path / "own", "heldout"), texts(tmp_path / "mix", "train")
+    assert len(held) >= 5 and not held & trained and not held & texts(tmp_path / "own", "train")
+    assert sum("Add" in text for text in trained) > 150, "what is not held out is trained on"
+
+
 def test_every_document_follows_a_separator_that_is_not_learned(tmp_path):
     build(tmp_path)
     tokens, labels = stream(tmp_path, "train"), stream(tmp_path, "train", "labels")

@@ -372,11 +372,12 @@ def test_what_a_rule_needs_of_a_node_is_plain_data(scale):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_everything_but_the_gate_waits_for_the_gate_of_the_whole_run(scale):
+def test_everything_but_the_gate_and_what_is_of_a_shape_waits_for_the_gate_of_the_whole_run(scale):
     p = Plan(scale)
     for node in everything(p):
         if node.stage == "measure":
-            whole = p.measures[node.part].before is None and node.part != "gate"
+            shape = stages.stage("measure").of_shape(p, node.part)
+            whole = p.measures[node.part].before is None and node.part != "gate" and not shape
             assert (p.parents(node).get("gate") == Node("measure", node.name, "gate")) == whole
 
 

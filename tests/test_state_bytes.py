@@ -104,6 +104,14 @@ def test_an_encoder_keeps_nothing():
         readings(encoder("bert"), "softmax", {})
 
 
+@pytest.mark.parametrize("run", ["lizard", "supra_of_scratch", "hedgehog_domain_full", "lizard_full", "needle_lizard"])
+def test_bytes_stand_behind_nothing_that_trains_and_are_of_the_run_s_method(run):
+    plan = Plan(scale="smoke")
+    node = plan.node("measure", run, "state_bytes")
+    assert plan.parents(node) == {"model": plan.model_of(run)}
+    assert plan.settings(node)["links"] == [{"method": plan.run(run).run.method, "options": plan.run(run).run.options, "steps": []}]
+
+
 def test_the_plan_refuses_an_encoder_before_any_work():
     plan = Plan(scale="smoke")
     with pytest.raises(

@@ -62,7 +62,7 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 
 
 class Row(NamedTuple):
-    """A row with its numbers. `facts` are empty where nothing of its run is measured; `gate` is NOT_RUN where no gate is.
+    """A row with its numbers. `facts` are empty where nothing of its run is measured but its shape; `gate` is NOT_RUN where no gate is.
 
     `tokens`: the training tokens of all steps of its run, or of that of its runs which had fewest; None where no measurement knows them.
     """
@@ -108,7 +108,8 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
     cells = {c.name: _cell(c, line.cells[c.name], trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
     cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
-    of_run = [m for place in places if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
+    trained = [place for place in places if place.measure not in about.of_shape]
+    of_run = [m for place in trained if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
     read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
@@ -126,7 +127,7 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
         sources=tuple({m.source.file: m.source for m in read}.values()),
         facts_file=of_run[0].source.file if of_run else None,
         gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
-        tokens=_tokens([m for m in read if line.run is None or m.run in trainings.get(line.run, ())]),
+        tokens=_tokens([m for m in read if m.measure not in about.of_shape and (line.run is None or m.run in trainings.get(line.run, ()))]),
     )
 
 

@@ -69,7 +69,7 @@ class Stage(_stage.Stage):
         """Method, options, links, metric, items and data; part of the key."""
         measure, run, options = plan.measures[node.part], plan.run(node.name), self._options(plan, node)
         return {
-            "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": plan.links_of(node),
+            "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": self._links(plan, node),
             "metric": self.metric(plan, node), "metric_options": options, "before": measure.before,
             **({"without": measure.without} if measure.without else {}),
             "data": self._data_name(plan, node), "files": self._files(plan, node, options),
@@ -77,8 +77,13 @@ class Stage(_stage.Stage):
         }  # fmt: skip
 
     def of_shape(self, plan, measure: str) -> bool:
-        """Whether a measure is of a model's shape alone, so that all trainings of a run have the same."""
+        """Whether a measure is of a model's shape alone: it stands behind nothing that trains, and all trainings of a run have the same."""
         return "shape" in _needs(plan.measures[measure].metric)
+
+    def _links(self, plan, node: Node) -> list[dict[str, Any]]:
+        """The chain ahead of a measurement; for one of the shape its last method alone."""
+        links = plan.links_of(node)
+        return [links[-1] | {"steps": []}] if self.of_shape(plan, node.part) else links
 
     def options(self, plan, measure: str) -> dict[str, Any]:
         """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
@@ -98,7 +103,9 @@ class Stage(_stage.Stage):
         return options
 
     def parents(self, plan, node):
-        """The run's model and steps, and the node of the metric's data."""
+        """The run's model; its steps, its gate and the node of the metric's data, where the metric is of more than a shape."""
+        if self.of_shape(plan, node.part):
+            return {"model": plan.model_of(node.name)}
         parents = {"model": plan.model_of(node.name), **plan.trained_before(node)}
         measure, data = plan.measures[node.part], self._data_name(plan, node)
         if data is not None and plan.data[data].make != "items":
