@@ -25,6 +25,8 @@ HEADS, LENGTH = Heads(hidden=24, heads=6, groups=3, dim=8, scale=8**-0.5), 11
 FORMS = {
     "one a head": {}, "shared": {"gates": "shared"}, "one a channel": {"gates": "channel"}, "mamba2": {"gate": "mamba2"},
     "low rank": {"gate": "low_rank", "gates": "channel"}, "pool, one a key head": {"gate": "pool", "state_per": "key_head"},
+    "pool over time": {"gate": "pool", "pool": "time"}, "low rank, tempered": {"gate": "low_rank", "gates": "channel", "gate_temperature": 16.0},
+    "linear part with RoPE": {"linear_rope": True},
     "normalised": {"feature": "exp_pm", "normalize": True}, "no gate": {"gate": "none"},
     "no meta": {"meta": 0}, "no window": {"window": 0, "meta": 0},
 }  # fmt: skip
@@ -56,7 +58,7 @@ def test_the_parts_sum_to_the_output_and_the_layer_is_left_as_it_was(form):
     assert sum(shares) == pytest.approx(1) and not lizard.switched_off
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "no gate"])
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("no gate", "pool over time")])
 @torch.no_grad()
 def test_gates_are_those_by_which_the_layer_forgets(form):
     lizard, given = layer(**FORMS[form]), inputs()
@@ -84,6 +86,11 @@ def test_what_is_switched_off_has_no_part_and_an_open_gate_no_memory():
     found = parts_of(lizard, given)
     v = given.v[0].repeat_interleave(2, 1)
     torch.testing.assert_close(torch.einsum("hti,ihd->thd", found["window"] + found["meta"], v), lizard(given)[0][0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_gate_that_depends_on_earlier_tokens_has_no_memory_of_one():
+    assert seen(layer(**FORMS["pool over time"]), inputs()).memory is None
 
 
 @torch.no_grad()

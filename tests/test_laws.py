@@ -48,8 +48,12 @@ VARIANTS = {
         {"window": WINDOW, "gate": "low_rank", "gates": "channel", "gate_rank": 3},
         {"window": WINDOW, "gate": "pool"},
         {"window": WINDOW, "gate": "pool", "gates": "channel", "pool": "max", "pool_bias": 4.0},
+        {"window": WINDOW, "gate": "pool", "pool": "time"},
+        {"window": WINDOW, "gate": "low_rank", "gates": "channel", "gate_bias": 0.0, "gate_temperature": 16.0},
+        {"window": WINDOW, "linear_rope": True},
         {"window": WINDOW, "gate": "none", "state_per": "key_head"},
         {"window": 0, "meta": 0},
+        {"window": 0, "meta": 0, "gate": "pool", "pool": "time", "state_per": "key_head", "linear_rope": True},
     ],
     "lolcats": [
         {},
@@ -427,6 +431,11 @@ def test_unknown_method_option_and_architecture_name_the_possible_ones():
         linearize(teacher(), "lizard", gate="low_rank")
     with pytest.raises(ValueError, match="are of the gate 'pool'; got pool 'max' and pool_bias 0 with gate 'sigmoid'"):
         linearize(teacher(), "lizard", pool="max")
+    with pytest.raises(ValueError, match="pool 'time' goes over the means of keys, one a head; got gates 'channel', possible: head"):
+        linearize(teacher(), "lizard", gate="pool", gates="channel", pool="time")
+    for gate in ("mamba2", "pool", "none"):
+        with pytest.raises(ValueError, match=f"sigmoid and low_rank; got gate_temperature 16 with gate '{gate}', possible: 1"):
+            linearize(teacher(), "lizard", gate=gate, gate_temperature=16.0)
     with pytest.raises(ValueError, match="a window of 0 is none; got meta 4, possible: 0"):
         linearize(teacher(), "lizard", window=0)
     with pytest.raises(ValueError, match="variant 'code' has features softmax_pm, exp_pm; got 'relu'"):
@@ -508,3 +517,39 @@ def test_each_reading_of_the_pooling_pools_what_it_says():
     for given, pooled in (({"pool": "max"}, k.amax(-1)), ({"gates": "channel"}, near), ({"gates": "channel", "pool": "max"}, most)):
         gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool_bias": 4.0} | given))._log_gate(inputs)
         torch.testing.assert_close(gate.exp(), (pooled + 4).sigmoid().repeat_interleave(3, 2))
+
+
+def test_the_pooling_over_time_goes_over_the_last_four_keys_that_are_real():
+    k, heads = torch.randn(2, 9, 2, 8, dtype=torch.float64), Heads(1, 6, 2, 8, 1.0)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :3] = False
+    inputs = Inputs(k.new_zeros(2, 9, 1), k.new_zeros(2, 9, 6, 8), k, k, key_mask=mask)
+    gate = load("lizard")(heads, options("lizard", {"gate": "pool", "pool": "time", "pool_bias": 4.0}))._log_gate(inputs)
+    assert not gate[0, :3].any()
+    for row, first in ((0, 3), (1, 0)):
+        for i in range(first, 9):
+            pooled = k[row, max(first, i - 3) : i + 1].mean((0, 2))
+            torch.testing.assert_close(gate[row, i].exp(), (pooled + 4).sigmoid().repeat_interleave(3))
+
+
+def test_a_tempered_gate_is_a_root_of_the_plain_one():
+    """GLA's: a temperature of 16 and no bias at the start remember the 16th root of one half of each token."""
+    heads, x = Heads(8, 6, 2, 8, 1.0), torch.randn(2, 5, 8, dtype=torch.float64)
+    inputs = Inputs(x, x.new_zeros(2, 5, 6, 8), x.new_zeros(2, 5, 2, 8), x.new_zeros(2, 5, 2, 8))
+    for form in ({"gate": "sigmoid"}, {"gate": "low_rank", "gates": "channel"}):
+        found = []
+        for temperature in (1.0, 16.0):
+            torch.manual_seed(0)
+            layer = load("lizard")(heads, options("lizard", {"gate_bias": 0.0, "gate_temperature": temperature} | form)).double()
+            assert (layer._log_gate(inputs).exp() == 0.5 ** (1 / temperature)).all()
+            torch.nn.init.normal_(layer.gate.weight)
+            found.append(layer._log_gate(inputs))
+        torch.testing.assert_close(found[1] * 16, found[0])
+
+
+def test_a_linear_part_with_rope_is_the_plain_one_of_turned_keys_and_queries():
+    (method, inputs), given = one_layer(("lizard", {"window": 0, "meta": 0, "linear_rope": True})), {"window": 0, "meta": 0}
+    plain, turned = load("lizard")(HEADS, options("lizard", given)).double(), inputs.rotated()
+    plain.load_state_dict(method.state_dict())
+    close(method(inputs)[0], plain(inputs._replace(q=turned[0], k=turned[1]))[0])
+    assert method.unbounded_rotary and not plain.unbounded_rotary

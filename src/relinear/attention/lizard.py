@@ -5,17 +5,19 @@
 What the paper leaves open, with our default first: `gates` one per head, one shared by all heads, or one per channel of every head, which
 both signs of the feature map share (its Section 3.1 has W_g in R^{d x d}, its experiments the scalar of Table 3); `gate_bias` the initial
 b_g (0 makes a memory of two tokens; None: no bias, as the formula is written); `alpha` its initial value, one per head; `window_rope`
-whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `normalize` y_gate, as its definition
-does and its matrix and recurrent forms do not: beside an alpha of 1 the unnormalised one can learn what the window lacks, and transfers
-far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text); `state_per` whether maps of keys, gates and states are one of each
-query head or, ours, of each key head. Meta tokens are the first `meta` real positions. A `window` of 0 is y_gate alone (Table 5).
+whether the window keeps the teacher's RoPE (the window is bounded, so it extrapolates either way); `linear_rope` whether y_gate has it too, at
+angles that then grow with the sequence; `normalize` y_gate, as its definition does and its matrix and recurrent forms do not: beside an alpha
+of 1 the unnormalised one can learn what the window lacks, and transfers far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text);
+`state_per` whether maps of keys, gates and states are one of each query head or, ours, of each key head. Meta tokens are the first `meta` real
+positions, as its text and Table 7 have them. A `window` of 0 is y_gate alone (Table 5).
 
 `gate` is the form of gamma (Table 3), with b_g the same at the start for all that have one:
 `sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the start; `low_rank` sigmoid(W_2 W_1 x + b_g)
 of every channel, through `gate_rank` numbers, W_2 0 at the start; `pool` sigmoid(pooled k_t + pool_bias), with nothing to learn and so, without the
 bias, with a memory of some two tokens; `none` 1, nothing is forgotten (Table 5's row without the gated module, read as without the gate). What
 "1D pooling over key vectors" goes over is not said: `pool` is the `mean` or the `max` over all channels of a key, or, where `gates` are one per
-channel, over each channel and its two neighbours.
+channel, over each channel and its two neighbours; or, over `time`, the mean of the last four keys' means. A sigmoid is raised to the power
+1 / `gate_temperature`: that of GLA (Yang et al. 2023, Section 4.4) is low_rank with a temperature of 16.
 
 Switched off in a trained model (`_parts`): the sum has no common normaliser, so without `linear` alpha y_swa is left as it is, and without
 `window` y_gate. Without `gate` nothing is forgotten, gamma = 1, and unless `normalize` y_gate then grows with the sequence. Without `meta` the
@@ -25,8 +27,9 @@ window is softmax over its own positions alone.
 from typing import Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from relinear.attention import _base
 from relinear.attention._base import Attention, Inputs, identity, wide
@@ -43,6 +46,8 @@ from relinear_kernels.sliding_window_attention_reference import WindowState, sli
 GATES = {
     "sigmoid": ("head", "shared", "channel"), "mamba2": ("head", "shared"), "low_rank": ("channel",), "pool": ("head", "channel"), "none": ("head",),
 }  # fmt: skip
+TEMPERED = ("sigmoid", "low_rank")
+POOLED = 4  # keys that the pooling over time goes over, a token's own included
 
 
 class Options(_base.StateOptions):
@@ -55,10 +60,12 @@ class Options(_base.StateOptions):
     gates: Literal["head", "shared", "channel"] = "head"
     gate_rank: int = Field(default=16, ge=1)
     gate_bias: float | None = 4.0
-    pool: Literal["mean", "max"] = "mean"
+    gate_temperature: float = Field(default=1.0, gt=0)
+    pool: Literal["mean", "max", "time"] = "mean"
     pool_bias: float = 0.0
     alpha: float = 1.0
     window_rope: bool = True
+    linear_rope: bool = False
     normalize: bool = False
 
     @model_validator(mode="after")
@@ -72,15 +79,28 @@ class Options(_base.StateOptions):
         if self.gate != "pool" and (self.pool, self.pool_bias) != ("mean", 0.0):
             got = f"pool {self.pool!r} and pool_bias {self.pool_bias:g} with gate {self.gate!r}"
             raise ValueError(f"pool and pool_bias are of the gate 'pool'; got {got}")
+        if self.pool == "time" and self.gates != "head":
+            raise ValueError(f"pool 'time' goes over the means of keys, one a head; got gates {self.gates!r}, possible: head")
+        if self.gate_temperature != 1.0 and self.gate not in TEMPERED:
+            got = f"gate_temperature {self.gate_temperature:g} with gate {self.gate!r}"
+            raise ValueError(f"gate_temperature is of the gates {' and '.join(TEMPERED)}; got {got}, possible: 1")
         if self.window == 0 and self.meta:
             raise ValueError(f"meta tokens are seen beside a window, and a window of 0 is none; got meta {self.meta}, possible: 0")
         return self
 
 
-class LizardState(NamedTuple):
-    """The state of a Lizard layer: gated sums, and the keys and values of its window."""
+class PooledState(NamedTuple):
+    """The state of a gated part whose gate pools over time: its sums, and the mean of each of its last three keys, with which of them are real."""
 
-    gate: LinearState
+    sums: LinearState
+    means: Float[Tensor, "B 3 Hkv"]
+    real: Bool[Tensor, "B 3"]
+
+
+class LizardState(NamedTuple):
+    """The state of a Lizard layer: that of its gated part, and the keys and values of its window."""
+
+    gate: LinearState | PooledState
     window: WindowState
 
 
@@ -114,12 +134,12 @@ class Method(Parts, Attention):
 
     @property
     def unbounded_rotary(self) -> bool:
-        """The gated part has no rotary embedding and the window bounds its own; meta tokens are seen from any distance."""
-        return self.options.window_rope and self.options.meta > 0
+        """The window bounds its rotary embedding; meta tokens are seen from any distance, and so is what the gated part turns, if it does."""
+        return self.options.linear_rope or (self.options.window_rope and self.options.meta > 0)
 
-    def _log_gate(self, inputs: Inputs):
+    def _log_gate(self, inputs: Inputs, state: PooledState | LinearState | None = None):
         """log gamma of every state ``[B, T, M]``, or ``[B, T, M, D]`` of every channel; 0 at padding, which neither writes nor forgets."""
-        gate = self._forms(inputs)
+        gate = self._forms(inputs, state)
         if inputs.key_mask is not None:
             gate = gate * inputs.key_mask[..., None]
         if "gate" in self.switched_off:
@@ -128,19 +148,22 @@ class Method(Parts, Attention):
             return gate.unflatten(-1, (self.states, self.heads.dim))
         return gate.expand(-1, -1, self.states)
 
-    def _forms(self, inputs: Inputs):
+    def _forms(self, inputs: Inputs, state: PooledState | LinearState | None):
         """log gamma of every gate ``[B, T, gates]``, as `gate` says."""
         form = self.options.gate
         if form == "none":
             return inputs.x.new_zeros(*inputs.x.shape[:2], 1, dtype=wide(inputs.x).dtype)
         if form == "pool":
-            pooled = self._pooled(wide(inputs.k)) + self.options.pool_bias
+            pooled = self._pooled_in_time(inputs, state) if self.options.pool == "time" else self._pooled(wide(inputs.k))
+            pooled = pooled + self.options.pool_bias
             return nn.functional.logsigmoid(pooled).repeat_interleave(self.states // self.heads.groups, 2).flatten(2)
         x = wide(inputs.x)
         if self.narrow is not None:
             x = nn.functional.linear(x, self.narrow.weight.to(x.dtype))
         z = nn.functional.linear(x, self.gate.weight.to(x.dtype), None if self.gate.bias is None else self.gate.bias.to(x.dtype))
-        return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp() if form == "mamba2" else nn.functional.logsigmoid(z)
+        if form == "mamba2":
+            return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp()
+        return nn.functional.logsigmoid(z) / self.options.gate_temperature
 
     def _pooled(self, k):
         """Keys ``[B, T, G, D]``, pooled over all channels ``[B, T, G, 1]``, or ``[B, T, G, D]`` over three."""
@@ -151,10 +174,25 @@ class Method(Parts, Attention):
         near = nn.functional.avg_pool1d(flat, 3, 1, 1, count_include_pad=False) if mean else nn.functional.max_pool1d(flat, 3, 1, 1)
         return near.view_as(k)
 
-    def _gated(self, inputs: Inputs) -> dict:
+    def _means(self, inputs: Inputs, state: PooledState | None) -> tuple[Tensor, Tensor]:
+        """The mean of each key before and in a piece ``[B, 3 + T, G]``, 0 where it is not real, and which are ``[B, 3 + T]``."""
+        means = wide(inputs.k).mean(-1)
+        real = torch.ones(means.shape[:2], dtype=torch.bool, device=means.device) if inputs.key_mask is None else inputs.key_mask
+        means = means.masked_fill(~real[..., None], 0.0)
+        if state is None:
+            return nn.functional.pad(means, (0, 0, POOLED - 1, 0)), nn.functional.pad(real, (POOLED - 1, 0))
+        return torch.cat([state.means.to(means.dtype), means], 1), torch.cat([state.real, real], 1)
+
+    def _pooled_in_time(self, inputs: Inputs, state: PooledState | None):
+        """The mean over the last four keys of their means ``[B, T, G, 1]``; of those that there are, at the start."""
+        means, real = self._means(inputs, state)
+        count = real.unfold(1, POOLED, 1).sum(-1).clamp(min=1)
+        return (means.unfold(1, POOLED, 1).sum(-1) / count[..., None])[..., None]
+
+    def _gated(self, inputs: Inputs, state: PooledState | LinearState | None = None) -> dict:
         gate = "log_gate" if self.options.gates == "channel" else "log_decay"
         return {
-            "w_q": self.w_q, "w_k": self.w_k, "feature": self.options.feature, gate: self._log_gate(inputs),
+            "w_q": self.w_q, "w_k": self.w_k, "feature": self.options.feature, gate: self._log_gate(inputs, state),
             "normalize": self.options.normalize, "key_mask": inputs.key_mask,
         }  # fmt: skip
 
@@ -172,7 +210,10 @@ class Method(Parts, Attention):
     def _window_qk(self, inputs: Inputs):
         return inputs.rotated() if self.options.window_rope else (inputs.q, inputs.k)
 
-    def forward(self, inputs: Inputs, state: LizardState | LinearState | WindowState | None = None):
+    def _linear_qk(self, inputs: Inputs):
+        return inputs.rotated() if self.options.linear_rope else (inputs.q, inputs.k)
+
+    def forward(self, inputs: Inputs, state: LizardState | LinearState | PooledState | WindowState | None = None):
         """Head outputs of a piece, and the states of the parts after it."""
         if "linear" in self.switched_off:
             near, state = self._near(inputs, state)
@@ -184,9 +225,14 @@ class Method(Parts, Attention):
         near, near_state = self._near(inputs, near_state)
         return scaled_sum(gated, near, self.alpha), LizardState(gate_state, near_state)
 
-    def _far(self, inputs: Inputs, state: LinearState | None):
+    def _far(self, inputs: Inputs, state: LinearState | PooledState | None):
         attend = gated_linear_attention if self.options.gates == "channel" else linear_attention
-        return attend(inputs.q, inputs.k, inputs.v, **self._gated(inputs), initial_state=state, return_state=True)
+        before = state.sums if isinstance(state, PooledState) else state
+        y, after = attend(*self._linear_qk(inputs), inputs.v, **self._gated(inputs, state), initial_state=before, return_state=True)
+        if self.options.pool != "time":
+            return y, after
+        means, real = self._means(inputs, state)
+        return y, PooledState(after, means[:, 1 - POOLED :], real[:, 1 - POOLED :])
 
     def _near(self, inputs: Inputs, state: WindowState | None):
         return sliding_window_attention(
@@ -197,6 +243,9 @@ class Method(Parts, Attention):
         """The state of both parts before the first token; with one part off, the other's alone."""
         h, o = self.heads, self.options
         gate = linear_state(batch, self.states, 2 * h.dim, h.dim, device)
+        if o.pool == "time":
+            means = torch.zeros(batch, POOLED - 1, h.groups, device=device)
+            gate = PooledState(gate, means, torch.zeros(batch, POOLED - 1, dtype=torch.bool, device=device))
         if self._far_only:
             return gate
         window = window_state(batch, o.window - 1, h.groups, h.dim, meta=self._meta, device=device)
@@ -205,7 +254,7 @@ class Method(Parts, Attention):
     def attention_weights(self, inputs: Inputs):
         """Both parts as one matrix; its rows sum to 1 + alpha, as the paper's sum does."""
         weights = gated_linear_attention_weights if self.options.gates == "channel" else linear_attention_weights
-        gated = weights(inputs.q, inputs.k, **self._gated(inputs))
+        gated = weights(*self._linear_qk(inputs), **self._gated(inputs))
         if self._far_only:
             return gated
         near = wide(self.alpha)[:, None, None] * sliding_window_weights(*self._window_qk(inputs), **self._window(inputs))

@@ -90,6 +90,8 @@ def _missing(method: Parts, length: int) -> dict[tuple[str, str], str]:
     why = {
         part: f"the {part} is switched off" if part in method.switched_off else f"there is no {part}" for part in method.PARTS if part not in there
     }
+    if _looks_back(method):
+        why["gate"] = "the gate of a token depends on those before it"
     if "meta" in there and "window" in there and length <= window:
         why["meta"] = f"{length} tokens end within a window of {window}, and meta tokens count where they are beyond it"
     elif "window" in why:
@@ -100,6 +102,10 @@ def _missing(method: Parts, length: int) -> dict[tuple[str, str], str]:
 
 def _there(method: Parts) -> set[str]:
     return set(method.parts(method.options)) - method.switched_off
+
+
+def _looks_back(method: Parts) -> bool:
+    return getattr(method.options, "pool", None) == "time"
 
 
 @contextmanager
@@ -126,7 +132,7 @@ def seen(method: Parts, inputs: Inputs) -> Seen:
     if "window" in weights:
         values["alpha", "window"] = method.alpha.detach()
     memory = None
-    if "gate" in _there(method):
+    if "gate" in _there(method) and not _looks_back(method):
         memory = (1 / (1 - gates(method, inputs)).clamp(min=FINEST)).flatten(1).cpu().numpy()
     return Seen(memory, {key: value.float().cpu().numpy() for key, value in values.items()}, weights)
 
