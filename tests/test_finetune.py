@@ -19,6 +19,7 @@ from relinear.get.packed import Packed, batch_indices
 from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms
 from relinear.plan.job import Job, Link
+from relinear.share.tensors import require_loadable
 from relinear.stages import _training
 from relinear.stages.finetune import Options
 from relinear.train import finetune
@@ -162,6 +163,21 @@ def test_kind_method_trains_and_saves_what_the_method_added_and_nothing_else(inp
     assert {path.name for path in asked.out.iterdir()} == SAVED["method"] and set(saved) == changed
     assert metrics["trainable_params"] == sum(p.numel() for p in saved.values()) and metrics["last_loss"] < metrics["first_loss"]
     assert all(torch.equal(value, trained.get_parameter(name)) for name, value in saved.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_without_embeddings_kind_full_trains_and_saves_all_else(inputs, tmp_path, tied):
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied)).save_pretrained(tmp_path / "model")
+    asked, table = job(inputs, tmp_path / "work", "full", Link("hedgehog"), train_embeddings=False), "model.embed_tokens.weight"
+    asked.parents["model"] = tmp_path / "model"
+    metrics = finetune.work(asked)
+    before, after = (assemble(tmp_path / "model", [Link("hedgehog", {}, steps)]) for steps in ((), (asked.out,)))
+    changed = {name for name, p in before.named_parameters() if not torch.equal(p, after.get_parameter(name))}
+    saved = load_file(asked.out / "model.safetensors")
+    require_loadable(tmp_path / "model", [Link("hedgehog", {}, (asked.out,))])
+    assert changed == set(saved) == {name for name, _ in before.named_parameters()} - {table} and ("lm_head.weight" in saved) != tied
+    assert metrics["trainable_params"] == sum(p.numel() for p in saved.values()) and metrics["last_loss"] < metrics["first_loss"]
 
 
 @pytest.mark.parametrize("link", [Link("softmax"), Link("hedgehog", {"keep_softmax_layers": [0, 1]})], ids=["no method", "no layer with it"])

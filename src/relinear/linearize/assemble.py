@@ -1,13 +1,14 @@
 """Models out of the folders that stages leave: the pretrained model, then what each step of each run of a chain trained."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from relinear.errors import UserError
@@ -20,8 +21,8 @@ def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.floa
     """The model that a chain of runs arrived at, from the pretrained folder `model` on.
 
     A link linearizes, unless its method is softmax or the model is linearized as it says already. Of each step's folder are loaded
-    `model.safetensors` (everything), `method.safetensors` (what the method added) and `adapter/` (LoRA). The adapter of the very last step
-    stays one, in the model's dtype; one that a step or a link follows is merged into the weights.
+    `model.safetensors` (everything, or all but the embeddings), `method.safetensors` (what the method added) and `adapter/` (LoRA). The adapter
+    of the very last step stays one, in the model's dtype; one that a step or a link follows is merged into the weights.
 
     Raises UserError for a link of another method than the model is linearized by, for a folder that holds nothing to load, and ValueError
     where a folder's tensors are not the model's.
@@ -62,7 +63,7 @@ def _load_step(model: PreTrainedModel, folder: Path, followed: bool) -> PreTrain
         got = ", ".join(sorted(p.name for p in folder.glob("*"))) or "nothing"
         raise UserError(f"no step's result in {folder}: got {got}; possible are model.safetensors, method.safetensors and adapter/")
     if everything.is_file():
-        _load_into(model, everything, {n for n, _ in model.named_parameters()})
+        _load_into(model, everything, {n for n, _ in model.named_parameters()}, set(embeddings(model)))
     if method.is_file():
         if not isinstance(model, Linearized):
             raise UserError(f"{method} holds what a method added, but the model has softmax attention; possible: a link with that method")
@@ -81,12 +82,18 @@ def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedMod
     return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=True).merge_and_unload().requires_grad_(True)
 
 
-def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
-    """Load named tensors; exactly the expected ones, else ValueError."""
+def _load_into(model: PreTrainedModel, path: Path, expected: set[str], optional: Set[str] = frozenset()) -> None:
+    """Load named tensors; exactly the expected ones, without all of the optional ones or with them, else ValueError."""
     tensors = load_file(path)
-    if set(tensors) != expected:
+    if set(tensors) not in (expected, expected - optional):
         raise ValueError(f"{path}: missing {sorted(expected - set(tensors))[:3]}, unexpected {sorted(set(tensors) - expected)[:3]}")
     model.load_state_dict(tensors, strict=False)
+
+
+def embeddings(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The model's tables of embeddings, by full name; a head that is tied to one goes by that one's."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {n: p for n, p in model.named_parameters() if id(p) in tables}
 
 
 def save_method(model: PreTrainedModel, path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get.packed import Packed, chance_loss
-from relinear.linearize.assemble import save_method, to_train
+from relinear.linearize.assemble import embeddings, save_method, to_train
 from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
@@ -25,7 +25,7 @@ from relinear.train.next_token import batches_of, collected, summed_loss
 
 
 def work(job: Job) -> dict:
-    """Write `adapter/` (LoRA), `method.safetensors` (the method's parameters, if trained here) or `model.safetensors` (everything)."""
+    """Write `adapter/` (LoRA), `method.safetensors` (the method's parameters, if trained here) or `model.safetensors` (all that full trained)."""
     device, dtype = place(job)
     recipe = job.settings["recipe"]
     torch.manual_seed(job.seed)
@@ -37,7 +37,8 @@ def work(job: Job) -> dict:
     weights = collected(base, job.leads) if full else {}
     if job.leads:
         if full:
-            save_file(weights, job.out / "model.safetensors")
+            frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
+            save_file({name: value for name, value in weights.items() if name not in frozen}, job.out / "model.safetensors")
         if recipe["kind"] == "lora":
             model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft's set has another order in each process
             model.save_pretrained(job.out / "adapter")
@@ -56,7 +57,9 @@ def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tup
     recipe, floor = job.settings["recipe"], job.settings["budget"]["lr_floor"]
     lr = max(recipe["lr"], floor)
     if recipe["kind"] == "full":
-        return base, [(list(base.parameters()), lr)]
+        for p in [] if recipe["train_embeddings"] else embeddings(base).values():
+            p.requires_grad_(False)
+        return base, [([p for p in base.parameters() if p.requires_grad], lr)]
     model, groups = base, []
     added = list(base.method_parameters().values()) if recipe["kind"] == "method" or recipe["train_method"] else []
     if recipe["kind"] == "lora":
@@ -92,7 +95,7 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     # A mask, even none at all, has transformers look at positions in main memory, which cannot be recorded.
     recorded = device == "cuda" and job.hardware["engine"] == "ddp" and maskless(base)
     if full:
-        groups = [(list(model.parameters()), groups[0][1])]  # a sharded model has new parameter objects
+        groups = [([p for p in model.parameters() if p.requires_grad], groups[0][1])]  # a sharded model has new parameter objects
     model.train()
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
