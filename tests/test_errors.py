@@ -82,6 +82,11 @@ CASES = {
     "no targets of adapters": (step("finetune", lora_targets=[]), {}, ["lizard: finetune.lora_targets", "at least 1"]),
     "a rank that no projection has": (step("finetune", lora_rank=10**9), {}, ["lizard: finetune.lora_rank", "65536"]),
     "half a layer kept": (runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": 1.5})), {}, ["lizard", "[0, 1)", "1.5"]),
+    "a middle kept": (
+        runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": {"middle": 0.5}})), {}, ["lizard", "{first: 0.5}", "{'middle': 0.5}"]),
+    "two ends kept": (
+        runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": {"first": 0.5, "last": 0.4}})), {}, ["{last: 0.5}", "'last': 0.4}"]),
+    "embeddings of kind lora": (step("finetune", train_embeddings=False), {}, ["lizard: finetune", "train_embeddings is of kind full", "kind lora"]),
     "a layer kept by name": (runs(lambda r: r["lizard"].update(options={"keep_softmax_layers": ["x"]})), {}, ["lizard", "list of layers", "'x'"]),
     "a method's option of another kind": (runs(lambda r: r["lizard"].update(options={"window": "wide"})), {}, ["lizard", "window", "'wide'"]),
     "a metric's option below its bound": (scale(lambda s: s["measures"]["needle"].update(depths=0)), {}, ["needle", "depths", "greater than 0"]),

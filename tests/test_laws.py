@@ -457,7 +457,21 @@ def test_a_cache_of_another_batch_or_kind_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("keep", "layers"), [([1], [1]), ([2, 0], [0, 2]), (0.5, [1, 3]), (0.25, [3]), (0, []), (0.75, [1, 2, 3]), (None, [])], ids=str
+    ("keep", "layers"),
+    [
+        ([1], [1]),
+        ([2, 0], [0, 2]),
+        (0.5, [1, 3]),
+        (0.25, [3]),
+        (0, []),
+        (0.75, [1, 2, 3]),
+        (None, []),
+        ({"first": 0.5}, [0, 1]),
+        ({"last": 0.5}, [2, 3]),
+        ({"last": 0.25}, [3]),
+        ({"last": 0}, []),
+    ],
+    ids=str,
 )
 def test_softmax_layers_can_be_kept(keep, layers, tmp_path):
     model = linearize(teacher(dtype=torch.float32, num_hidden_layers=4), "hedgehog", keep_softmax_layers=keep)
@@ -467,10 +481,23 @@ def test_softmax_layers_can_be_kept(keep, layers, tmp_path):
         assert kinds == ["softmax" if i in layers else "hedgehog" for i in range(4)]
 
 
-@pytest.mark.parametrize(("keep", "says"), [([7], r"must be in 0..1; got \[7\]"), (1.5, "ratio in .0, 1. or a list of layers; got 1.5")])
-def test_softmax_layers_that_cannot_be_kept(keep, says):
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize(
+    ("keep", "got"),
+    [
+        (1.5, "1.5"),
+        ({"first": 1}, "{'first': 1}"),
+        ({"middle": 0.5}, "{'middle': 0.5}"),
+        ({"first": 0.5, "last": 0.4}, "{'first': 0.5, 'last': 0.4}"),
+    ],
+)
+def test_shares_of_softmax_layers_that_cannot_be_kept(keep, got):
+    with pytest.raises(ValueError, match=rf"a ratio in .0, 1., {{'first': ratio}}, {{'last': ratio}} or a list of layers; got {got}"):
         linearize(teacher(), "hedgehog", keep_softmax_layers=keep)
+
+
+def test_softmax_layers_that_are_not_there_cannot_be_kept():
+    with pytest.raises(ValueError, match=r"must be in 0..1; got \[7\]"):
+        linearize(teacher(), "hedgehog", keep_softmax_layers=[7])
 
 
 def test_the_transfer_trains_a_hybrid_s_other_layers_and_leaves_the_kept_ones():

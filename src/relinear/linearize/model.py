@@ -5,7 +5,7 @@ projections under the teacher's names, so that peft targets, checkpoints and `ge
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -182,16 +182,22 @@ for _config, _model in CLASSES.values():
     (AutoModelForCausalLM if _model.causal else AutoModel).register(_config, _model)
 
 
-def _kept(keep: float | Sequence[int] | None, windows: list[int | None]) -> list[int]:
+Kept = float | Mapping[str, float] | Sequence[int] | None
+
+
+def _kept(keep: Kept, windows: list[int | None]) -> list[int]:
     """The layers that stay softmax. See `linearize`."""
     n = len(windows)
     if keep is None:
         mixed = None in windows
         return [i for i, window in enumerate(windows) if window is not None and mixed]
-    if isinstance(keep, int | float):
-        if not 0 <= keep < 1:
-            raise ValueError(f"keep_softmax_layers is a ratio in [0, 1) or a list of layers; got {keep}")
-        return [i for i in range(n) if int((i + 1) * keep) > int(i * keep)]
+    if isinstance(keep, int | float | Mapping):
+        [(end, share)] = keep.items() if isinstance(keep, Mapping) and len(keep) == 1 else [(None, keep)]
+        if end not in (None, "first", "last") or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ValueError(f"keep_softmax_layers is a ratio in [0, 1), {{'first': ratio}}, {{'last': ratio}} or a list of layers; got {keep}")
+        if end is None:
+            return [i for i in range(n) if int((i + 1) * share) > int(i * share)]
+        return list(range(int(n * share)) if end == "first" else range(n - int(n * share), n))
     if set(keep) - set(range(n)):
         raise ValueError(f"keep_softmax_layers must be in 0..{n - 1}; got {sorted(keep)}")
     return sorted(set(keep))
@@ -212,21 +218,20 @@ def swap(model: PreTrainedModel, layout: Layout, recipe: dict[str, Any], causal:
         block.set_submodule(layout.attention, layout.swapped(teacher, method.to(device)))
 
 
-def recipe_of(model: PreTrainedModel, method: str, *, keep_softmax_layers: float | Sequence[int] | None = None, **given) -> dict[str, Any]:
+def recipe_of(model: PreTrainedModel, method: str, *, keep_softmax_layers: Kept = None, **given) -> dict[str, Any]:
     """The recipe that the config of `model` has once it is linearized with a method and options; also of a model that is linearized already."""
     layout = model.layout if isinstance(model, Linearized) else LAYOUTS[type(model)]
     kept = _kept(keep_softmax_layers, layout.windows(model))
     return {"method": method, "options": options(method, given).model_dump(mode="json"), "keep_softmax_layers": kept}
 
 
-def linearize(
-    model: PreTrainedModel, method: str, *, keep_softmax_layers: float | Sequence[int] | None = None, **given
-) -> PreTrainedModel:  # fmt: skip
+def linearize(model: PreTrainedModel, method: str, *, keep_softmax_layers: Kept = None, **given) -> PreTrainedModel:
     """Swap the attention of `model` in place and return it. Every weight the teacher had stays bit-identical.
 
     `given` are the method's options (`relinear.attention.<method>.Options`). Methods keep their parameters in float32.
     `keep_softmax_layers` lists the layers that stay softmax, or says what share of them, evenly spaced (Lizard Table 2: 0.5, every second
-    layer). None keeps only what is linear already: the local layers of a teacher that mixes sliding windows with global attention (Gemma 3).
+    layer) or, as {"first": 0.5} or {"last": 0.5}, at one end. None keeps only what is linear already: the local layers of a teacher that mixes
+    sliding windows with global attention (Gemma 3).
     Raises ValueError for an unknown method or option and for an architecture that is not supported.
     """
     if type(model) not in CLASSES:

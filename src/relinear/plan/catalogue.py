@@ -232,10 +232,14 @@ def _check_run(where: str, run: Run, models: dict[str, Model]) -> None:
 
 def _check_kept(keep: Any, where: str) -> None:
     """Raises ConfigError for a value that names no layers of any model. The number of a model's layers is known only once it is there."""
-    share = isinstance(keep, int | float) and not isinstance(keep, bool) and 0 <= keep < 1
+    [(end, ratio)] = keep.items() if isinstance(keep, dict) and len(keep) == 1 else [(None, keep)]
+    share = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio < 1 and end in (None, "first", "last")
     layers = isinstance(keep, list) and all(type(layer) is int and layer >= 0 for layer in keep)
     if not (keep is None or share or layers):
-        raise ConfigError(f"{where} must be a ratio in [0, 1) or a list of layers, numbered from 0; got {keep!r}")
+        raise ConfigError(
+            f"{where} must be a ratio in [0, 1), such a ratio at one end as {{first: 0.5}} or {{last: 0.5}}, or a list of layers, numbered from 0; "
+            f"got {keep!r}"
+        )
 
 
 def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
