@@ -9,7 +9,7 @@ whether the window keeps the teacher's RoPE (the window is bounded, so it extrap
 angles that then grow with the sequence; `normalize` y_gate, as its definition does and its matrix and recurrent forms do not: beside an alpha
 of 1 the unnormalised one can learn what the window lacks, and transfers far better; feature `softmax_pm` (its Table 7) or `exp_pm` (its text);
 `state_per` whether maps of keys, gates and states are one of each query head or, ours, of each key head. Meta tokens are the first `meta` real
-positions, as its text and Table 7 have them. A `window` of 0 is y_gate alone (Table 5).
+positions, k_0 to k_{m-1} in its text. A `window` of 0 is y_gate alone (Table 5).
 
 `gate` is the form of gamma (Table 3), with b_g the same at the start for all that have one:
 `sigmoid` sigmoid(W_g x + b_g); `mamba2` exp(-softplus(W_g x - b_g) exp(a)), a one per gate and 0 at the start; `low_rank` sigmoid(W_2 W_1 x + b_g)
