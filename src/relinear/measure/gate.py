@@ -3,7 +3,9 @@
 An encoder decodes nothing: padding must leave no trace, and the order in which tokens are given, with their positions, must not matter.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from relinear.plan.strict import Positive, Strict
 
 # Relative RMS of logits. Float32 leaves rounding only; bfloat16 rounds every layer's output differently in the two orders.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-6}
+MOST = 0.5  # the most that two orders of a bfloat16 model may be apart, however much it magnifies rounding
 STEPS = 8  # tokens decoded one by one after a prefill of the rest
 
 
@@ -60,11 +63,13 @@ def gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
     parallel_vs_recurrent: the last logits of one parallel pass against a prefill and single steps with the cache.
     prefix_consistency: logits of the first half, with the second half as it is and replaced by its reverse.
     """
-    model.eval()
-    tokens = tokens[None].to(model.device)
+    return _judged(model, tokens[None], _two_forms)
+
+
+def _two_forms(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Logits of one parallel pass over ``[1, T]``, and the distances of `gate`."""
     half = tokens.shape[1] // 2
     whole = model(tokens, use_cache=False).logits
-    finite = bool(whole.isfinite().all())
     other = torch.cat([tokens[:, :half], tokens[:, half:].flip(1)], 1)
     prefix = distance(model(other, use_cache=False).logits[:, :half], whole[:, :half])
     start = tokens.shape[1] - STEPS
@@ -76,7 +81,7 @@ def gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bool]:
         out = model(tokens[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
         decoded.append(out.logits[:, -1])
     recurrent = distance(torch.stack(decoded, 1), whole[:, start - 1 : -1])
-    return _passed(finite, base.dtype, {"parallel_vs_recurrent": recurrent, "prefix_consistency": prefix})
+    return whole, {"parallel_vs_recurrent": recurrent, "prefix_consistency": prefix}
 
 
 @torch.inference_mode()
@@ -86,8 +91,12 @@ def encoder_gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bo
     padding_consistency: half of the first row alone, and padded beside the second. order_consistency: the tokens as they stand, and shuffled
     together with their positions; of a method that reads where tokens stand (cosFormer) only the first is checked.
     """
-    model.eval()
-    tokens, half = tokens.to(model.device), tokens.shape[1] // 2
+    return _judged(model, tokens, _two_orders)
+
+
+def _two_orders(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Last hidden states of ``[2, T]``, and the distances of `encoder_gate`."""
+    half = tokens.shape[1] // 2
     whole, alone = (model(x).last_hidden_state for x in (tokens, tokens[:1, :half]))
     padded, mask = tokens.clone(), torch.ones_like(tokens)
     padded[0, half:], mask[0, half:] = model.config.pad_token_id, 0
@@ -97,14 +106,38 @@ def encoder_gate(model: PreTrainedModel, tokens: Tensor) -> dict[str, float | bo
         order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(model.device)
         shuffled = model(tokens[:, order], position_ids=first + order[None].expand_as(tokens)).last_hidden_state
         distances["order_consistency"] = distance(shuffled, whole[:, order])
-    return _passed(bool(whole.isfinite().all()), model.dtype, distances)
+    return whole, distances
 
 
-def _passed(finite: bool, dtype: torch.dtype, distances: dict[str, float]) -> dict[str, float | bool]:
-    """The figures of a model, and whether they are within the tolerance of its dtype. Raises GateError where they are not."""
-    tolerance = TOLERANCE[dtype]
-    passed = finite and all(d <= tolerance for d in distances.values())
-    figures = {"passed": passed, **distances, "finite": finite, "tolerance": tolerance}
-    if not figures["passed"]:
+def _judged(model: PreTrainedModel, tokens: Tensor, compare: Callable[[PreTrainedModel, Tensor], tuple[Tensor, dict[str, float]]]) -> dict:
+    """The figures of a model by outputs and distances that `compare` finds. Raises GateError where they are beyond the tolerance of its dtype.
+
+    A model in bfloat16 may magnify rounding beyond that. Then the same weights in float32 must be within float32's tolerance, and in bfloat16 no
+    distance may be more than twice what bfloat16 moves the outputs from float32's (`rounding`), or more than MOST.
+    """
+    model.eval()
+    tokens = tokens.to(model.device)
+    outputs, distances = compare(model, tokens)
+    figures = {**distances, "finite": bool(outputs.isfinite().all()), "tolerance": TOLERANCE[model.dtype]}
+    passed = figures["finite"] and all(d <= figures["tolerance"] for d in distances.values())
+    if figures["finite"] and not passed and model.dtype == torch.bfloat16:
+        with _all_digits():
+            exact, precise = compare(copy.deepcopy(model).float(), tokens)
+        rounding = distance(outputs, exact)
+        figures |= {"tolerance": min(2 * rounding, MOST), "rounding": rounding} | {f"{name}_float32": d for name, d in precise.items()}
+        passed = all(d <= TOLERANCE[torch.float32] for d in precise.values()) and all(d <= figures["tolerance"] for d in distances.values())
+    figures = {"passed": passed, **figures}
+    if not passed:
         raise GateError(f"the model is not fit to be scored: {figures}")
     return figures
+
+
+@contextmanager
+def _all_digits() -> Iterator[None]:
+    """Products of float32 matrices are float32: in TF32, which goes with bfloat16, they have three digits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
