@@ -11,9 +11,11 @@ from relinear.attention.window import HELD, positions_of
 from relinear.errors import UserError
 from relinear.measure.state_bytes import Options, cached_numbers, measure, state_bytes
 from relinear.plan.job import Job
-from relinear.plan.options import KEEP
+from relinear.plan.options import KEEP, option_defaults
 from relinear.plan.plan import Plan
 from relinear.plan.strict import ConfigError
+from relinear.plan.tables import Address, Table
+from relinear.stages._stage import method_file
 
 SMOLLM2 = Heads(hidden=576, heads=9, groups=3, dim=64, scale=64**-0.5)
 LLAMA = Heads(hidden=4096, heads=32, groups=8, dim=128, scale=128**-0.5)
@@ -118,3 +120,17 @@ def test_the_plan_refuses_an_encoder_before_any_work():
         ConfigError, match="state_bytes counts what a model keeps from one token to the next, and 'tiny-bert' is an encoder; possible: runs of"
     ):
         plan.check_processes(plan.node("measure", "cola_softmax", "state_bytes"), 1)
+
+
+def test_every_table_that_has_a_window_in_it_has_the_bytes_of_its_states_at_both_shapes():
+    plan = Plan(scale="smollm2")
+
+    def windowed(name):
+        run = plan.run(name).run
+        return run.method == "window" or (option_defaults(method_file(run.method)) | run.options).get("window")
+
+    tables = [artefact for artefact in plan.artefacts.values() if isinstance(artefact.spec, Table)]
+    for artefact, line in ((table, line) for table in tables for line in table.spec.lines):
+        cells = [cell for cell in line.cells.values() if isinstance(cell, Address)]
+        if any(windowed(cell.run) for cell in cells):
+            assert {"model", "llama-3-8b"} <= {cell.of for cell in cells if cell.measure == "state_bytes"}, (artefact.name, line.name)
