@@ -15,9 +15,10 @@ import yaml
 from synthetic import everything, measurement, paper, reading
 
 from relinear.draw import About, make
-from relinear.draw.claims import UNTESTED, Value, judge
+from relinear.draw.claims import UNTESTED, Judgement, Value, judge
 from relinear.draw.render import count, number
 from relinear.draw.schema1 import load_schema1
+from relinear.draw.table import _counts
 from relinear.plan.chance import chance_of
 from relinear.plan.claims import Claim
 from relinear.plan.readings import Source
@@ -556,10 +557,31 @@ def test_a_claim_is_judged_where_a_number_that_it_requires_keeps_its_bounds(boun
     assert judgement.reason.startswith("not informative: b 50.00 ± 1.00, of " + missed + " required; " if missed else "difference 10.00")
 
 
-@pytest.mark.parametrize("bounds", [{}, {"least": 2, "most": 1}])
+@pytest.mark.parametrize("floor", [20, 46.9, 47.1, 60])
+def test_a_claim_is_not_judged_where_what_it_requires_is_at_its_floor(floor):
+    """The ladder of untrained needles: the teacher is looked at first."""
+    judgement = judge(claim(requires=[{"row": "b", "above": floor}]), two(60, 50))  # b has an error of 1
+    assert judgement.verdict == ("reproduced" if floor < 47 else UNTESTED)
+    told = f"not informative: b 50.00 ± 1.00 is not 3 standard errors above {floor:.2f}; "
+    assert judgement.reason.startswith("difference 10.00" if floor < 47 else told)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"least": 2, "most": 1}, {"above": 5, "most": 5}])
 def test_a_number_is_required_within_bounds(bounds):
-    with pytest.raises(ValueError, match="give `least`, `most`, or both with least <= most; got least"):
+    with pytest.raises(ValueError, match="give `least`, `most`, `above`, or some of them that a number can keep together; got least"):
         claim(requires=[{"row": "b", **bounds}])
+
+
+def test_our_own_questions_are_counted_apart_from_the_papers_claims():
+    controls, ours = (read(ROOT / f"workflow/papers/comparison/{name}.yaml").spec for name in ("controls", "second"))
+    found = [Judgement("contradicted", "", "")] * len(controls.claims)
+    none = "0 not tested at this scale"
+    assert _counts(controls, found) == (
+        f"Of the paper's claims: 0 reproduced, 1 contradicted, {none}; of our own questions: 0 reproduced, 5 contradicted, {none}"
+    )
+    alone = [claim for claim in ours.claims if claim.source == "our question"]
+    text = _counts(ours.model_copy(update={"claims": alone}), found[:1] * len(alone))
+    assert text == f"Of our own questions: 0 reproduced, {len(alone)} contradicted, {none}"
 
 
 def test_figures_and_reason_carry_the_numbers():

@@ -82,6 +82,8 @@ def _missed(claim: Claim, look: Look) -> list[str]:
         elif value.value < point.least or value.value > point.most:
             bound = number(point.least) if value.value < point.least else f"at most {number(point.most)}"
             found.append(f"not informative: {value.name} {value}, of {bound} required")
+        elif value.value - point.above <= OFF_THE_FLOOR * value.stderr:
+            found.append(f"not informative: {value.name} {value} is not {OFF_THE_FLOOR:g} standard errors above {number(point.above)}")
     return found
 
 

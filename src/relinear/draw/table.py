@@ -9,6 +9,7 @@ from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
 from relinear.draw.claims import Judgement, judge, tally, unlike, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
+from relinear.plan.claims import OURS
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
 
@@ -123,10 +124,17 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     if below and (without := [f"`{row.line.name}`" for row in rows if row.line.published is None]):
         lines.append(f"- No paper reports these tasks for: {', '.join(without)}.")
     if judgements:
-        several = len({claim.paper for claim in spec.claims}) > 1
-        whose = "papers'" if several else "paper's"
-        lines.append(f"- Of the {whose} claims: {tally([j.verdict for j in judgements])} (`{artefact.stem}.claims.csv`).")
+        lines.append(f"- {_counts(spec, judgements)} (`{artefact.stem}.claims.csv`).")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _counts(spec: Table, judgements: list[Judgement]) -> str:
+    """How many of the papers' claims, and how many of our own questions, have each verdict."""
+    theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if claim.source != OURS]
+    ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.source == OURS]
+    whose = "papers'" if len({paper for paper, _ in theirs}) > 1 else "paper's"
+    counted = {f"of the {whose} claims": [verdict for _, verdict in theirs], "of our own questions": ours}
+    return "; ".join(f"{what}: {tally(verdicts)}" for what, verdicts in counted.items() if verdicts).capitalize()
 
 
 def _most(rows: list[Row], column: str) -> str:

@@ -11,6 +11,7 @@ from relinear.plan.strict import Strict
 
 Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
+OURS = "our question"  # the `source` of a claim that no paper makes
 GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
 FIGURE = ("png", "pdf", "provenance.json")
 
@@ -68,16 +69,18 @@ class Point(Strict):
 
 class Required(Point):
     """The bounds, in the column's unit, that a number must keep before a claim is judged: where a teacher fails, methods cannot be told apart, nor
-    where a map succeeds that is compared for failing. Give `least`, `most`, or both.
+    where a map succeeds that is compared for failing. Give `least`, `most` or both, or `above`, a floor that it must be three standard errors above.
     """
 
     least: float = -math.inf
     most: float = math.inf
+    above: float = -math.inf
 
     @model_validator(mode="after")
     def _some_number_keeps_them(self) -> Self:
-        if not self.model_fields_set & {"least", "most"} or self.least > self.most:
-            raise ValueError(f"give `least`, `most`, or both with least <= most; got least {self.least:g}, most {self.most:g}")
+        if not self.model_fields_set & {"least", "most", "above"} or self.least > self.most or self.above >= self.most:
+            got = ", ".join(f"{name} {getattr(self, name):g}" for name in ("least", "most", "above"))
+            raise ValueError(f"give `least`, `most`, `above`, or some of them that a number can keep together; got {got}")
         return self
 
 
