@@ -95,6 +95,11 @@ CASES = {
         runs(lambda r: r["lizard"].update(options={"gate": "low_rank", "gates": "head"})), {}, ["lizard", "gate 'low_rank'", "'head'", "channel"]),
     "meta tokens beside no window": (
         runs(lambda r: r["lizard"].update(options={"window": 0, "meta": 4})), {}, ["lizard", "window of 0", "got meta 4", "possible: 0"]),
+    "more sinks than the bytes of a window hold": (
+        runs(lambda r: r["window_bytes_of_lizard"]["options"].update(sinks=5000), "comparison"), {},
+        ["window_bytes_of_lizard", "5000 sinks", "the bytes of 'lizard'", "hold 132 positions or", "possible: up to 131 sinks"]),
+    "as many sinks as the bytes may hold": (
+        runs(lambda r: r["window_bytes_of_lolcats"]["options"].update(sinks=65), "comparison"), {}, ["65 sinks", "'lolcats'", "up to 64 sinks"]),
     "features without a bound or a sum": (
         runs(lambda r: r["lizard"].update(options={"feature": "exp_pm"})), {}, ["lizard", "'exp_pm'", "normalize false", "normalize true"]),
     "a pooling without its gate": (

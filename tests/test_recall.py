@@ -135,6 +135,15 @@ def test_a_model_with_a_vocabulary_of_its_own_reads_its_own_data_whatever_a_meas
     assert plan.name("recall_elu") == replace(plan, teacher="tiny").name("recall_elu"), "another teacher is none of such a run's"
 
 
+def test_recall_is_not_asked_of_a_model_that_knows_other_tokens():
+    plan = Plan(scale="smollm2")
+    told = "recall_accuracy: recall_accuracy asks for values of keys .* 'smollm2-135m-instruct' knows others; possible: runs of recall-4x256, "
+    for run in ("teacher", "lizard"):
+        with pytest.raises(ConfigError, match=f"measure {run} {told}"):
+            plan.check_processes(plan.node("measure", run, "recall_accuracy"), 1)
+    plan.check_processes(plan.node("measure", "recall_elu", "recall_accuracy"), 1)
+
+
 def test_the_papers_size_is_that_of_the_scales_of_a_gpu():
     plan = Plan(scale="smollm2")
     settings = plan.settings(plan.node("pretrain", "recall_hedgehog"))

@@ -14,6 +14,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+NEEDS = ("recall",)
+
 
 class Options(Strict):
     """Ask in batches of `batch_size` sequences."""

@@ -146,8 +146,9 @@ def causal_only(file: Path, given: Mapping[str, Any]) -> bool:
 
 # What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of
 # workflow/tasks that its options name; `labels`, data with labels, and runs that learned them; `pictures`, models that read them; `shape`, nothing
-# but a model's shape, so that all trainings of a run have the same; `state`, models that keep one from token to token.
-POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures", "shape", "state")
+# but a model's shape, so that all trainings of a run have the same; `state`, models that keep one from token to token; `recall`, models whose tokens
+# are those of associative recall.
+POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures", "shape", "state", "recall")
 
 
 @functools.cache

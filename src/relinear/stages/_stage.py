@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, computed_field
 
 from relinear import attention
-from relinear.plan.options import causal_only
+from relinear.plan.options import Definitions, causal_only, option_defaults
 from relinear.plan.strict import ConfigError, Positive, Strict
 
 
@@ -59,6 +59,18 @@ def require_order(plan, node: Node) -> None:
         able = ", ".join(method for method in attention.available() if not causal_only(method_file(method), {}))
         said = f"method {run.method!r}{f' with {run.own}' if run.own else ''}"
         raise ConfigError(f"{node}: {said} reads keys in their order, and {model!r} is an encoder; possible: {able}, without a window")
+
+
+def require_room(plan, node: Node) -> None:
+    """Raises ConfigError where the first positions of a window of a method's bytes may leave no others. How many positions the bytes hold depends on
+    the model's heads; at any heads, as many as the method's own layer keeps."""
+    run = plan.run(node.name).run
+    if (method := run.options.get("bytes_of")) is None:
+        return
+    least, _ = Definitions(file := method_file(run.method)).HELD[method]
+    if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
+        raise ConfigError(f"{node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least} positions or, by a model's heads, more; "
+                          f"possible: up to {least - 1} sinks")  # fmt: skip
 
 
 class Stage:

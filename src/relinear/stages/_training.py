@@ -104,6 +104,7 @@ class Step(_stage.Stage):
 
     def check(self, plan, node, processes):
         _stage.require_order(plan, node)
+        _stage.require_room(plan, node)
         budget, model = self.budget(plan, node), plan.run(node.name).model
         data = plan.data_for(self.recipe(plan, node).data, model)
         if stages.makes(plan.data[data].make, "pictures"):

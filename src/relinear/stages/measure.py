@@ -126,6 +126,7 @@ class Stage(_stage.Stage):
     def check(self, plan, node, processes):
         """Raise ConfigError for a metric that cannot be asked of this run or these data, and for a method that its model cannot have."""
         _stage.require_order(plan, node)
+        _stage.require_room(plan, node)
         metric = self.metric(plan, node)
         needs = _needs(metric)
         if "next_token" in needs:
@@ -144,6 +145,8 @@ class Stage(_stage.Stage):
             self._check_documents(plan, node, options)
         if "labels" in needs:
             self._check_labels(plan, node)
+        if "recall" in needs:
+            self._check_recall(plan, node, metric)
         self._check_pictures(plan, node, metric)
         if plan.teacher is None:  # with another one, a table that asks for too much is refused where it is asked for (`Plan.node`), and no other
             self.check_reach(plan, node)
@@ -200,6 +203,13 @@ class Stage(_stage.Stage):
         if learned[-1:] != [data]:
             raise ConfigError(f"{node} needs a run that learned {data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
                               f"a last classify step on {data!r}")  # fmt: skip
+
+    def _check_recall(self, plan, node: Node, metric: str) -> None:
+        """Raises ConfigError for a model whose tokens are not those of associative recall, which mean nothing to any other."""
+        able = [name for name, model in plan.models.items() if model.data and plan.data[model.data].make == "recall"]
+        if (model := plan.run(node.name).model) not in able:
+            raise ConfigError(f"{node}: {metric} asks for values of keys that are tokens without meaning, and {model!r} knows others; "
+                              f"possible: runs of {', '.join(able)}")  # fmt: skip
 
     def _check_pictures(self, plan, node: Node, metric: str) -> None:
         """Raises ConfigError where a metric of pictures is asked of another model, or a model of pictures for another metric."""
