@@ -201,11 +201,12 @@ def test_what_all_trainings_have_the_same_is_of_no_seed(measured, tmp_path):
 
 
 def test_of_a_row_whose_shape_alone_is_known_no_training_is_told(measured, tmp_path):
-    state = {("lizard", "state_bytes"): measurement("lizard", "state_bytes", reading("mebibytes", 11.6, None, 1, "model"))}
+    state = {(run, "state_bytes"): measurement(run, "state_bytes", reading("mebibytes", 11.6, None, 1, "model")) for run in ("lizard", "window_128")}
     make(TABLE2, without(measured, "lizard") | state, MINI._replace(of_shape=["state_bytes"]), tmp_path)
     row = rows(tmp_path / "table2.csv")["lizard"]
     assert float(row["state_mib"]) == pytest.approx(11.6)
     assert {row[name] for name in ("trainable_params", "distill_tokens", "finetune_tokens", "piqa_acc")} == {"not run"}
+    assert "window_128" not in rows(tmp_path / "table2.csv"), "an optional row stands there once it was run"
 
 
 def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):

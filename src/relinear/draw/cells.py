@@ -64,7 +64,8 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 class Row(NamedTuple):
     """A row with its numbers. `facts` are empty where nothing of its run is measured but its shape; `gate` is NOT_RUN where no gate is.
 
-    `tokens`: the training tokens of all steps of its run, or of that of its runs which had fewest; None where no measurement knows them.
+    `was_run`: whether any cell was measured that is of more than a shape. `tokens`: the training tokens of all steps of its run, or of that of its
+    runs which had fewest; None where no measurement knows them.
     """
 
     line: Line
@@ -75,12 +76,8 @@ class Row(NamedTuple):
     sources: tuple[Source, ...]
     facts_file: str | None
     gate_files: tuple[str, ...]
+    was_run: bool
     tokens: int | None
-
-    @property
-    def was_run(self) -> bool:
-        """Whether any cell of the row was measured."""
-        return any(cell.files for cell in self.cells.values())
 
 
 def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
@@ -114,6 +111,7 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
     read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
     read += [m for run in gates if (m := measured.get((run, GATE)))]
+    of_shape = {name for name, place in line.cells.items() if isinstance(place, Address) and place.measure in about.of_shape}
     collapsed = [m.facts["collapsed"] for m in of_run if m.facts.get("collapsed") is not None]
     facts = of_run[0].facts | {"scale": of_run[0].scale, "collapsed": any(collapsed) if collapsed else None} if of_run else {}
     if of_run and spec.trained == "epochs":
@@ -127,6 +125,7 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
         sources=tuple({m.source.file: m.source for m in read}.values()),
         facts_file=of_run[0].source.file if of_run else None,
         gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
+        was_run=any(cell.files for name, cell in cells.items() if name not in of_shape),
         tokens=_tokens([m for m in read if m.measure not in about.of_shape and (line.run is None or m.run in trainings.get(line.run, ()))]),
     )
 

@@ -107,6 +107,7 @@ def switched_off(reference: Path) -> str:
     shown = [row for row in table if name_of(row["Run"]) in ("lolcats_window", "lizard", "window_128_lora", "teacher_lora")]
     columns = {
         "Perplexity": "Perplexity", "without linear part": "without its linear part", "without window": "without its window",
+        "gate open": "with its gate open", "without meta tokens": "without meta tokens",
         "Novels, 1024-2048": "Novels, 1024 to 2047", "1024-2048, without linear part": "without its linear part",
     }  # fmt: skip
     rows = [[label(name_of(row["Run"])), *("" if row[c].startswith("not defined") else row[c] for c in columns)] for row in shown]
@@ -116,7 +117,8 @@ def switched_off(reference: Path) -> str:
 def sources(reference: Path) -> str:
     """Perplexity on held-out text of every source, of the runs that the controls have, and each method's."""
     [table] = drawn(reference / "controls_smollm2/comparison/sources.md")
-    columns = ["Introductions", "Kernel documentation", "Brown", "Novels, to 8192", "Papers, to 8192", "State, MiB", "State at Llama-3-8B, MiB"]
+    texts = ["Introductions", "Instructions", "Kernel documentation", "Brown", "Novels, to 8192", "Papers, to 8192"]
+    columns = [text for text in texts if any(row[text] != NOT_RUN for row in table)] + ["State, MiB", "State at Llama-3-8B, MiB"]
     return markdown(["Run", *columns], [[label(run), *(row[c] for c in columns)] for row in table if (run := name_of(row["Run"])) in LABELS])
 
 
