@@ -56,7 +56,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     found = {panel.name: measured.get((panel.run, spec.place(panel).measure or "")) for panel in spec.panels}
     undefined = {panel.name: why for panel in spec.panels if (m := found[panel.name]) and (why := why_not(spec, panel, m))}
     heats = {panel.name: heat_of(spec, panel, m) for panel in spec.panels if (m := found[panel.name]) and panel.name not in undefined}
-    pictures = save(artefact, _figure(spec, heats, undefined, about), out)
+    shown = spec.model_copy(update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)})
+    pictures = save(artefact, _figure(shown, heats, undefined, about), out)
 
     def look(point: Point) -> Value | str:
         panel = spec.panel(point.row)
@@ -71,7 +72,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         name = f"{point.row} at {place_of}" if place_of else point.row
         return value_of(measurement, reading, name, point.column or place.metric or "", place.factor)
 
-    cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in spec.panels for m in [found[p.name]]}
+    cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in shown.panels for m in [found[p.name]]}
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
     return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({name: m.facts for name, m in found.items() if m}))]

@@ -170,7 +170,7 @@ def _wt103(path: Path, *columns: str) -> str:
 
 def second_teacher(reference: Path) -> str:
     """Hybrids and windows of equal bytes, linearized from a second teacher whose MMLU is above chance."""
-    [table] = drawn(reference / "qwen_quarter/comparison/second.md")
+    [table] = drawn(reference / "qwen/comparison/second.md")
     columns = {
         "Tokens": "Tokens", "Perplexity": "Perplexity", "without linear part": "without its linear part",
         "1024-2048": "Novels over teacher's, 1024 to 2047", "16 pairs, far": "16 pairs, far, %", "Needle 2048": "Needle 2048, %",
@@ -247,7 +247,9 @@ PARTS = {  # run of Lizard Tables 2, 3 and 5 -> its parts
     "lizard_no_transfer": "no transfer",
     "lizard_full": "all weights trained",
     "lizard_softmax_0.25": "a quarter of the layers softmax",
-    "lizard_softmax_0.5": "half of the layers softmax",
+    "lizard_softmax_0.5": "half of the layers softmax, every second",
+    "lizard_softmax_first": "the first half softmax",
+    "lizard_softmax_last": "the last half softmax",
     "lizard_softmax_0.75": "three quarters of the layers softmax",
     "teacher_lora_5e-4": "teacher + LoRA",
 }

@@ -240,10 +240,11 @@ class Where(InUnit):
 
 
 class GridPanel(Where):
-    """One heatmap; a field that it leaves out has the value of the figure's `cell`."""
+    """One heatmap; a field that it leaves out has the value of the figure's `cell`. `optional`: left out where it is not measured."""
 
     run: str
     title: str = ""
+    optional: bool = False
 
     @property
     def name(self) -> str:
