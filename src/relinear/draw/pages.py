@@ -59,14 +59,16 @@ def chosen(path: Path, *columns: str, beside: Mapping[str, tuple[Path, str]] = {
     for row in ours:
         run = name_of(row["Run"])
         value = averages.get(run) or (f"with MMLU {with_mmlu[run]}" if with_mmlu.get(run) else "")
-        own = [cell(row, column) for column in columns] + [other.get(run, NOT_RUN) for other in others]
+        own = ["" if (found := cell(row, column)).startswith("not defined") else found for column in columns]
+        own += [other.get(run, NOT_RUN) for other in others]
         rows.append([label(run), *own, f"{value} ({models[run]})" if value else ""])
     return markdown(["Run", *columns, *beside, "Published avg, no MMLU"], rows)
 
 
 def mini(reference: Path) -> str:
     """The committed table of `make table2`, some of its columns."""
-    return chosen(reference / "mini/table2.md", "Perplexity", "PIQA", "ARC-e", "HellaSwag norm", "Avg, no MMLU")
+    columns = ("Perplexity", "Perplexity, without linear part", "Long text (papers)", "PIQA", "ARC-e", "Avg, no MMLU")
+    return chosen(reference / "table2_mini/comparison/table2.md", *columns)
 
 
 def headline(reference: Path) -> str:
