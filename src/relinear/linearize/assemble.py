@@ -1,7 +1,7 @@
 """Models out of the folders that stages leave: the pretrained model, then what each step of each run of a chain trained."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from relinear.errors import UserError
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized, linearize, recipe_of
 from relinear.plan.job import Link
+
+WITHOUT_EMBEDDINGS = {"without": "embeddings"}  # the metadata of all weights but the tables of embeddings, which their step left as they were
 
 
 def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -63,7 +65,7 @@ def _load_step(model: PreTrainedModel, folder: Path, followed: bool) -> PreTrain
         got = ", ".join(sorted(p.name for p in folder.glob("*"))) or "nothing"
         raise UserError(f"no step's result in {folder}: got {got}; possible are model.safetensors, method.safetensors and adapter/")
     if everything.is_file():
-        _load_into(model, everything, {n for n, _ in model.named_parameters()}, set(embeddings(model)))
+        _load_into(model, everything, trained(model, everything))
     if method.is_file():
         if not isinstance(model, Linearized):
             raise UserError(f"{method} holds what a method added, but the model has softmax attention; possible: a link with that method")
@@ -82,12 +84,19 @@ def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedMod
     return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=True).merge_and_unload().requires_grad_(True)
 
 
-def _load_into(model: PreTrainedModel, path: Path, expected: set[str], optional: Set[str] = frozenset()) -> None:
-    """Load named tensors; exactly the expected ones, without all of the optional ones or with them, else ValueError."""
+def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
+    """Load named tensors; exactly the expected ones, else ValueError."""
     tensors = load_file(path)
-    if set(tensors) not in (expected, expected - optional):
+    if set(tensors) != expected:
         raise ValueError(f"{path}: missing {sorted(expected - set(tensors))[:3]}, unexpected {sorted(set(tensors) - expected)[:3]}")
     model.load_state_dict(tensors, strict=False)
+
+
+def trained(model: PreTrainedModel, path: Path) -> set[str]:
+    """The names of what a step's `model.safetensors` has to hold: every parameter, or all but the embeddings where its metadata says so."""
+    names = {n for n, _ in model.named_parameters()}
+    with safe_open(path, "pt") as file:
+        return names - embeddings(model).keys() if file.metadata() == WITHOUT_EMBEDDINGS else names
 
 
 def embeddings(model: PreTrainedModel) -> dict[str, nn.Parameter]:

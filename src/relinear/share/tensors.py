@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from relinear.errors import UserError
-from relinear.linearize.assemble import embeddings
+from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
 from relinear.plan.job import Link
@@ -99,9 +99,9 @@ def _stepped(model: PreTrainedModel, step: Path) -> PreTrainedModel:
     """The model behind a step, whose files are checked."""
     everything, method, adapter = (step / name for name in ("model.safetensors", "method.safetensors", "adapter"))
     if everything.is_file():
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        tables = embeddings(model)  # which a step may not have trained
-        _require([everything], shapes if tables.keys() & header(everything).keys() else {n: s for n, s in shapes.items() if n not in tables})
+        header(everything)  # raises where the file is none, before its metadata are read
+        names = trained(model, everything)
+        _require([everything], {name: tuple(p.shape) for name, p in model.named_parameters() if name in names})
     if method.is_file():
         own = model.method_parameters() if isinstance(model, Linearized) else {}
         _require([method], {name: tuple(p.shape) for name, p in own.items()})

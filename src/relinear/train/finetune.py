@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from relinear.errors import UserError
 from relinear.get.packed import Packed, chance_loss
-from relinear.linearize.assemble import embeddings, save_method, to_train
+from relinear.linearize.assemble import WITHOUT_EMBEDDINGS, embeddings, save_method, to_train
 from relinear.linearize.faster import fuse_norms, maskless
 from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
@@ -38,7 +38,8 @@ def work(job: Job) -> dict:
     if job.leads:
         if full:
             frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
-            save_file({name: value for name, value in weights.items() if name not in frozen}, job.out / "model.safetensors")
+            weights = {name: value for name, value in weights.items() if name not in frozen}
+            save_file(weights, job.out / "model.safetensors", metadata=WITHOUT_EMBEDDINGS if frozen else None)
         if recipe["kind"] == "lora":
             model.peft_config["default"].target_modules = sorted(recipe["lora_targets"])  # peft's set has another order in each process
             model.save_pretrained(job.out / "adapter")
