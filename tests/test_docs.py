@@ -23,6 +23,7 @@ from relinear.benchmarks import hours
 from relinear.draw import pages, report
 from relinear.draw.costs import read_costs
 from relinear.draw.kernels import read as read_kernels
+from relinear.draw.render import count
 from relinear.errors import UserError
 from relinear.plan.specs import Finding, available, papers
 
@@ -292,7 +293,9 @@ def results() -> list[str]:
     tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/table2.md").read_text())[1]
     stage = int(committed("table2_mini/comparison/table2.csv")["lizard"]["finetune_tokens"])
     speeds = decoding()
+    unique = yaml.safe_load((ROOT / "workflow/models.yaml").read_text())["smollm2-135m-instruct"]["unique"]
     return [
+        f"all sources together hold {count(sum(unique.values()))} of this teacher's.",
         f"Beyond 1024 tokens Lizard's perplexity is {novels['lizard']}, and {float(controls['lizard']['ppl_long_no_linear']):.1f} with",
         f"Lizard's perplexity, over the teacher's, is {text} above that of the window, it recalls {pairs} points fewer of 16 pairs,",
         f"its answers have {answers} points less F1.** LoLCATs is behind its window by {lolcats[0]}, by {lolcats[2]} points and by {lolcats[1]}.",

@@ -34,6 +34,7 @@ class Model(Strict):
     positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
     data: str | None = None  # the one data set whose vocabulary it has; it reads that data set in the place of every text
     causal: bool = True  # a token sees those before it only; false: an encoder
+    unique: dict[str, Positive] = {}  # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
 
 
 class Data(Strict):

@@ -73,6 +73,22 @@ def require_room(plan, node: Node) -> None:
                           f"possible: up to {least - 1} sinks")  # fmt: skip
 
 
+def require_tokens(plan, node: Node, wanted: int, written: int = 0) -> None:
+    """Raises ConfigError where the sources of a text hold fewer tokens to train on than wanted, if each was counted in the model's vocabulary.
+
+    `written`: tokens that the model writes beside them.
+    """
+    text = plan.text_of(node)
+    held = {source: plan.models[text.model].unique.get(source) for source in plan.data[text.data].options["sources"]}
+    if "written" in held:
+        held["written"] = written
+    if None in held.values() or (most := sum(held.values())) >= wanted:
+        return
+    parts = ", ".join(f"{source} {tokens:,}" for source, tokens in held.items())
+    raise ConfigError(f"{node}: {wanted:,} unique tokens to train on asked for; its sources hold {most:,}: {parts}. "
+                      f"Possible: a smaller dose or budget, more epochs over fewer tokens, or another source in data.yaml")  # fmt: skip
+
+
 class Stage:
     """The methods and facts that a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
 

@@ -15,7 +15,7 @@ class Stage(_stage.Stage):
 
     def settings(self, plan, node):
         """The settings of the work as plain data; part of the key."""
-        return {"model": plan.models[node.name].model_dump(mode="json"), "seed": plan.seed}
+        return {"model": plan.models[node.name].model_dump(mode="json", exclude={"unique"}), "seed": plan.seed}
 
     def assets(self, plan, node):
         """The assets that the work reads."""

@@ -40,6 +40,10 @@ class Stage(_stage.Sourced):
         whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
         return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
 
+    def check(self, plan, node, processes):
+        """Raises ConfigError for more tokens to train on than the sources hold."""
+        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"])
+
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""
         return Options(**options).length

@@ -56,6 +56,12 @@ class Stage(_stage.Sourced):
             "seed": plan.seed,
         }  # fmt: skip
 
+    def check(self, plan, node, processes):
+        """Raises ConfigError for more tokens to train on than the sources hold."""
+        text = plan.text_of(node)
+        written = plan.settings(plan.written(text))["written"]["tokens"] if "written" in plan.data[text.data].options["sources"] else 0
+        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"], written)
+
     def parents(self, plan, node):
         """The model, and a text that a model wrote where it is a source."""
         text = plan.text_of(node)
