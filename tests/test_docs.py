@@ -293,8 +293,11 @@ def results() -> list[str]:
     tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/table2.md").read_text())[1]
     stage = int(committed("table2_mini/comparison/table2.csv")["lizard"]["finetune_tokens"])
     speeds = decoding()
+    with (REFERENCE / "long_smollm2_quarter/comparison/recipes.claims.csv").open() as file:
+        decayed = [paired.search(row["figures"])[1] for row in csv.DictReader(file) if row["claim"].startswith("Weight decay")]
     unique = yaml.safe_load((ROOT / "workflow/models.yaml").read_text())["smollm2-135m-instruct"]["unique"]
     return [
+        f"it raises the perplexity, by {decayed[0]} at the smaller rate and by {decayed[1]} at the larger,",
         f"all sources together hold {count(sum(unique.values()))} of this teacher's.",
         f"Beyond 1024 tokens Lizard's perplexity is {novels['lizard']}, and {float(controls['lizard']['ppl_long_no_linear']):.1f} with",
         f"Lizard's perplexity, over the teacher's, is {text} above that of the window, it recalls {pairs} points fewer of 16 pairs,",
@@ -584,9 +587,8 @@ def test_what_is_said_of_rates_recipes_and_doses_is_so():
     assert all(found["lizard"][at] < found["lizard-normalized"][at] for at in found["lizard"])
     assert min(found["lizard"].values()) + 2 * 0.3 < min(found["lolcats"].values())
     recipes = {run: (float(row["ppl"]), float(row["ppl_stderr"])) for run, row in committed("long_smollm2_quarter/comparison/recipes.csv").items()}
-    for rate in ("0.0003", "0.001"):
-        (plain, error), (decayed, other) = recipes["supra" if rate == "0.0003" else "supra_lr0.001"], recipes[f"supra_lr{rate}_decay0.1"]
-        assert abs(plain - decayed) < error + other
+    with (REFERENCE / "long_smollm2_quarter/comparison/recipes.claims.csv").open() as file:
+        assert [row["verdict"] for row in csv.DictReader(file)] == ["reproduced", "contradicted", "contradicted", "reproduced"]
     assert recipes["supra_lr0.001"][0] < recipes["supra"][0] / 1.5 and recipes["hedgehog_domain_full"][0] < recipes["hedgehog_domain_lora"][0] - 15
     doses = [["t2r_dose0.25", "t2r", "t2r_epochs4"], *([f"{run}_dose0.25", run] for run in ("supra", "hedgehog", "lolcats_linear"))]
     for runs in doses:
