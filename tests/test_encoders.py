@@ -282,6 +282,15 @@ def test_the_distance_is_that_of_real_tokens(case, family):
         assert 0 < found["kl"].value and found["kl"].stderr > 0 and found["uniform_kl"].value > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_distance_of_a_head_is_that_of_the_weights_kept_for_figures(dtype):
+    found = Compared(of(("hedgehog", {}), family="bert", dtype=dtype), [(tokens(20, batch=1), None, {})], ((0, 1),), "kl")
+    soft, own = (found.kept[f"{kind}.0.1"].double() for kind in ("softmax", "method"))
+    assert (own.sum(-1) - 1).abs().max() < 1e-5
+    head = next(r for r in found.of_heads() if r.metric == "kl" and r.at == {"layer": 0, "head": 1})
+    assert head.value > 1e-4 and (soft * (soft / own).log()).sum(-1).mean().item() == pytest.approx(head.value, rel=1e-3)
+
+
 def test_a_map_of_equal_features_is_as_far_as_equal_weights():
     model = linearize(teacher("bert"), "lolcats", variant="paper", feature="elu")
     with torch.no_grad():

@@ -99,6 +99,12 @@ def test_a_map_of_a_perfect_method_is_drawn_with_zeros_and_one_that_was_not_run_
     assert set(json.loads(files["provenance.json"].read_text())["cells"]["lolcats_exp"].values()) == {None}
 
 
+def test_maps_say_that_a_scale_is_a_demonstration(tmp_path):
+    found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0)]))["lolcats_exp", "fidelity"]
+    figure = _maps(read(LOLCATS / "figure3.yaml").spec, found, MINI._replace(demonstration="It means nothing."))
+    assert figure.get_suptitle().splitlines()[1:] == ["run lolcats_exp, scale mini, teacher SmolLM2", "It means nothing."]
+
+
 def test_figures_that_are_compared_share_their_colours(tmp_path):
     """LoLCATs Figures 3 to 6: the colours of weights and of all heads' distances do not depend on a run's own range."""
     limits, seen = [read(LOLCATS / f"figure{n}.yaml").spec.limits for n in (3, 4, 5, 6)], []
@@ -213,6 +219,20 @@ def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
         for h in range(3)
     ]
     draw(artefact, {("supra", "maps"): measurement("supra", "maps", *values)}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("heads", "written"), [(2, "0.0621"), (6, "0.062"), (8, "0.06"), (20, "")])
+def test_numbers_in_a_panel_do_not_run_into_each_other(tmp_path, monkeypatch, heads, written):
+    shown = []
+    monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
+    panels = [{"title": f"{run}, {metric}", "run": run, "metric": metric} for metric in ("cosine", "distance") for run in ("a", "b", "c", "d")]
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell={"measure": "maps", "of": "attention", "x": "head", "y": "layer"}, panels=panels))
+    values = [reading(m, 0.06214, None, of="attention", layer=n, head=h) for m in ("cosine", "distance") for n in range(2) for h in range(heads)]
+    draw(artefact, {(run, "maps"): measurement(run, "maps", *values) for run in "abcd"}, tmp_path / "out")
+    texts, renderer = shown[0].axes[0].texts, FigureCanvasAgg(shown[0]).get_renderer()
+    assert [text.get_text() for text in texts] == [written] * 2 * heads
+    boxes = [Text.get_window_extent(text, renderer) for text in texts[:heads] if text.get_text()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 # --- attention maps of several runs ---

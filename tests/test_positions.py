@@ -300,7 +300,7 @@ def changed(tmp_path, file, old, new) -> Plan:
 
 
 def test_positions_beyond_the_documents_are_refused_by_the_plan(tmp_path):
-    plan = changed(tmp_path, "scales/smoke.yaml", "[0, 64, 128, 256, 512]", "[0, 64, 4096]")
+    plan = changed(tmp_path, "scales/smoke.yaml", "[0, 64, 128, 256, 512, 1024]", "[0, 64, 4096]")
     with pytest.raises(ConfigError, match="positions up to 4096 asked for; documents of 'story-documents' have at least 2048 tokens. Possible"):
         plan.check()
 
@@ -356,7 +356,8 @@ def test_both_are_measured_at_smoke_of_the_teacher_and_of_a_method(tmp_path):
         for measure in ("ppl_novels", "agreement_novels"):
             folder = made(plan, f"measure {run} {measure}")
             found = json.loads((folder / "metrics.json").read_text())["readings"]
-            assert {r["at"]["position"] for r in found if r["at"]} == {"0-64", "64-128", "128-256", "256-512"} and not any("why" in r for r in found)
+            bands = {"0-64", "64-128", "128-256", "256-512", "512-1024"}
+            assert {r["at"]["position"] for r in found if r["at"]} == bands and not any("why" in r for r in found)
             assert len((folder / "items.jsonl").read_text().splitlines()) == 2
 
 

@@ -33,6 +33,7 @@ NOT_INFORMATIVE = {
     "copying": ("‡", "most answers are keys that were not asked for"),
 }
 WRITTEN = 110  # the most cells of a panel whose numbers are written into them
+ROOM = 32  # the digits side by side that a panel is wide
 
 
 class Heat(NamedTuple):
@@ -168,9 +169,14 @@ def _heatmap(axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normali
         for (y, x), value in np.ndenumerate(heat.values):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.55
-                axis.text(x, y, f"{value:.3g}" if place.unit != "percent" else f"{value:.0f}", ha="center", va="center",
-                          fontsize=7, color="white" if dark else "black")  # fmt: skip
+                written = f"{value:.0f}" if place.unit == "percent" else _digits(value, ROOM // len(heat.xs))
+                axis.text(x, y, written, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     return image
+
+
+def _digits(value: float, room: int) -> str:
+    """A number with three significant digits, or with as many as there is room for; none where there is no room."""
+    return next((text for digits in (3, 2, 1) if len(text := f"{value:.{digits}g}") <= room), "")
 
 
 def _bar(figure: Figure, axes: list[Axes], image: AxesImage, place: Where) -> None:

@@ -94,8 +94,8 @@ class Compared:
             for layer, (method, inputs) in enumerate(layer_inputs(model, record(model, tokens.to(device), **more), mask)):
                 soft, weights = softmax_weights(inputs, method.heads), method.attention_weights(inputs)
                 for head in (h for at, h in shown if at == layer and i == 0):
-                    self.kept[f"softmax.{layer}.{head}"] = soft[0, head].float().cpu().contiguous()
-                    self.kept[f"method.{layer}.{head}"] = weights[0, head].float().cpu().contiguous()
+                    for kind, x in (("softmax", soft), ("method", weights)):
+                        self.kept[f"{kind}.{layer}.{head}"] = x[0, head].float().cpu().clone()  # `weights` are used up below
                 kl, uniform = (x * rows[:, None] for x in _divergences(soft, weights))
                 del soft, weights
                 error = (method(inputs)[0].float() - softmax_output(inputs, method.heads).float()).square().mean(-1) * rows[..., None]
