@@ -226,7 +226,8 @@ def test_numbers_in_a_panel_do_not_run_into_each_other(tmp_path, monkeypatch, he
     shown = []
     monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
     panels = [{"title": f"{run}, {metric}", "run": run, "metric": metric} for metric in ("cosine", "distance") for run in ("a", "b", "c", "d")]
-    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell={"measure": "maps", "of": "attention", "x": "head", "y": "layer"}, panels=panels))
+    cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
     values = [reading(m, 0.06214, None, of="attention", layer=n, head=h) for m in ("cosine", "distance") for n in range(2) for h in range(heads)]
     draw(artefact, {(run, "maps"): measurement(run, "maps", *values) for run in "abcd"}, tmp_path / "out")
     texts, renderer = shown[0].axes[0].texts, FigureCanvasAgg(shown[0]).get_renderer()

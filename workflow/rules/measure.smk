@@ -137,3 +137,16 @@ rule overhead:
         runtime=30,
     shell:
         "{PYTHON} relinear.benchmarks.overhead > {output:q} 2> {log:q}"
+
+
+rule whole:
+    """The time of all tables and figures of three papers from a fresh clone, at scale smoke on two cores."""
+    output:
+        "results/whole/whole.json",
+    log:
+        "results/logs/whole.log",
+    threads: workflow.cores
+    resources:
+        runtime=30,
+    shell:
+        "{PYTHON} relinear.benchmarks.whole lolcats supra lizard --scale smoke --cores 2 --out {output:q} 2>&1 | ({TEE} {log:q})"
