@@ -113,7 +113,7 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
 def table7(workflow: Path, out: Path) -> dict[str, str]:
     """Lizard Table 7 of the configuration at the papers' size: setting -> whether it is the paper's."""
     plan = Plan(scale="paper", workflow=workflow)
-    hardware = {"processes": 1, "dtype": plan.config.hardware.dtype}
+    hardware = {"processes": 1, "dtype": plan.config.hardware.dtype, "gpu": None}
     for step in ("distill", "finetune"):
         settings = plan.settings(Node(step, "lizard"))
         tokens = settings["budget"]["epochs"] * plan.settings(Node("text", "alpaca@llama-3-8b"))["train_tokens"]
@@ -131,6 +131,7 @@ def test_lizards_configuration_is_the_papers_table_7_until_it_drifts(tmp_path):
     same = table7(ROOT / "workflow", tmp_path / "as it is")
     known = {"gpus", "sequence_length"}
     assert {setting for setting, verdict in same.items() if verdict == "no"} == known and list(same.values()).count("yes") == 13
+    assert "gpus,8 x A100 80GB,none,no" in (tmp_path / "as it is/table7.csv").read_text()
     drifts = {
         "distill_lr": ("lr: 1.0e-3", "lr: 1.0e-2"), "finetune_lr": ("lr: 5.0e-4", "lr: 1.0e-4"), "betas": ("0.99]", "0.999]"),
         "min_lr_ratio": ("min_lr_ratio: 0.1", "min_lr_ratio: 0.0"), "lora_targets": ("q_proj, k_proj, v_proj", "q_proj, k_proj"),

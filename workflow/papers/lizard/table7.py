@@ -37,7 +37,7 @@ def _ours(distill: dict, finetune: dict) -> dict:
     recipes = {step: record["config"].get("recipe") or record["config"][step] for step, record in (("distill", distill), ("finetune", finetune))}
     recipe, budget = recipes["finetune"], config["budget"]
     return {
-        "gpus": f"{hardware['processes']} x {hardware.get('gpu', 'no GPU')}",
+        "gpus": f"{hardware['processes']} x {gpu}" if (gpu := hardware.get("gpu")) else "none",
         "engine": hardware.get("engine", UNSAID),
         "precision": hardware["dtype"],
         "sequence_length": budget["seq_len"],
