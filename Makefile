@@ -24,7 +24,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on two cores; CONFIG=scale=smoke: five minutes
+table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on two cores; CONFIG=scale=smoke: a minute
 	@echo "relinear: results/table2.csv $(or $(CONFIG),scale=mini). Stop it at any time; the same command goes on."
 	@$(VENV) -m snakemake --cores $(CORES) results/table2.csv $(if $(CONFIG),--config $(CONFIG))
 	@cat results/table2.md
