@@ -20,6 +20,7 @@ from relinear.errors import UserError
 from relinear.plan.strict import WORKFLOW
 
 ROOT = WORKFLOW.parent
+SESSIONS = ("scaling", "whole")  # folders of results/reference whose files are benchmarks' sessions
 END = "<!-- end -->"
 
 LABELS = {
@@ -299,7 +300,8 @@ def contexts(reference: Path) -> str:
 def made_with(reference: Path) -> str:
     """The versions, the card and the commits that made each committed folder, as its records tell; one that is dirty is marked by +."""
     found: dict[tuple[str, ...], dict[str, None]] = {}
-    for path in sorted(path for path in reference.rglob("*.json") if path.name.endswith(("run.json", ".provenance.json")) or "scaling" in path.parts):
+    records = [path for path in reference.rglob("*.json") if path.name.endswith(("run.json", ".provenance.json")) or path.parts[-2] in SESSIONS]
+    for path in sorted(records):
         record = json.loads(path.read_text(encoding="utf-8"))
         # A record tells of itself, or of the sessions that left it.
         for entry in [record, *record.get("sessions", []), *record.get("runs", [])]:
