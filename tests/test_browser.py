@@ -17,7 +17,7 @@ import pytest
 from browser import chromium, open_page
 from conftest import ROOT
 
-COMMITTED = ROOT / "results/reference/controls_smollm2"
+COMMITTED = ROOT / "results/reference/smollm2"
 SHOWN = ("teacher", "lolcats_window", "lizard")
 STAGES = ("distill", "finetune", "gate", "perplexity", "commonsense", "ppl_novels", "state_bytes")
 

@@ -16,6 +16,7 @@ from relinear.share.crate import write
 REFERENCE = ROOT / "results/reference"
 FIRST = [sorted((scale / "runs").iterdir())[0] for scale in sorted(REFERENCE.iterdir()) if (scale / "runs").is_dir()]
 LIZARD = REFERENCE / "smollm2/runs/lizard"
+MODEL, TEXT = "models/smollm2-135m-instruct", "text/mix@smollm2-135m-instruct"
 
 
 def actions(crate: ROCrate) -> dict:
@@ -52,27 +53,27 @@ def test_each_record_is_an_action_with_what_it_read_and_made(run, tmp_path):
 def test_a_step_leads_to_those_before_it(tmp_path):
     found = actions(ROCrate(write(LIZARD, tmp_path / "crate")))
     before = {entity.id for entity in found["runs/lizard/finetune"]["object"]}
-    assert {"teacher/", "corpus/", "runs/lizard/distill/"} <= before
-    [intros] = [entity for entity in found["corpus"]["object"] if entity.get("name") == "wikipedia-intros"]
+    assert {f"{MODEL}/", f"{TEXT}/", "runs/lizard/distill/"} <= {unquote(name) for name in before}
+    [intros] = [entity for entity in found[TEXT]["object"] if entity.get("name") == "wikipedia-intros"]
     assert intros["license"] == "CC-BY-SA-4.0" and "Wikipedia" in intros["creditText"]
 
 
 def copied(tmp_path: Path) -> Path:
     """The committed Lizard with its scale's records, to damage."""
-    for name in ("teacher", "corpus", "instructions", "runs/lizard"):
+    for name in (MODEL, TEXT, "runs/lizard"):
         shutil.copytree(REFERENCE / "smollm2" / name, tmp_path / "smollm2" / name)
     return tmp_path / "smollm2/runs/lizard"
 
 
 def test_a_parent_that_was_made_anew_since_is_named_by_its_key_alone(tmp_path):
     run = copied(tmp_path)
-    path = run.parents[1] / "corpus/run.json"
+    path = run.parents[1] / TEXT / "run.json"
     key = json.loads(path.read_text())["key"]
     path.write_text(path.read_text().replace(key, key[::-1]))
     crate = ROCrate(write(run, tmp_path / "crate"))
-    assert "corpus" not in actions(crate)
+    assert TEXT not in actions(crate)
     [named] = [entity for entity in actions(crate)["runs/lizard/finetune"]["object"] if entity.get("identifier")]
-    assert named["identifier"] == key and named["name"] == "corpus"
+    assert named["identifier"] == key and named["name"] == "text"
 
 
 def test_what_is_no_run_or_no_record_or_would_be_overwritten_is_refused(tmp_path, monkeypatch):

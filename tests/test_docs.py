@@ -69,8 +69,8 @@ def site(tmp_path_factory) -> Path:
 def test_the_site_builds_with_everything_that_its_pages_show(site):
     assert (site / "repository/workflow/papers/index.html").is_file(), "the index of all tables and figures is a page"
     shown = (site / "papers/lolcats.html").read_text()
-    assert 'src="../repository/results/reference/smollm2/lolcats/figure3.png"' in shown
-    assert 'href="../repository/results/reference/smollm2/runs/lolcats_exp/fidelity/run.json"' in shown
+    assert 'src="../repository/results/reference/transfer_smollm2/lolcats/figure3.png"' in shown
+    assert 'href="../repository/results/reference/transfer_smollm2/runs/lolcats_exp/fidelity/run.json"' in shown
     for page in site.rglob("*.html"):
         for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
             if "://" not in link and page.name != "404.html":
@@ -167,7 +167,7 @@ def test_a_paper_has_three_findings_with_numbers_of_committed_tables():
         own = page.split("## To take home\n\n")[1].split("\n\n")[0].splitlines()
         assert len(own) == 3 and all(re.search(r"\d", line) and "{" not in line for line in own)
         assert {f"results/reference/{finding.of}" for finding in papers(ROOT / "workflow/papers")[name].findings} <= links
-    ends = {run: row["ppl_at_2"] for run, row in committed("smollm2/lolcats/table1.csv").items()}
+    ends = {run: row["ppl_at_2"] for run, row in committed("transfer_smollm2/lolcats/table1.csv").items()}
     assert f"perplexity of {float(ends['lolcats_exp']):.1f} with it and of {float(ends['lolcats_exp_notransfer']):.1f} without" in found["lolcats"][0]
 
 
@@ -204,9 +204,9 @@ def test_a_table_that_was_not_run_has_its_claims_on_the_page():
 def test_each_cell_of_the_report_links_to_its_record():
     page, _ = report.report(ROOT)["lolcats"]
     for cell, measure in (("101.6 ± 1.54", "fidelity"), ("29.58 ± 0.43", "evaluate")):
-        assert f" [{cell}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json) " in page
+        assert f" [{cell}](../repository/results/reference/transfer_smollm2/runs/lolcats_exp/{measure}/run.json) " in page
     page, _ = report.report(ROOT)["comparison"]
-    own = [f"../repository/results/reference/smollm2/runs/lizard{seed}/evaluate/run.json" for seed in ("", "-seed1", "-seed2")]
+    own = [f"../repository/results/reference/smollm2/runs/lizard{seed}/lambada/run.json" for seed in ("", "-seed1", "-seed2")]
     assert f" [33.8 ± 0.7]({own[0]}) [2]({own[1]}) [3]({own[2]}) " in page, "LAMBADA, a mean over seeds"
 
 
@@ -266,20 +266,20 @@ def readme() -> list[str]:
 
 
 def results() -> list[str]:
-    controls, headline = committed("controls_smollm2/comparison/controls.csv"), committed("smollm2/table2.csv")
+    controls, headline = committed("smollm2/comparison/controls.csv"), committed("smollm2/comparison/table2.csv")
     novels = {run: f"{float(row['ppl_long']):.1f}" for run, row in controls.items()}
     averages = {run: f"{float(row['avg_no_mmlu']):.1f}" for run, row in controls.items()}
     seeds = {name: [float(row[f"{name}_seed_sd"]) for row in headline.values() if row[f"{name}_seed_sd"]] for name in ("avg_no_mmlu", "ppl")}
-    with (REFERENCE / "smollm2/claims.csv").open() as file:
+    with (REFERENCE / "smollm2/comparison/table2.claims.csv").open() as file:
         verdicts = [row["verdict"] for row in csv.DictReader(file)]
     reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
-    with (REFERENCE / "controls_smollm2/comparison/controls.claims.csv").open() as file:
+    with (REFERENCE / "smollm2/comparison/controls.claims.csv").open() as file:
         figures = {row["claim"].split()[0]: row["figures"] for row in csv.DictReader(file) if "on average" in row["claim"]}
     paired = re.compile(r"difference -?(\S+ ± \S+) \(paired\)")
     apart = {run: re.search(r"difference (\S+ ± \S+) \(paired\)", said)[1] for run, said in figures.items()}
     behind: dict[str, dict[str, str]] = {"Lizard": {}, "LoLCATs": {}}  # hybrid -> column -> how far behind the window of its bytes
     for table in ("second", "recall"):
-        with (REFERENCE / f"controls_smollm2/comparison/{table}.claims.csv").open() as file:
+        with (REFERENCE / f"smollm2/comparison/{table}.claims.csv").open() as file:
             judged = [row for row in csv.DictReader(file) if "equal bytes" in row["claim"] and "needle" not in row["figures"]]
         assert {row["verdict"] for row in judged} == {"contradicted"}
         for row in judged:
@@ -290,7 +290,7 @@ def results() -> list[str]:
     assert all(words in teacher["attribution"] for words in ("Qwen team, Alibaba Cloud", "quantised to Q4_K_M; repackaged by a third party"))
     with (REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv").open() as file:
         maps = [row["verdict"] for row in csv.DictReader(file)].count("contradicted")
-    tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/table2.md").read_text())[1]
+    tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/comparison/table2.md").read_text())[1]
     stage = int(committed("table2_mini/comparison/table2.csv")["lizard"]["finetune_tokens"])
     speeds = decoding()
     with (REFERENCE / "long_smollm2_quarter/comparison/recipes.claims.csv").open() as file:
@@ -307,7 +307,7 @@ def results() -> list[str]:
         f"part brings {shares['linear']} % of the output's norm, the window {shares['window']} % and meta tokens {shares['meta']} %.",
         f"has {novels['window_128_lora']} there, and the teacher with LoRA {novels['teacher_lora']}.",
         f"nothing trained has an average of {averages['window_128']}, the teacher {averages['teacher']}.",
-        f"made on H100s in {minutes('controls_smollm2', '946a505')} (commit `946a505`)",
+        f"in {minutes('smollm2', '688bf86')} (commit `688bf86`)",
         f"Perplexity is that of {tokens} held-out tokens of Wikipedia's introductions",
         f"a standard deviation of {min(seeds['avg_no_mmlu']):.2f} to {max(seeds['avg_no_mmlu']):.2f} points",
         f"the perplexity one of {min(seeds['ppl']):.3f} to {max(seeds['ppl']):.2f}.",
@@ -484,7 +484,7 @@ def softmax_layers() -> list[str]:
 
 
 def running() -> list[str]:
-    documents = {kind: next(REFERENCE.glob(f"controls_smollm2/documents/{kind}@*/metrics.json")) for kind in ("novels", "papers")}
+    documents = {kind: next(REFERENCE.glob(f"smollm2/documents/{kind}@*/metrics.json")) for kind in ("novels", "papers")}
     novels, papers = (json.loads(path.read_text())["documents"] for path in documents.values())
     assert novels == 6
     gains = re.search(r"run (\S+ to \S+) times as fast", prose("docs/plan.md"))[1]  # held there
@@ -601,7 +601,7 @@ def test_what_is_said_of_rates_recipes_and_doses_is_so():
     assert recipes["supra_lr0.001"][0] < recipes["supra"][0] / 1.5 and recipes["hedgehog_domain_full"][0] < recipes["hedgehog_domain_lora"][0] - 15
     doses = [["t2r_dose0.25", "t2r", "t2r_epochs4"], *([f"{run}_dose0.25", run] for run in ("supra", "hedgehog", "lolcats_linear"))]
     for runs in doses:
-        perplexities = [reading(f"controls_smollm2/runs/{run}/perplexity", "perplexity")[""] for run in runs]
+        perplexities = [reading(f"smollm2/runs/{run}/perplexity", "perplexity")[""] for run in runs]
         assert perplexities == sorted(perplexities, reverse=True) and perplexities[-1] < perplexities[-2] / 1.2
 
 
@@ -621,7 +621,7 @@ def test_what_is_said_of_training_on_long_documents_is_so():
 
 
 def test_what_is_said_of_the_linear_part_is_so():
-    controls, recall = (committed(f"controls_smollm2/comparison/{name}.csv") for name in ("controls", "recall"))
+    controls, recall = (committed(f"smollm2/comparison/{name}.csv") for name in ("controls", "recall"))
     better = [(controls, "ppl", -1), (controls, "ratio_long", -1), (controls, "ratio_beyond", -1), (controls, "avg_no_mmlu", 1)]
     better += [(controls, "lambada_openai_acc", 1)]
     better += [(recall, column, 1) for column in ("needle_1024", "needle_2048", "kv_16", "kv_64", "kv_16_far", "kv_64_far", "f1_inside", "f1_beyond")]
@@ -630,11 +630,11 @@ def test_what_is_said_of_the_linear_part_is_so():
             assert sign * float(rows[window][column]) >= sign * float(rows[hybrid][column]), (hybrid, column)
     for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
         for run in (hybrid, window):
-            found = json.loads((REFERENCE / f"controls_smollm2/runs/{run}/needle_2048/metrics.json").read_text())["readings"]
+            found = json.loads((REFERENCE / f"smollm2/runs/{run}/needle_2048/metrics.json").read_text())["readings"]
             far = [r for r in found if r["metric"] == "choice" and r["at"].get("distance", 0) > 512]
             assert len(far) == 3 and all(r["value"] < 0.2 + 2 * r["stderr"] for r in far), run
-            assert float(recall[run]["needle_2048_none"]) > 90
-    with (REFERENCE / "controls_smollm2/comparison/sources.claims.csv").open() as file:
+            assert float(recall[run]["needle_2048_none"]) > 85
+    with (REFERENCE / "smollm2/comparison/sources.claims.csv").open() as file:
         assert all("items 0.0 % better" in row["figures"] and row["verdict"] == "contradicted" for row in csv.DictReader(file))
     for page in ("README.md", "docs/results.md"):
         assert re.search(r"equal bytes.*as good( as its hybrid)? or better", prose(page))
@@ -662,12 +662,12 @@ def test_what_is_said_of_hedgehogs_language_models_and_of_recall_at_mini_is_so()
 
 
 def test_what_is_said_of_the_transfer_is_so():
-    with (REFERENCE / "smollm2/lolcats/table1.csv").open() as file:
+    with (REFERENCE / "transfer_smollm2/lolcats/table1.csv").open() as file:
         after = {row["run"]: float(row["ppl_at_2"]) for row in csv.DictReader(file)}
     ratios = [after[f"lolcats_{feature}_notransfer"] / after[f"lolcats_{feature}"] for feature in ("elu", "relu", "exp")]
     assert round(min(ratios)) == 2 and round(max(ratios)) == 6
     assert "finetuning ends at two to six times the perplexity, on half of the tokens" in prose("docs/results.md")
-    with (REFERENCE / "smollm2/lolcats/table1.claims.csv").open() as file:
+    with (REFERENCE / "transfer_smollm2/lolcats/table1.claims.csv").open() as file:
         judged = list(csv.DictReader(file))
     assert [row["verdict"] for row in judged] == ["reproduced"] * 9
     with (REFERENCE / "mini/lolcats/table1.claims.csv").open() as file:

@@ -19,15 +19,10 @@ from relinear.stages._stage import Node
 
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).parent / "frozen"
-DRAWN = (
-    "lolcats/table1",
-    "lolcats/table2",
-    "lolcats/intext",
-    "supra/table1",
-    "lizard/table1",
-    "lizard/table7",
-    "lizard/table8",
-)  # of runs whose records are committed
+DRAWN = {  # folder of committed records -> what is drawn from them
+    "transfer_smollm2": ("lolcats/table1", "lolcats/intext"),
+    "smollm2": ("comparison/table2", "lolcats/table2", "supra/table1", "lizard/table1", "lizard/table7", "lizard/table8"),
+}
 DEMONSTRATION = {"mini": "Scale `mini` is a demonstration on a laptop's budget, not a reference: read the errors first.", "smollm2": None}
 
 
@@ -69,14 +64,15 @@ def test_verdicts_on_costs_come_out_byte_for_byte(tmp_path, spec):
     assert (tmp_path / f"{artefact.stem}.claims.csv").read_text() == (FROZEN / f"efficiency/{artefact.name}.claims.csv").read_text()
 
 
-def test_tables_of_committed_runs_are_drawn_from_their_records_and_named_in_the_manifest(tmp_path):
-    reference = ROOT / "results/reference/smollm2"
-    folder = tmp_path / "reference/smollm2"
+@pytest.mark.parametrize("name", DRAWN)
+def test_tables_of_committed_runs_are_drawn_from_their_records_and_named_in_the_manifest(name, tmp_path):
+    reference = ROOT / "results/reference" / name
+    folder = tmp_path / "reference" / name
     names = ("run.json", "metrics.json", "items.json.xz")  # the items, since differences are paired
     for file in [reference / "reference.json", *(path for name in names for path in reference.glob(f"runs/*/*/{name}"))]:
         (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / file.relative_to(reference))
-    for spec in DRAWN:
+    for spec in DRAWN[name]:
         paper, stem = spec.split("/")
         written = draw_committed(folder, read(ROOT / f"workflow/papers/{spec}.yaml"))
         for path in (path for path in written if path.suffix != ".json"):  # the records of the provenance lie elsewhere here
@@ -96,7 +92,7 @@ def test_drawing_from_a_folder_without_these_runs_says_which_it_has(tmp_path):
 
 
 def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
-    with (ROOT / "results/reference/smollm2/lolcats/intext.csv").open() as file:
+    with (ROOT / "results/reference/transfer_smollm2/lolcats/intext.csv").open() as file:
         lora, maps, _, both, conclusion, *tokens, kl, mse, saved = csv.DictReader(file)
     assert [row["ours"] for row in (lora, maps, both)] == ["6,815,744, 0.0849 %", "33,554,432, 0.418 %", "40,370,176, 0.503 %"]
     assert [row["holds"] for row in (lora, maps, both, conclusion)] == ["yes", "yes", "no", "no"], "the last two are misprints"

@@ -24,7 +24,7 @@ from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 
 REFERENCE = Path(__file__).parents[1] / "results/reference"
-CONTROLS = REFERENCE / "controls_smollm2/runs"
+CONTROLS = REFERENCE / "smollm2/runs"
 N = 400
 
 

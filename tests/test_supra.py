@@ -157,7 +157,7 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
     written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}
     assert written[".png"].read_bytes().startswith(b"\x89PNG") and not list(folder.glob("supra/*.pdf"))
     cells = json.loads((folder / "supra/figure1.provenance.json").read_text())["cells"]
-    assert cells["SUPRA, uptrained"]["acc_norm"].endswith("runs/supra/evaluate/run.json") and cells["SUPRA, from scratch"]["acc_norm"] is None
+    assert cells["SUPRA, uptrained"]["acc_norm"].endswith("runs/supra/commonsense/run.json") and cells["SUPRA, from scratch"]["acc_norm"] is None
     assert cells["supra"]["length.ms_per_token"] == "results/reference/efficiency/efficiency.csv"
     ours = (ROOT / "tests/frozen/efficiency/supra_figure1.claims.csv").read_text()
     assert written[".csv"].read_text() == ours, "its costs are judged as they were without the other panels"

@@ -7,7 +7,7 @@ results/reference, with the names of runs in words. The others are made from the
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -50,20 +50,17 @@ def label(run: str) -> str:
 # --- results ---
 
 
-def chosen(path: Path, *columns: str, beside: Mapping[str, tuple[Path, str]] = {}) -> str:
-    """These columns of a drawn table of runs; of `beside`, title -> another drawn table of the same runs and its column; last, the average that is
-    published for each run, and of which model."""
+def chosen(path: Path, *columns: str) -> str:
+    """These columns of a drawn table of runs; last, the average that is published for each run, and of which model."""
     ours, published = drawn(path)
-    others = [by_run(drawn(other)[0], column) for other, column in beside.values()]
     models, averages, with_mmlu = (by_run(published, column) for column in ("Model", "Avg, no MMLU", "Avg"))
     rows = []
     for row in ours:
         run = name_of(row["Run"])
         value = averages.get(run) or (f"with MMLU {with_mmlu[run]}" if with_mmlu.get(run) else "")
         own = ["" if (found := cell(row, column)).startswith("not defined") else found for column in columns]
-        own += [other.get(run, NOT_RUN) for other in others]
         rows.append([label(run), *own, f"{value} ({models[run]})" if value else ""])
-    return markdown(["Run", *columns, *beside, "Published avg, no MMLU"], rows)
+    return markdown(["Run", *columns, "Published avg, no MMLU"], rows)
 
 
 def mini(reference: Path) -> str:
@@ -73,14 +70,10 @@ def mini(reference: Path) -> str:
 
 
 def headline(reference: Path) -> str:
-    """The headline table of whole task sets, and what a window of the last tokens cannot do, of a later training of the same runs."""
-    tasks = ("PIQA", "ARC-e", "ARC-c norm", "HellaSwag norm", "WinoGrande", "MMLU")
-    sources, recall = (reference / f"controls_smollm2/comparison/{name}.md" for name in ("sources", "recall"))
-    beside = {
-        "Novels, 1024 to 2047": (sources, "Novels, 1024-2048"), "Needle 2048": (recall, "Needle 2048, exact"),
-        "Answers beyond 128, F1": (recall, "Answers, F1 beyond"), "State, MiB": (sources, "State, MiB"),
-    }  # fmt: skip
-    return chosen(reference / "smollm2/table2.md", "Perplexity", *tasks, "Avg, no MMLU", "LAMBADA", "BoolQ", beside=beside)
+    """The headline table: whole task sets, and what a window of the last tokens cannot do."""
+    columns = ("Perplexity", "PIQA", "ARC-e", "ARC-c norm", "HellaSwag norm", "WinoGrande", "Avg, no MMLU", "LAMBADA",
+               "Long text (novels)", "Needle 2048", "Answers beyond 128 tokens, F1", "State, MiB")  # fmt: skip
+    return chosen(reference / "smollm2/comparison/table2.md", *columns)
 
 
 CONTROLLED = ("teacher_lora", "window_128_lora", "lolcats_window", "window_bytes_of_lolcats", "lizard", "window_bytes_of_lizard")
@@ -99,14 +92,14 @@ CONTROLS = {  # the words of a row, in which table its column stands, and what i
 
 def controls(reference: Path) -> str:
     """Hybrids beside windows of the same bytes: a run a column."""
-    tables = {name: drawn(reference / f"controls_smollm2/comparison/{name}.md")[0] for name in ("controls", "recall")}
+    tables = {name: drawn(reference / f"smollm2/comparison/{name}.md")[0] for name in ("controls", "recall")}
     rows = [[words, *(by_run(tables[table], column)[run] for run in CONTROLLED)] for words, (table, column) in CONTROLS.items()]
     return markdown(["", *(label(run) for run in CONTROLLED)], rows)
 
 
 def switched_off(reference: Path) -> str:
     """Trained hybrids with a part switched off, beside windows that never had one."""
-    [table] = drawn(reference / "controls_smollm2/comparison/controls.md")
+    [table] = drawn(reference / "smollm2/comparison/controls.md")
     shown = [row for row in table if name_of(row["Run"]) in ("lolcats_window", "lizard", "window_128_lora", "teacher_lora")]
     columns = {
         "Perplexity": "Perplexity", "without linear part": "without its linear part", "without window": "without its window",
@@ -119,7 +112,7 @@ def switched_off(reference: Path) -> str:
 
 def sources(reference: Path) -> str:
     """Perplexity on held-out text of every source, of the runs that the controls have, and each method's."""
-    [table] = drawn(reference / "controls_smollm2/comparison/sources.md")
+    [table] = drawn(reference / "smollm2/comparison/sources.md")
     texts = ["Introductions", "Instructions", "Kernel documentation", "Brown", "Novels, to 8192", "Papers, to 8192"]
     columns = [text for text in texts if any(row[text] != NOT_RUN for row in table)] + ["State, MiB", "State at Llama-3-8B, MiB"]
     return markdown(["Run", *columns], [[label(run), *(row[c] for c in columns)] for row in table if (run := name_of(row["Run"])) in LABELS])
@@ -127,7 +120,7 @@ def sources(reference: Path) -> str:
 
 def transfer(reference: Path) -> str:
     """LoLCATs Table 1."""
-    [table] = drawn(reference / "smollm2/lolcats/table1.md")
+    [table] = drawn(reference / "transfer_smollm2/lolcats/table1.md")
     columns = {
         "Feature map": "Feature map", "Transfer": "Transfer", "PPL@0": "Perplexity before", "PPL@2": "after", "MSE": "MSE", "KL": "KL",
         "paper's PPL@0": "Paper: before", "paper's PPL@2": "after",

@@ -102,8 +102,9 @@ def _add(crate: ROCrate, name: str, folder: Path, step: Step, results: dict[Path
             about |= {"license": asset.licence, "creditText": asset.attribution}
         read.append(_named(crate, f"#data/{data['name']}/{data['sha256'][:12]}", data["name"], **about))
     crate.add_action(
-        _suite(crate, record), f"#{record['key']}", object=read, result=result,
-        properties={"name": name, "startTime": record["started"], "endTime": _ended(record), "actionStatus": "http://schema.org/CompletedActionStatus"},
+        _suite(crate, record), f"#{name}", object=read, result=result,
+        properties={"name": name, "identifier": record["key"], "startTime": record["started"], "endTime": _ended(record),
+                    "actionStatus": "http://schema.org/CompletedActionStatus"},
     )  # fmt: skip
 
 
