@@ -287,6 +287,14 @@ def test_what_is_no_runs_name_is_refused(name):
         SMOKE.node("distill", SMOKE.name(name))
 
 
+@pytest.mark.parametrize("dose", ["", "-x0.25"])
+def test_what_two_data_sets_ask_a_model_to_write_is_written_once(dose):
+    plan = Plan("smollm2")
+    name = f"@smollm2-135m-instruct{dose}"
+    written = [plan.parents(plan.node("text", data + name))["written"] for data in ("mix", "mix-written")]
+    assert written == [Node("written", f"mix{name}")] * 2
+
+
 @pytest.mark.parametrize(
     "name", ["stories", "stories@tiny-x", "stories@tiny-x1", "stories@tiny-x2.0", "stories@small", "story@tiny", "smoke-tasks@tiny"]
 )

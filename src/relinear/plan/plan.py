@@ -282,10 +282,6 @@ class Plan:
             raise ConfigError(f"no text {node.name!r}: it is {str(text)!r}")
         return text
 
-    def written(self, text: Text) -> Node:
-        """The node of the text that a model writes."""
-        return Node("written", str(text))
-
     def activations(self, text: Node) -> Node:
         """The node of a text's kept activations."""
         return Node("activations", text.name)

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
+from relinear.stages._stage import Node
 
 
 class Written(Strict):
@@ -58,12 +59,19 @@ class Stage(_stage.Sourced):
 
     def check(self, plan, node, processes):
         """Raises ConfigError for more tokens to train on than the sources hold."""
-        text = plan.text_of(node)
-        written = plan.settings(plan.written(text))["written"]["tokens"] if "written" in plan.data[text.data].options["sources"] else 0
-        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"], written)
+        written = self.written(plan, plan.text_of(node))
+        tokens = plan.settings(written)["written"]["tokens"] if written else 0
+        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"], tokens)
 
     def parents(self, plan, node):
         """The model, and a text that a model wrote where it is a source."""
-        text = plan.text_of(node)
-        written = plan.data[text.data].options["written"] is not None
-        return super().parents(plan, node) | ({"written": plan.written(text)} if written else {})
+        written = self.written(plan, plan.text_of(node))
+        return super().parents(plan, node) | ({"written": written} if written else {})
+
+    def written(self, plan, text):
+        """The node in which the model writes its part of a text; None where it writes none. Data that ask for the same words share the first's."""
+        wanted = plan.data[text.data].options["written"]
+        if wanted is None:
+            return None
+        first = next(name for name, data in plan.data.items() if data.options.get("written") == wanted)
+        return Node("written", str(text._replace(data=first)))
