@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relinear.benchmarks import decoding
 from relinear.benchmarks.campaign import Campaign
+from relinear.errors import UserError
 from relinear.linearize.state import nbytes
 
 STEPS = 20_000
@@ -112,3 +113,27 @@ def test_what_a_measurement_reached_is_held_against_its_targets(tmp_path):
     Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
     earlier = {name: decoding.earlier(Campaign(tmp_path / f"{name}.csv", decoding.COLUMNS)) for name in ("decoding", "none")}
     assert earlier == {"decoding": rows, "none": []}
+
+
+def test_a_call_that_measures_nothing_leaves_rows_and_provenance_as_they_are(tmp_path, monkeypatch):
+    measured = []
+
+    def phase(name, run, length):
+        measured.append((name, run))
+        tenths = [{"tokens": length * i // 10, "process_mib": 100.0} for i in range(11)]
+        parts = {"decode": tenths, "prefill": [{"tokens": length // 2, "seconds": 1.0}, {"tokens": length, "seconds": 2.0}],
+                 "turns": [{"tokens": length // 5, "ms_per_token": 2.0}, {"tokens": length, "ms_per_token": 2.0}]}  # fmt: skip
+        return [dict.fromkeys(decoding.COLUMNS) | row | {"phase": name, "run": run, "state_bytes": 6696960} for row in parts[name]]
+
+    monkeypatch.setattr(decoding, "run_phase", phase)
+    decoding.main(tmp_path, 1024, 1)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    count = len(measured)
+    decoding.main(tmp_path, 1024, 1)
+    assert len(measured) == count == 3 * len(decoding.RUNS) and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    rows = [row for row in decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS)) if row["run"] != "T2R"]
+    Campaign(tmp_path / "decoding.csv", decoding.COLUMNS).replace(rows)
+    monkeypatch.setattr(decoding, "run_phase", lambda *_: (_ for _ in ()).throw(UserError("killed")))
+    with pytest.raises(UserError, match="killed"):
+        decoding.main(tmp_path, 1024, 1)
+    assert decoding.earlier(Campaign(tmp_path / "decoding.csv", decoding.COLUMNS)) == rows, "runs that were measured before are kept"
