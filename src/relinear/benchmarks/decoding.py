@@ -192,9 +192,9 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
-    """The rows of all runs, `jobs` of them side by side. A run that an earlier call measured at as many tokens is not measured again."""
-    rows, kept = [], earlier(campaign)
+def measure_all(campaign: Campaign, kept: list[dict], tokens: int, jobs: int) -> list[dict]:
+    """The rows of all runs, `jobs` of them side by side. A run of `kept`, the rows of earlier calls, at as many tokens is not measured again."""
+    rows = []
     with tqdm(total=len(RUNS) * sum(PHASES.values()), unit="part") as bar, ThreadPoolExecutor(jobs) as pool:
 
         def every(run: str) -> list[dict]:
@@ -209,7 +209,8 @@ def measure_all(campaign: Campaign, tokens: int, jobs: int) -> list[dict]:
 
         for own in pool.map(every, RUNS):
             rows += own
-            later = [row for row in kept if row["run"] not in {row["run"] for row in rows}]
+            done = {row["run"] for row in rows}
+            later = [row for row in kept if row["run"] not in done]
             campaign.replace(rows + later)  # after each run, since the next one takes long and may be interrupted
     return rows
 
@@ -228,14 +229,14 @@ def main(
     if tokens < 1024:
         raise UserError(f"--tokens must be at least 1024, for tenths to mean something; got {tokens}")
     campaign = Campaign(out / "decoding.csv", COLUMNS)
-    kept, about, began = len(campaign.rows), session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"), time.monotonic()
-    before, rows = earlier(campaign), measure_all(campaign, tokens, jobs)
+    kept, about, began = earlier(campaign), session(f"python -m relinear.benchmarks.decoding --tokens {tokens} --jobs {jobs}"), time.monotonic()
+    rows = measure_all(campaign, kept, tokens, jobs)
     figures = figures_of(rows)
-    if rows != before:  # else the provenance stays that of the call that measured
+    if rows != kept:  # else the provenance stays that of the call that measured
         campaign.describe(
             **about, seconds=round(time.monotonic() - began), cpu=processor(), cores=os.cpu_count(), threads=1,
             memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), dtype="float32", model=MODEL, runs=RUNS,
-            targets=TARGETS, reached=figures, rows_of_earlier_calls=kept,
+            targets=TARGETS, reached=figures, rows_of_earlier_calls=len(kept),
             timing=f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
         )  # fmt: skip
     cells = lambda values: [f"{v:.3f}{'' if v <= TARGETS[k] else ' (missed)'}" for k, v in values.items()]  # noqa: E731

@@ -57,14 +57,14 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:
-    where = f"run {spec.run}, {about.where()}"
+    title, where = f"{spec.label}: {spec.says}", f"run {spec.run}, {about.where()}"
     if found is None:
         figure = Figure(figsize=(11.0, 2.0), layout="constrained")
-        figure.suptitle(f"{spec.label}: {spec.says}\n{where}: {NOT_RUN}")
+        figure.suptitle(f"{title}\n{where}: {NOT_RUN}")
         return figure
     pairs, distances = read_weights(found.folder / "weights.safetensors"), {metric: per_head(found, metric) for metric in DISTANCES}
     figure = Figure(figsize=(11.0, 0.9 + 2.5 * max(2, len(pairs))), layout="constrained")
-    figure.suptitle(wrap(figure, filter(None, (f"{spec.label}: {spec.says}", where, about.demonstration))))
+    figure.suptitle(wrap(figure, filter(None, (title, where, about.demonstration))))
     left, right = figure.subfigures(1, 2, width_ratios=[6, 4])
     _draw_pairs(left, pairs, distances)
     _draw_heads(right, distances, spec.limits)
