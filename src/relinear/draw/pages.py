@@ -244,19 +244,16 @@ PARTS = {  # run of Lizard Tables 2, 3 and 5 -> its parts
     "lizard_full": "all weights trained",
     "lizard_softmax_0.25": "a quarter of the layers softmax",
     "lizard_softmax_0.5": "half of the layers softmax, every second",
-    "lizard_softmax_first": "the first half softmax",
-    "lizard_softmax_last": "the last half softmax",
     "lizard_softmax_0.75": "three quarters of the layers softmax",
     "teacher_lora_5e-4": "teacher + LoRA",
 }
 
 
 def parts(reference: Path) -> str:
-    """Lizard Tables 2, 3 and 5: what each part is worth, at a quarter of the paper's tokens."""
+    """Lizard Tables 2, 3 and 5: what each part is worth."""
     measured: dict[str, dict[str, str]] = {}
-    for number in (2, 3, 5):
-        records = rows_of(reference / f"smollm2_quarter/lizard/table{number}.csv")
-        shown = drawn(reference / f"smollm2_quarter/lizard/table{number}.md")[0]
+    for table in ("hybrids_smollm2/lizard/table2", "smollm2/lizard/table3", "smollm2/lizard/table5"):
+        records, shown = rows_of(reference / f"{table}.csv"), drawn(reference / f"{table}.md")[0]
         measured |= {record["run"]: row for record, row in zip(records, shown, strict=False)}
     columns = ["Perplexity", "Novels, over the teacher's", "LAMBADA", "16 pairs", "16 pairs, far", "Avg, no MMLU"]
     return markdown(["Lizard with", *columns], [[words, *(cell(measured[run], column) for column in columns)] for run, words in PARTS.items()])
@@ -264,7 +261,7 @@ def parts(reference: Path) -> str:
 
 def uptraining(reference: Path) -> str:
     """SUPRA Table 3: models from scratch and uptrained ones, those that were run."""
-    table = drawn(reference / "smollm2_quarter/supra/table3.md")[0]
+    table = drawn(reference / "smollm2/supra/table3.md")[0]
     columns = ["Perplexity", "LAMBADA", "HellaSwag norm", "paper's HellaSwag norm"]
     rows = [
         [row["Model"], row["Begins with"], row["Tokens"], *(cell(row, column) for column in columns)] for row in table if row["Trained"] != NOT_RUN
@@ -274,14 +271,14 @@ def uptraining(reference: Path) -> str:
 
 def factors(reference: Path) -> str:
     """SUPRA's decay study: T2R made into SUPRA one factor at a time, and SUPRA by its decays."""
-    table = drawn(reference / "contexts_smollm2_quarter/supra/decayfactors.md")[0]
+    table = drawn(reference / "smollm2/supra/decayfactors.md")[0]
     columns = ["W begins", "Normalizer", "RoPE", "Decay", "Perplexity", "Novels, 128-256", "4096-8192", "LAMBADA"]
     return markdown(columns, [[cell(row, column) for column in columns] for row in table])
 
 
 def contexts(reference: Path) -> str:
     """SUPRA Table 2: hidden passages and books against the length of the context."""
-    table = drawn(reference / "contexts_smollm2_quarter/supra/table2.md")[0]
+    table = drawn(reference / "smollm2/supra/table2.md")[0]
     columns = ["SQuAD 2048", "SQuAD 4096", "SQuAD 8192", "SQuAD 16384", "Books 2048", "Books 8192", "Books 16384"]
     rows = []
     for row in table:
