@@ -502,7 +502,8 @@ def contexts() -> list[str]:
 
     return [
         f"the window of Lizard's bytes {number['window_bytes_of_lizard']:.1f} %, Lizard {number['lizard']:.1f} %, as many as a window of 128,",
-        f"for this teacher, {float(ruler['teacher']['mmlu_text_acc']):.1f} %, and by the letter it is not, {float(ruler['teacher']['mmlu_acc']):.1f} %.",
+        f"for this teacher, {float(ruler['teacher']['mmlu_text_acc']):.1f} %,"
+        f" and by the letter it is not, {float(ruler['teacher']['mmlu_acc']):.1f} %.",
         f"falls from {f1('teacher', 8192)} to {f1('teacher, unscaled', 16384)}. With YaRN it is {f1('teacher, YaRN', 16384)}."
         f" That is no more than the {f1('teacher', 0)} of the teacher without any passage,",
         f"answers without the passage, {f1('lizard', 0)} and {f1('window_bytes_of_lizard', 0)}.",
@@ -519,8 +520,8 @@ def softmax_layers() -> list[str]:
     last, every = (f"{float(quarter[f'lizard_softmax_{which}']['kv_16_far']):g}" for which in ("last", "0.5"))
     turned, plain = (reading(f"smollm2_quarter/runs/{run}/ppl_novels", "perplexity")["1024-2048"] for run in ("lizard_linear_rope", "lizard"))
     return [
-        f"Lizard finds {none} % of the pairs 256 tokens back, with a quarter, half and three quarters of its layers softmax {few}, {half} and {most} %,"
-        f" and the teacher with LoRA {adapted} %.",
+        f"Lizard finds {none} % of the pairs 256 tokens back,"
+        f" with a quarter, half and three quarters of its layers softmax {few}, {half} and {most} %, and the teacher with LoRA {adapted} %.",
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
     ]
