@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
+from relinear.draw import planned
 from relinear.draw.planned import draw_committed
 from relinear.draw.render import paint
 from relinear.errors import UserError
@@ -367,6 +368,28 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     manifest.write_text(manifest.read_text().replace('"smollm2-x0.25"', '"smollm2 x0.25"'))
     with pytest.raises(UserError, match="'smollm2 x0.25'; possible: <scale>, with -x<budget>"):
         draw_committed(folder, table)
+
+
+def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
+    tables = available(COMMITTED.parents[1] / "workflow/papers")
+    other, made = tables["lizard_table2"], planned.make
+
+    def meanwhile(artefact, *of):
+        if artefact.name == "lizard_table3":
+            draw_committed(folder, other)
+        return made(artefact, *of)
+
+    for name in ("table2.md", "table3.md"):
+        (folder / "lizard" / name).unlink()
+    monkeypatch.setattr(planned, "make", meanwhile)
+    manifest = folder / "reference.json"
+    facts = json.loads(manifest.read_text())
+    for name in ("table2.md", "table3.md"):
+        del facts["files"][f"lizard/{name}"]
+    manifest.write_text(json.dumps(facts))
+    draw_committed(folder, tables["lizard_table3"])
+    reference.verify(folder)
 
 
 @pytest.mark.parametrize(("folder", "paper", "figure"), [("samples_smollm2_quarter", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])

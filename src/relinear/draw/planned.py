@@ -1,7 +1,10 @@
 """Drawing a table or figure: for a plan from its finished measurements, for committed results from their records."""
 
+import fcntl
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from relinear import records, stages
@@ -82,14 +85,14 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         return _of_benchmark(folder, artefact)
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
-    facts = json.loads(manifest.read_text(encoding="utf-8"))
+    scale = json.loads(manifest.read_text(encoding="utf-8"))["scale"]
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
         lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
-    plan = _plan_of(facts["scale"], manifest)
+    plan = _plan_of(scale, manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     about = _about(plan, artefact)._replace(repeats=repeats, files=files)
     try:
@@ -97,10 +100,23 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}") from None
-    facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
-    facts["files"] = dict(sorted(facts["files"].items()))
-    write_text(manifest, json.dumps(facts, indent=1) + "\n")
+    with _alone(folder):  # what was drawn meanwhile stays in the manifest
+        facts = json.loads(manifest.read_text(encoding="utf-8"))
+        facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
+        facts["files"] = dict(sorted(facts["files"].items()))
+        write_text(manifest, json.dumps(facts, indent=1) + "\n")
     return written
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While this lasts, no other process that asks for the same folder goes on. Leaves no file there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _elsewhere(folder: Path, artefact: Artefact) -> str:
