@@ -380,8 +380,6 @@ def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, mo
             draw_committed(folder, other)
         return made(artefact, *of)
 
-    for name in ("table2.md", "table3.md"):
-        (folder / "lizard" / name).unlink()
     monkeypatch.setattr(planned, "make", meanwhile)
     manifest = folder / "reference.json"
     facts = json.loads(manifest.read_text())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from relinear import records, stages
 from relinear.draw import About, Measurements, make
-from relinear.draw.render import paint, write_text
+from relinear.draw.render import paint
 from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
-from relinear.files import MANIFEST, sha256
+from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.names import ROOT
@@ -104,7 +104,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         facts = json.loads(manifest.read_text(encoding="utf-8"))
         facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
         facts["files"] = dict(sorted(facts["files"].items()))
-        write_text(manifest, json.dumps(facts, indent=1) + "\n")
+        write_json(manifest, facts)
     return written
 
 
