@@ -726,6 +726,24 @@ def test_what_is_said_of_lizards_ablations_is_so():
     assert max(perplexities) - min(perplexities) < min(float(row["ppl_stderr"]) for row in rows)
 
 
+def test_what_is_said_of_lizards_parts_is_so():
+    gates, parts, pooled = (
+        committed(f"{table}.csv") for table in ("smollm2/lizard/table3", "smollm2/lizard/table5", "smollm2_quarter/lizard/table3")
+    )
+    for column in ("ppl", "ratio_long", "avg_no_mmlu"):
+        learned = [float(gates[f"lizard{gate}"][column]) for gate in ("", "_gate_mamba2", "_gate_low_rank", "_gate_none")]
+        assert max(learned) - min(learned) < float(gates["lizard"][f"{column}_stderr"])
+    on_novels = {run: float(row["ratio_long"]) - float(parts["lizard"]["ratio_long"]) for run, row in {**parts, **gates}.items()}
+    for run in ("lizard_gate_pool", "window_128_lora", "lizard_no_transfer", "lizard_full"):
+        assert on_novels[run] > 2 * float(parts["lizard"]["ratio_long_stderr"])
+    assert float(parts["lizard_full"]["ppl"]) < float(parts["lizard"]["ppl"]) - 1
+    ratios = {run.removeprefix("lizard_gate_"): float(row["ratio_long"]) for run, row in pooled.items() if "pool" in run or run == "lizard"}
+    assert ratios.pop("pool_max") < ratios.pop("lizard") + 0.01 < min(ratios.values()) - 0.01 and len(ratios) == 4
+    ruler = committed("smollm2/comparison/ruler.csv")
+    for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
+        assert float(ruler[window]["mmlu_text_acc"]) >= float(ruler[hybrid]["mmlu_text_acc"]) > 25 + 3 * float(ruler[hybrid]["mmlu_text_acc_stderr"])
+
+
 def test_what_is_said_of_contexts_and_of_the_decay_study_is_so():
     rows = committed("smollm2/supra/table2.csv", by="row")
     values = {name: {column: float(row[column]) for column in row if row[column].replace(".", "", 1).isdecimal()} for name, row in rows.items()}
