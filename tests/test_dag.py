@@ -321,6 +321,23 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
     assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/comparison/table2.csv").read_bytes()
 
 
+def test_a_step_that_failed_after_a_change_is_made_by_the_next_call(clone):
+    """Snakemake puts the older record of a failed step back. It is out of date all the same, however often the step fails."""
+    fault, target = clone / "fault", "results/smoke/runs/teacher/perplexity/run.json"
+    append(clone, "src/relinear/measure/perplexity.py", f"\nimport os\n\nif os.path.exists({str(fault)!r}):\n    raise RuntimeError('a fault')\n")
+    changed, before = clone.planned(), clone.record("teacher", "perplexity")
+    assert "measure teacher perplexity" in changed
+    fault.touch()
+    for _ in range(2):
+        assert "a fault" in clone.snakemake(target, fails=True)
+        assert clone.record("teacher", "perplexity") == before
+        assert clone.planned() == changed
+    fault.unlink()
+    clone.snakemake(target)
+    assert clone.record("teacher", "perplexity")["key"] != before["key"]
+    assert clone.planned(target) == []
+
+
 # --- interruptions ---
 
 

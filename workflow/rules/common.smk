@@ -28,6 +28,7 @@ sys.excepthook = without_traceback
 sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
 
 from snakemake.cli import parse_args
+from snakemake.io import IOFile
 
 from relinear import stages
 from relinear.errors import UserError
@@ -122,8 +123,23 @@ def assets(stage):
 # `update(...)` around a record keeps it until its stage replaces it. The stage sees then whether it still stands: a parent that was made again with
 # the same contents makes nothing after it run again.
 def key(stage):
-    """The key, by whose change a node reruns: its settings, the code it reaches, its parents' keys. Whitespace and comments do not count."""
-    return lambda wildcards: plan.key(node(stage, wildcards))
+    """The key, by whose change a node reruns: its settings, the code it reaches, its parents' keys. Whitespace and comments do not count.
+
+    Snakemake notes the key of a failed job too, though `update` has put the older record back (snakemake/snakemake#3808). A node whose record has
+    another key than the noted one gets the key in other words, so that it runs again.
+    """
+
+    def words(wildcards):
+        made = node(stage, wildcards)
+        record = IOFile((plan.folder(made) / "run.json").as_posix())
+        noted = workflow.persistence.params(record) or []
+        first, again = plan.key(made), f"{plan.key(made)} again"
+        before = next((text for text in (first, again) if repr(text) in noted), None)
+        if before is None:
+            return first
+        return before if plan.finished(made) else again if before == first else first
+
+    return words
 
 
 def gpus(stage):
