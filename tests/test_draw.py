@@ -318,6 +318,18 @@ def test_each_column_is_read_where_the_spec_says(lolcats_measured, tmp_path):
     assert all(clear[:3]) and clear[-1] and not any(clear[3:-1])
 
 
+def test_what_is_at_chance_before_its_training_has_not_collapsed(lolcats_measured, tmp_path):
+    before, after = (("lolcats_exp_notransfer", measure) for measure in ("perplexity_before", "perplexity"))
+    begun, ended = ({"tokens": {"finetune": n}, "trainable_params": n} for n in (0, 20))
+    collapsed = {before: lolcats_measured[before]._replace(facts=lolcats_measured[before].facts | begun | {"collapsed": True})}
+    found = {key: m._replace(facts=m.facts | ended) if key[0] == after[0] else m for key, m in lolcats_measured.items()} | collapsed
+    make(TABLE1, found, MINI, tmp_path)
+    assert "collapsed" not in (tmp_path / "table1.md").read_text()
+    found[after] = found[after]._replace(facts=found[after].facts | {"collapsed": True})
+    make(TABLE1, found, MINI, tmp_path)
+    assert (tmp_path / "table1.md").read_text().count("(collapsed)") == 1
+
+
 def test_a_cell_of_another_run_is_unrun_with_that_run(lolcats_measured, tmp_path):
     make(TABLE1, without(lolcats_measured, "teacher_lora"), MINI, tmp_path)
     row = rows(tmp_path / "table1.csv")["teacher"]

@@ -112,10 +112,12 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
     read += [m for run in gates if (m := measured.get((run, GATE)))]
     of_shape = {name for name, place in line.cells.items() if isinstance(place, Address) and place.measure in about.of_shape}
-    collapsed = [m.facts["collapsed"] for m in of_run if m.facts.get("collapsed") is not None]
-    facts = of_run[0].facts | {"scale": of_run[0].scale, "collapsed": any(collapsed) if collapsed else None} if of_run else {}
+    most = max(map(_trained_on, of_run), default=0)
+    ended = [m for m in of_run if _trained_on(m) == most]  # not those that were measured before a step of the run
+    collapsed = [m.facts["collapsed"] for m in ended if m.facts.get("collapsed") is not None]
+    facts = ended[0].facts | {"scale": ended[0].scale, "collapsed": any(collapsed) if collapsed else None} if ended else {}
     if of_run and spec.trained == "epochs":
-        facts["doses"] = doses(of_run[0])
+        facts["doses"] = doses(ended[0])
     return Row(
         line=line,
         cells=cells,
@@ -123,7 +125,7 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
         gate=verdict,
         seeds=len(trainings.get(line.run or "", ())) or 1,
         sources=tuple({m.source.file: m.source for m in read}.values()),
-        facts_file=of_run[0].source.file if of_run else None,
+        facts_file=ended[0].source.file if ended else None,
         gate_files=tuple(m.source.file for run in gates if (m := measured.get((run, GATE)))),
         was_run=any(cell.files for name, cell in cells.items() if name not in of_shape),
         tokens=_tokens([m for m in read if m.measure not in about.of_shape and (line.run is None or m.run in trainings.get(line.run, ()))]),
@@ -135,8 +137,13 @@ def _tokens(found: list[Measured]) -> int | None:
     runs: dict[str, int] = {}
     for m in found:
         if "tokens" in m.facts:
-            runs[m.run] = max(runs.get(m.run, 0), sum(m.facts["tokens"].values()))
+            runs[m.run] = max(runs.get(m.run, 0), _trained_on(m))
     return min(runs.values(), default=None)
+
+
+def _trained_on(measured: Measured) -> int:
+    """The training tokens of a run as it was measured."""
+    return sum(measured.facts.get("tokens", {}).values())
 
 
 def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:
