@@ -358,8 +358,8 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpr
 
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
-    table = next(a for a in available(COMMITTED.parents[1] / "workflow/papers").values() if a.label == "Lizard Table 3")
-    files = [folder / "lizard" / f"table3.{suffix}" for suffix in ("csv", "md", "claims.csv")]
+    table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
+    files = [folder / "comparison" / f"details.{suffix}" for suffix in ("csv", "md", "claims.csv")]
     before = [path.read_bytes() for path in files]
     files[0].unlink()
     draw_committed(folder, table)
@@ -371,28 +371,28 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
 
 
 def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
+    folder = Path(shutil.copytree(COMMITTED / "lizard_smollm2", tmp_path / "lizard_smollm2"))
     tables = available(COMMITTED.parents[1] / "workflow/papers")
-    other, made = tables["lizard_table2"], planned.make
+    other, made = tables["lizard_table4"], planned.make
 
     def meanwhile(artefact, *of):
-        if artefact.name == "lizard_table3":
+        if artefact.name == "lizard_table6":
             draw_committed(folder, other)
         return made(artefact, *of)
 
     monkeypatch.setattr(planned, "make", meanwhile)
     manifest = folder / "reference.json"
     facts = json.loads(manifest.read_text())
-    for name in ("table2.md", "table3.md"):
+    for name in ("table4.md", "table6.md"):
         del facts["files"][f"lizard/{name}"]
     manifest.write_text(json.dumps(facts))
-    draw_committed(folder, tables["lizard_table3"])
+    draw_committed(folder, tables["lizard_table6"])
     reference.verify(folder)
 
 
-@pytest.mark.parametrize(("folder", "paper", "figure"), [("samples_smollm2_quarter", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])
+@pytest.mark.parametrize(("folder", "paper", "figure"), [("smollm2", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])
 def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
-    copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
+    copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder, ignore=shutil.ignore_patterns("items.json.xz", "history.jsonl.gz")))
     with pytest.raises(
         UserError,
         match=f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured: relinear draw {paper} {figure}",

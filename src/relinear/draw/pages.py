@@ -120,7 +120,7 @@ def sources(reference: Path) -> str:
 
 def transfer(reference: Path) -> str:
     """LoLCATs Table 1."""
-    [table] = drawn(reference / "transfer_smollm2/lolcats/table1.md")
+    [table] = drawn(reference / "smollm2/lolcats/table1.md")
     columns = {
         "Feature map": "Feature map", "Transfer": "Transfer", "PPL@0": "Perplexity before", "PPL@2": "after", "MSE": "MSE", "KL": "KL",
         "paper's PPL@0": "Paper: before", "paper's PPL@2": "after",
@@ -238,12 +238,15 @@ PARTS = {  # run of Lizard Tables 2, 3 and 5 -> its parts
     "lizard_gate_mamba2": "Mamba-2's gate",
     "lizard_gate_low_rank": "a gate for each channel",
     "lizard_gate_pool": "a gate that pools keys",
+    "lizard_gate_pool_max": "a gate that takes a key's maximum",
     "window_128_lora": "no linear part",
     "lizard_no_window": "no window",
     "lizard_no_transfer": "no transfer",
     "lizard_full": "all weights trained",
     "lizard_softmax_0.25": "a quarter of the layers softmax",
     "lizard_softmax_0.5": "half of the layers softmax, every second",
+    "lizard_softmax_first": "half of the layers softmax, the first",
+    "lizard_softmax_last": "half of the layers softmax, the last",
     "lizard_softmax_0.75": "three quarters of the layers softmax",
     "teacher_lora_5e-4": "teacher + LoRA",
 }
