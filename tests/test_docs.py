@@ -25,6 +25,7 @@ from relinear.draw.costs import read_costs
 from relinear.draw.kernels import read as read_kernels
 from relinear.draw.render import count
 from relinear.errors import UserError
+from relinear.plan.plan import Plan
 from relinear.plan.specs import Finding, available, papers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -540,6 +541,18 @@ def span(record: dict) -> tuple[datetime.datetime, datetime.datetime, str]:
     return began, began + datetime.timedelta(seconds=record["wall_seconds"]), record["git"]["commit"]
 
 
+def hours_of_three_papers() -> float:
+    """Of the committed steps at the whole dose behind LoLCATs, SUPRA and Lizard, with one seed, each step once."""
+    plan = Plan(scale="smollm2")
+    artefacts = (a for a in plan.artefacts.values() if a.paper in ("lolcats", "supra", "lizard"))
+    nodes = {node for artefact in artefacts for node in plan.behind(list(plan.reads(artefact).values()))}
+    folders = [REFERENCE / name for name in ("smollm2", "hybrids_smollm2", "lizard_smollm2", "passkeys_smollm2")]
+    places = ([folder / plan.folder(node).relative_to(plan.root) / "run.json" for folder in folders] for node in nodes)
+    records = [json.loads(found[0].read_text()) for place in places if (found := [path for path in place if path.is_file()])]
+    assert len(records) > 0.95 * len(nodes)
+    return sum(record["wall_seconds"] for record in records) / 3600
+
+
 def running() -> list[str]:
     documents = {kind: next(REFERENCE.glob(f"smollm2/documents/{kind}@*/metrics.json")) for kind in ("novels", "papers")}
     novels, papers = (json.loads(path.read_text())["documents"] for path in documents.values())
@@ -557,6 +570,7 @@ def running() -> list[str]:
     return [
         f"were training, took {together}. Those beside lm-eval's took {ours}: 27 of the 28,",
         f"both stages run {gains} times as fast as on one",
+        f"the committed steps behind them took {hours_of_three_papers():.1f} hours in all.",
         f"six novels (from Debian) and {papers} papers",
         f"take {three['seconds']:.0f} s for {three['jobs']} jobs. These use a core for {three['core_seconds']:.0f} s in all;",
         f"used one for {three['core_seconds_of_others']:.0f} s meanwhile. The headline table takes {headline['seconds']:.0f} s.",
