@@ -410,7 +410,7 @@ def test_what_cannot_be_measured_is_refused(measured, tmp_path):
             measured.check_processes(Node("measure", "hedgehog_cola", measure), 1)
 
 
-@pytest.mark.parametrize(("budget", "prompts"), [(1.0, 24), (4.0, 96), (0.01, 2)])
+@pytest.mark.parametrize(("budget", "prompts"), [(1.0, 16), (4.0, 64), (0.01, 2)])
 def test_a_budget_multiplies_prompts(budget, prompts):
     settings = Plan(scale="mini", budget=budget).settings(Node("measure", "teacher", "kv_recall"))
     assert settings["metric_options"]["prompts"] == prompts
