@@ -657,7 +657,8 @@ def test_what_is_said_of_pass_keys_is_so():
         return {(r["at"]["length"], r["at"].get("distance")): (r["value"], r["n"]) for r in own}
 
     hybrid, alone = found("lizard_softmax_0.25"), found("lizard")
-    assert (hybrid[2048, None], alone[2048, None]) == ((1, 56), (0, 56))
+    assert (hybrid[2048, None], alone[2048, None], found("lizard_w128_m0")[2048, None]) == ((1, 56), (0, 56), (0, 56))
+    assert found("lizard_gate_none")[2048, None] == (pytest.approx(1 / 56), 56)
     assert min(value for (length, distance), (value, _) in hybrid.items() if length <= 5120 and distance and distance <= 4096) > 0.9
     within = 512  # the first distances, in which the window of 128 lies
     for run in ("lizard", "lizard_gate_none", "lizard_w128_m0", "lizard_whole"):
