@@ -523,15 +523,15 @@ def softmax_layers() -> list[str]:
     rows["teacher_lora_5e-4"] = committed("smollm2/lizard/table5.csv")["teacher_lora_5e-4"]
     none, few, half, most, adapted = (f"{float(rows[run]['kv_16_far']):.1f}" for run in runs)
     last, every = (f"{float(rows[f'lizard_softmax_{which}']['kv_16_far']):.1f}" for which in ("last", "0.5"))
-    ppl = lambda run: reading(f"smollm2/runs/{run}/perplexity", "perplexity")[""]  # noqa: E731
+    rates = ("supra", "supra_lr0.001", "supra_lr0.001_decay0.1")
+    own, larger, decayed = (reading(f"smollm2/runs/{run}/perplexity", "perplexity")[""] for run in rates)
     turned, plain = (reading(f"smollm2_quarter/runs/{run}/ppl_novels", "perplexity")["1024-2048"] for run in ("lizard_linear_rope", "lizard"))
     return [
         f"Lizard finds {none} % of the pairs 256 tokens back,"
         f" with a quarter, half and three quarters of its layers softmax {few}, {half} and {most} %, and the teacher with LoRA {adapted} %.",
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
-        f"SUPRA ends at {ppl('supra'):.1f} by its own rate and at {ppl('supra_lr0.001'):.1f} by 1e-3,"
-        f" with weight decay at {ppl('supra_lr0.001_decay0.1'):.1f}.",
+        f"SUPRA ends at {own:.1f} by its own rate and at {larger:.1f} by 1e-3, with weight decay at {decayed:.1f}.",
     ]
 
 

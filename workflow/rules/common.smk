@@ -135,9 +135,9 @@ def key(stage):
         noted = workflow.persistence.params(record) or []
         first, again = plan.key(made), f"{plan.key(made)} again"
         before = next((text for text in (first, again) if repr(text) in noted), None)
-        if before is None:
-            return first
-        return before if plan.finished(made) else again if before == first else first
+        if plan.finished(made):
+            return before or first
+        return again if before == first else first
 
     return words
 
