@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
-from relinear.draw.doses import doses
+from relinear.draw.doses import doses, trained_on
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.plan.claims import GATE, Point
@@ -112,8 +112,8 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     read = [m for place in places for run in _own(place, trainings, about.of_shape) if (m := measured.get((run, place.measure)))]
     read += [m for run in gates if (m := measured.get((run, GATE)))]
     of_shape = {name for name, place in line.cells.items() if isinstance(place, Address) and place.measure in about.of_shape}
-    most = max(map(_trained_on, of_run), default=0)
-    ended = [m for m in of_run if _trained_on(m) == most]  # not those that were measured before a step of the run
+    most = max(map(trained_on, of_run), default=0)
+    ended = [m for m in of_run if trained_on(m) == most]  # not those that were measured before a step of the run
     collapsed = [m.facts["collapsed"] for m in ended if m.facts.get("collapsed") is not None]
     facts = ended[0].facts | {"scale": ended[0].scale, "collapsed": any(collapsed) if collapsed else None} if ended else {}
     if of_run and spec.trained == "epochs":
@@ -137,13 +137,8 @@ def _tokens(found: list[Measured]) -> int | None:
     runs: dict[str, int] = {}
     for m in found:
         if "tokens" in m.facts:
-            runs[m.run] = max(runs.get(m.run, 0), _trained_on(m))
+            runs[m.run] = max(runs.get(m.run, 0), trained_on(m))
     return min(runs.values(), default=None)
-
-
-def _trained_on(measured: Measured) -> int:
-    """The training tokens of a run as it was measured."""
-    return sum(measured.facts.get("tokens", {}).values())
 
 
 def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
-from relinear.draw.doses import doses
+from relinear.draw.doses import doses, trained_on
 from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
@@ -248,7 +248,7 @@ def readings_along(series: Series, panel: Panel, measured: Measurements) -> list
     for x, run in runs:
         if (m := measured.get((run, panel.measure or ""))) is None:
             continue
-        at = sum(m.facts.get("tokens", {}).values()) if panel.x == TRAINED else x
+        at = trained_on(m) if panel.x == TRAINED else x
         for reading in m.all(panel.metric or "", panel.of):
             if at is None and _along(reading, panel):
                 found.append((reading.at[panel.x], reading, m.source))

@@ -18,6 +18,11 @@ class Dose(NamedTuple):
         return f"{count(self.unique)} x {self.epochs}"
 
 
+def trained_on(found: Measured) -> int:
+    """The training tokens of a run as it was measured, unique ones x epochs of all its steps."""
+    return sum(found.facts.get("tokens", {}).values())
+
+
 def doses(found: Measured) -> tuple[Dose, ...] | None:
     """The doses of the steps behind a measured run, in order. None where a step's record is missing or has no dose: an older record, or one of
     a training that ended when it was good enough."""
