@@ -14,7 +14,7 @@ from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
 
 BELOW = "**Published**, for other teachers and budgets: compare order and distance to the teacher."
-OVER_SEEDS = "A row of several seeds is their mean, its error that of the items and of the seeds."
+OVER_SEEDS = "A {} of several seeds is their mean, its error that of the items and of the seeds."
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
@@ -95,6 +95,13 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
 
 
+def _of_several_seeds(rows: list[Row]) -> list[str]:
+    """`row` where a row is a mean over trainings, `cell` where cells alone are, nothing where none is."""
+    if any(row.seeds > 1 for row in rows):
+        return ["row"]
+    return ["cell"] if any((cell.trainings or 1) > 1 for row in rows for cell in row.cells.values()) else []
+
+
 def _one(files: tuple[str, ...]) -> Origin:
     return files[0] if len(files) == 1 else list(files) or None
 
@@ -112,7 +119,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
         f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
-        *[OVER_SEEDS] * any(row.seeds > 1 for row in rows),
+        *[OVER_SEEDS.format(what) for what in _of_several_seeds(rows)],
         *([about.demonstration] if about.demonstration else []),
         "",
         _ours(spec, rows, about, beside is not None),
