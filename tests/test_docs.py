@@ -470,8 +470,8 @@ def second_teacher() -> list[str]:
 
 
 def parts() -> list[str]:
-    def paired(table, claim):
-        row = committed(f"smollm2/lizard/{table}.claims.csv", by="claim")[claim]
+    def paired(table, claim, folder="smollm2"):
+        row = committed(f"{folder}/lizard/{table}.claims.csv", by="claim")[claim]
         return re.search(r"difference -?(\S+ ± \S+) \(paired\)", row["figures"])[1], row["verdict"]
 
     said = [
@@ -481,10 +481,12 @@ def parts() -> list[str]:
         paired("table5", "The transfer lowers perplexity"),
         paired("table5", "The gate lowers perplexity"),
         paired("table5", "LoRA is as good as full finetuning on average"),
+        paired("table4", "A window of 128 has a lower perplexity than one of 256", "lizard_smollm2"),
+        paired("table2", "With half of its layers softmax Lizard is above its teacher on average", "hybrids_smollm2"),
     ]
-    verdicts = ["contradicted", "reproduced", "not tested at this scale", "contradicted", "reproduced", "not tested at this scale"]
-    assert [verdict for _, verdict in said] == verdicts
-    pooled, window, gated, transfer, gate, full = (difference for difference, _ in said)
+    untold = "not tested at this scale"
+    assert [verdict for _, verdict in said] == ["contradicted", "reproduced", untold, "contradicted", "reproduced", untold, "contradicted", untold]
+    pooled, window, gated, transfer, gate, full, longer, layers = (difference for difference, _ in said)
     return [
         f"That the gate lowers the perplexity is reproduced, by {gate}.",
         f"raises it on novels, and raises the average by {full} points.",
@@ -492,6 +494,8 @@ def parts() -> list[str]:
         f"Without it the average falls by {window} points: that claim is reproduced.",
         f"adds to the window is within error with three seeds too, {gated} points.",
         f"on half of the tokens, the perplexity is lower by {transfer}.",
+        f"a window of 256 has a lower perplexity than one of 128, by {longer}, and so its claim is contradicted",
+        f"is above its teacher on average is within error with three seeds too, {layers} points.",
     ]
 
 
