@@ -17,11 +17,9 @@ from synthetic import everything, measurement, paper, reading
 from relinear.draw import About, make
 from relinear.draw.claims import UNTESTED, Judgement, Value, judge
 from relinear.draw.render import count, number
-from relinear.draw.schema1 import load_schema1
 from relinear.draw.table import _counts
 from relinear.plan.chance import chance_of
 from relinear.plan.claims import Claim
-from relinear.plan.readings import Source
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 
@@ -608,32 +606,11 @@ def test_numbers_read_as_papers_print_them(value, text):
     assert number(value) == text
 
 
-# --- schema 1 ---
-
-
-def test_schema_1_names_the_file_and_what_is_missing_or_foreign_in_it(tmp_path):
-    frozen = Path(__file__).parent / "frozen/mini/runs"
-    assert load_schema1(frozen / "lizard", "gate").find("passed").value == 1.0
-    assert isinstance(load_schema1(frozen / "lizard", "mmlu").source, Source)
-    with pytest.raises(FileNotFoundError, match="fidelity/run.json is missing"):
-        load_schema1(frozen / "lizard", "fidelity")
-    with pytest.raises(FileNotFoundError, match="no scores of lambada_openai"):
-        load_schema1(frozen / "lizard", "lambada")
-    with pytest.raises(ValueError, match="no measure 'needle'; have perplexity"):
-        load_schema1(frozen / "lizard", "needle")
-    folder = tmp_path / "lizard/evaluate"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text((frozen / "lizard/evaluate/run.json").read_text())
-    (folder / "metrics.json").write_text((frozen / "t2r/evaluate/metrics.json").read_text())
-    with pytest.raises(ValueError, match="metrics.json: run is 't2r', expected 'lizard'"):
-        load_schema1(tmp_path / "lizard", "gate")
-    (folder / "metrics.json").write_text('{"run": "lizard"}')
-    with pytest.raises(ValueError, match="metrics.json: no 'gate'"):
-        load_schema1(tmp_path / "lizard", "gate")
+# --- what is imported ---
 
 
 def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
-    code = "import sys, relinear.draw.table, relinear.draw.schema1, relinear.draw.index; print(*sys.modules)"
+    code = "import sys, relinear.draw.table, relinear.draw.index; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"})
     assert done.returncode == 0, done.stderr
     assert not {"torch", "transformers", "matplotlib", "pandas"} & set(done.stdout.split())

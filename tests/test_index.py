@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from synthetic import paper
 
 from relinear.draw.index import page
@@ -35,18 +36,21 @@ def test_what_is_not_committed_is_not_measured_and_not_drawn(tmp_path):
     assert "Missing, 1 of 2: Table 2." in found
 
 
-def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims_file(tmp_path):
+@pytest.mark.parametrize("results", ["results/mini", "/tmp/res/mini"])
+def test_minutes_are_those_of_the_stages_behind_and_verdicts_those_of_the_claims_file(tmp_path, results):
+    """Wherever the results were when the stages were made."""
     claims = [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}]
     paper(tmp_path, columns=[{"name": "acc", "measure": "mmlu", "metric": "acc"}], rows=[{"run": "lizard"}, {"run": "t2r"}], claims=claims)
     reference = tmp_path / "reference"
     for folder, minutes, parents in (
-        ("teacher", 1, []), ("runs/lizard/distill", 10, ["teacher"]), ("runs/lizard/finetune", 100, ["runs/lizard/distill", "teacher"]),
-        ("runs/lizard/mmlu", 1000, ["runs/lizard/finetune"]), ("runs/t2r/mmlu", 2000, ["teacher"]), ("runs/lizard/gate", 0, []),
-        ("runs/t2r/gate", 0, []), ("runs/t2r/needle", 50000, ["teacher"]),
+        ("models/teacher", 1, []), ("runs/lizard/distill", 10, ["models/teacher"]),
+        ("runs/lizard/finetune", 100, ["runs/lizard/distill", "models/teacher"]),
+        ("runs/lizard/mmlu", 1000, ["runs/lizard/finetune"]), ("runs/t2r/mmlu", 2000, ["models/teacher"]), ("runs/lizard/gate", 0, []),
+        ("runs/t2r/gate", 0, []), ("runs/t2r/needle", 50000, ["models/teacher"]),
     ):  # fmt: skip
         path = reference / "mini" / folder
         path.mkdir(parents=True)
-        found = ", ".join(f'"p{i}": {{"path": "results/mini/{parent}"}}' for i, parent in enumerate(parents))
+        found = ", ".join(f'"p{i}": {{"path": "{results}/{parent}"}}' for i, parent in enumerate(parents))
         (path / "run.json").write_text(f'{{"wall_seconds": {60 * minutes}, "parents": {{{found}}}, "hardware": {{"device": "cuda"}}}}')
     (reference / "mini/lizard").mkdir()
     (reference / "mini/lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\nb,not tested at this scale\nc,reproduced\n")
@@ -83,7 +87,7 @@ def cells_not_run(path: Path) -> bool:
 def test_what_was_not_run_or_not_drawn_has_its_reason_on_the_page():
     reference, missing, stale = ROOT / "results/reference", [], []
     for name, artefact in available(ROOT / "workflow/papers").items():
-        places = [where for where, _ in places_of(artefact, reference)]
+        places = list(places_of(artefact, reference))
         tables = [table for where in places if (table := where.with_name(f"{where.name}.md")).is_file()]
         wanted = not places or any(map(cells_not_run, tables))
         missing += [name] * (wanted and not artefact.spec.not_run)

@@ -13,7 +13,7 @@ import pytest
 import typer.testing
 import yaml
 
-from relinear import cli, stages
+from relinear import cli, records, stages
 from relinear.plan import plan as module
 from relinear.plan import scale as scales
 from relinear.plan.names import short
@@ -439,6 +439,12 @@ def test_a_finished_stage_counts_only_under_its_own_key(tmp_path):
         record = {"schema": 2, "scale": "smoke", "run": "lizard", "stage": "mmlu", "key": key, "config": {}, "parents": {}, "artefacts": {}}
         (folder / "run.json").write_text(json.dumps(record))
         assert p.finished(node) == expected
+
+
+def test_a_parent_s_place_within_its_results_is_told_by_its_path():
+    for node in everything(SMOKE):
+        folder = SMOKE.folder(node)
+        assert records.place(folder) == records.place(f"/tmp/runs/{folder}") == folder.relative_to(SMOKE.root), node
 
 
 def test_every_stage_is_a_verb():

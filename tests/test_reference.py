@@ -29,6 +29,7 @@ from relinear.plan.specs import available, read
 from relinear.share.export import export as export_run
 from relinear.tracking import committed as reference
 
+SCORED = ("commonsense", "mmlu", "mmlu_continuation", "lambada", "boolq")  # measures whose readings are means over items
 VERBS = ("tests/verbs.py", "cpu")  # in one process: each would take seconds to import torch and mlflow
 COMMITTED = Path(__file__).resolve().parent.parent / "results" / "reference"
 CURVE = [{"step": i, "time": 1.7e9 + i, "loss": 1 / (i + 1), "lr": 3e-4, "terms": {"layer_00": 2 / (i + 3)}} for i in range(997)]
@@ -205,14 +206,14 @@ def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder)
                 assert [differs[written]["sha256"] for written in kept] == [artefact["sha256"]], original
             elif (folder / original).is_file():
                 assert sha256(folder / original) == artefact["sha256"], original
-    for scored in folder.glob("runs/*/evaluate/items.json.xz"):
-        tasks = json.loads((scored.parent / "metrics.json").read_text())["tasks"]
+    for scored in (path for measure in SCORED for path in folder.glob(f"runs/*/{measure}/items.json.xz")):
         items = pd.DataFrame(reference.read_items(scored.parent), columns=["task", "acc", "acc_norm"])
-        for task, score in tasks.items():
-            mine = items[items["task"] == task]
-            assert len(mine) == score["n"], (scored, task)
-            if "acc_norm" in score:
-                assert mine["acc_norm"].mean() == pytest.approx(score["acc_norm"]), (scored, task)
+        readings = json.loads((scored.parent / "metrics.json").read_text())["readings"]
+        assert readings and {reading["of"] for reading in readings} == set(items["task"]), scored
+        for reading in readings:
+            mine = items[items["task"] == reading["of"]]
+            assert len(mine) == reading["n"], (scored, reading)
+            assert mine[reading["metric"]].mean() == pytest.approx(reading["value"]), (scored, reading)
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path, monkeypatch):

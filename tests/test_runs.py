@@ -95,7 +95,7 @@ def test_most_committed_runs_have_no_weights_and_the_table_s_have():
     """Otherwise the test above could not fail."""
     there = {run.name: all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.parents[1].name == "smollm2"}
     assert there["lizard"] and there["lolcats_linear"] and not there["t2r"] and not there["supra"] and not there["lizard-seed1"]
-    assert not any(all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.name == "hedgehog" and "mini" in run.parts)
+    assert not any(all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.name == "hedgehog" and "table2_mini" in run.parts)
 
 
 def test_the_command_does_not_answer_with_a_model_that_nothing_trained(monkeypatch):

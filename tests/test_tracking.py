@@ -30,10 +30,11 @@ from relinear.tracking.ui import links
 SOURCE = str(Path(live.__file__).parents[1])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
 HISTORY_END = 1.7e12 + 4000
-EVALUATION = {
-    "perplexity": {"value": 15.2, "stderr": 0.4, "tokens": 8192},
-    "tasks": {"piqa": {"acc": 0.6, "acc_norm": 0.61, "n": 32}, "mmlu": {"acc": 0.25, "acc_stderr": "N/A"}},
-    "gate": {"passed": True, "parallel_vs_recurrent": 1e-6},
+READINGS = {  # measure -> what it reads
+    "perplexity": [Reading("perplexity", "heldout", {}, 15.2, 0.4, 8192)],
+    "commonsense": [Reading("acc", "piqa", {}, 0.6, None, 32), Reading("acc_norm", "piqa", {}, 0.61, None, 32)],
+    "mmlu": [Reading("acc", "mmlu", {}, 0.25, None, 57)],
+    "gate": [Reading("passed", "gate", {}, 1.0, None, 1), Reading("parallel_vs_recurrent", "model", {}, 1e-6, None, 384)],
 }
 
 
@@ -76,11 +77,11 @@ def parent(uri, run="lizard"):
 
 def record(stage="distill", run="lizard", attempt=1, key="k1", **more) -> dict:
     return {
-        "schema": 1,
-        **{"scale": "mini", "run": run, "stage": stage, "key": key, "attempt": attempt, "seed": 0},
+        "schema": 2,
+        **{"scale": "mini", "run": run, "stage": stage, "measure": "", "key": key, "attempt": attempt, "seed": 0},
         "config": {"lr": 0.01, "options": {"feature": "exp", "window": None}, "layers": (0, 1), "on": True},
         **{"config_hash": "c0", "code_hash": "d0", "git": {"commit": "abc", "dirty": False}},
-        "parents": {"teacher": {"path": "results/mini/teacher", "key": "t1"}},
+        "parents": {"model": {"path": "results/mini/models/tiny", "key": "t1"}},
         "artefacts": {"method.safetensors": {"sha256": "ff" * 32, "bytes": 1}},
         "datasets": [{"name": "wiki", "sha256": "ab" * 32, "role": role} for role in ("train", "heldout")],
         **{"versions": {"torch": "2.13.0"}, "hardware": {"cpu": "x", "threads": 2}},
@@ -110,6 +111,10 @@ def run_stage(uri, root: Path, metrics: dict, **changes) -> None:
             tracker.log({k: v for k, v in line.items() if k not in ("step", "time")}, line["step"], line["time"])
         known = {"mlflow_run_id": tracker.run_id, "started": started, "wall_seconds": 0.1}
         tracker.finish(write_folder(root, record(**changes, **known), metrics))
+
+
+def run_measure(uri, root: Path, measure: str, **changes) -> None:
+    run_stage(uri, root, {"readings": [reading._asdict() for reading in READINGS[measure]]}, stage=measure, measure=measure, **changes)
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen:
@@ -154,18 +159,18 @@ def test_stages_are_nested_under_one_run_per_row(uri):
     for stage in ("distill", "finetune"):
         with opened(uri, stage=stage):
             pass
-    with opened(uri, stage="teacher", run="teacher"):
+    with opened(uri, stage="recall", run="recall"):
         pass
     assert sorted(r.info.run_name for r in runs(uri)) == [
         "lizard",
         "lizard/distill",
         "lizard/finetune",
-        "teacher",
-        "teacher",
+        "recall",
+        "recall",
     ]
     for stage in ("distill", "finetune"):
         assert child(uri, stage).data.tags["mlflow.parentRunId"] == parent(uri).info.run_id
-    assert child(uri, "teacher").data.tags["mlflow.parentRunId"] == parent(uri, "teacher").info.run_id
+    assert child(uri, "recall").data.tags["mlflow.parentRunId"] == parent(uri, "recall").info.run_id
     assert {r.info.status for r in runs(uri)} == {"FINISHED"}
 
 
@@ -178,7 +183,7 @@ def test_run_shows_its_settings_data_and_origin(uri):
         **{"paper": "lolcats", "method": "lizard", "row": "lizard", "scale": "mini", "stage": "distill"},
         **{"key": "k1", "attempt": "1", "current": "true", "config_hash": "c0", "code_hash": "d0"},
         **{"git.commit": "abc", "git.dirty": "false", "versions.torch": "2.13.0", "hardware.threads": "2"},
-        **{"parent.teacher": "t1", "seed": "0"},
+        **{"parent.model": "t1", "seed": "0"},
     }
     assert wanted.items() <= run.data.tags.items()
     assert {"paper": "lolcats", "method": "lizard", "scale": "mini"}.items() <= parent(uri).data.tags.items()
@@ -217,8 +222,9 @@ def test_a_run_that_ends_badly_says_so_with_its_parent(uri, error, status):
     assert parent(uri).info.status == "FINISHED"
 
 
-def test_evaluation_puts_its_headline_on_the_row(uri, tmp_path):
-    run_stage(uri, tmp_path / "results", EVALUATION, stage="evaluate")
+def test_measurements_put_their_headlines_on_the_row(uri, tmp_path):
+    for measure in READINGS:
+        run_measure(uri, tmp_path / "results", measure)
     shown = {
         "ppl": 15.2,
         "ppl_stderr": 0.4,
@@ -228,11 +234,12 @@ def test_evaluation_puts_its_headline_on_the_row(uri, tmp_path):
         "piqa_acc_norm": 61,
         "piqa_acc_norm_n": 32,
         "mmlu_acc": 25,
+        "mmlu_acc_n": 57,
     }
     assert parent(uri).data.metrics == shown
-    metrics = child(uri, "evaluate").data.metrics
-    assert shown.items() <= metrics.items(), "one set of names"
-    assert metrics["gate/passed"] == 1 and metrics["cost/tokens"] == 16384
+    metrics = {measure: child(uri, measure).data.metrics for measure in READINGS}
+    assert shown.items() <= {name: value for own in metrics.values() for name, value in own.items()}.items(), "one set of names"
+    assert metrics["gate"]["gate/passed/gate"] == 1 and metrics["gate"]["cost/tokens"] == 16384
 
 
 # Metrics, parameters and files
@@ -302,13 +309,13 @@ LORA = {"lr": 0.0005, "kind": "lora", "lora_rank": 8}
 
 def trained(stage, recipe, **more) -> dict:
     config = {"method": "lizard", "options": {"gate": "pool"}, "recipe": recipe, "budget": {"epochs": 2}}
-    return record(stage=stage, config=config, key=stage, schema=2, measure="", **more)
+    return record(stage=stage, config=config, key=stage, **more)
 
 
 def measured(measure, readings, **more) -> tuple[dict, dict]:
     config = {"method": "lizard", "options": {"gate": "pool"}, "metric": measure, "before": None}
     facts = {"method": "lizard", "trainable_params": 7, "tokens": {"distill": 16384, "finetune": 16384}}
-    made = record(stage=measure, measure=measure, config=config, key=measure, schema=2, parents={"finetune": {"path": "x", "key": "f"}}, **more)
+    made = record(stage=measure, measure=measure, config=config, key=measure, parents={"finetune": {"path": "x", "key": "f"}}, **more)
     return made, {"facts": facts, "readings": [reading._asdict() for reading in readings]}
 
 
@@ -514,7 +521,7 @@ def test_sigterm_while_a_failure_is_recorded_does_not_lose_it(uri):
 
 def test_stages_in_parallel_share_a_new_store_and_one_parent(tmp_path):
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
-    stages = ("distill", "finetune", "evaluate", "fidelity")
+    stages = ("distill", "finetune", "perplexity", "fidelity")
     processes = [start(WRITER, uri, stage) for stage in stages]
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors
@@ -551,7 +558,7 @@ def test_nodes_in_parallel_share_a_server_and_one_parent(server):
     """A server has no lock as a file has, so the rows are made before the first job."""
     mirror.init(server, "mini", [rows.row_of([record()])])
     assert parent(server).info.status == "SCHEDULED"
-    stages = ("distill", "finetune", "evaluate", "fidelity")
+    stages = ("distill", "finetune", "perplexity", "fidelity")
     processes = [start(WRITER, server, stage) for stage in stages]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors
@@ -563,7 +570,7 @@ def test_nodes_in_parallel_share_a_server_and_one_parent(server):
 
 
 def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path):
-    run_stage(server, tmp_path / "first", EVALUATION, stage="evaluate", scale="smoke")
+    run_measure(server, tmp_path / "first", "perplexity", scale="smoke")
     write_folder(tmp_path / "results", record(stage="distill", scale="smoke"), {})
 
     def relinear(*args: str) -> str:
@@ -573,7 +580,7 @@ def test_the_commands_use_the_server_that_the_environment_names(server, tmp_path
 
     relinear("init", "--scale", "smoke")
     assert relinear("rebuild") == "1 runs restored\n"
-    assert sorted(r.info.run_name for r in runs(server, scale="smoke")) == ["lizard", "lizard/distill", "lizard/evaluate"]
+    assert sorted(r.info.run_name for r in runs(server, scale="smoke")) == ["lizard", "lizard/distill", "lizard/perplexity"]
     assert {"run.json", "metrics.json"} <= {f.path for f in client(server).list_artifacts(child_of(server, "distill").info.run_id)}
     assert server in relinear("ui")
     assert not list(tmp_path.rglob("mlflow.db*")), "a store beside the server's"
@@ -759,11 +766,11 @@ def second(tmp_path, empty_store) -> str:
 def test_a_rebuilt_store_equals_the_first(uri, second, tmp_path):
     results = tmp_path / "results"
     run_stage(uri, results, {"loss": 0.5, "mse_per_head": [[0.1]]})
-    run_stage(uri, results, EVALUATION, stage="evaluate")
-    run_stage(uri, results, {"parameters": 7}, stage="teacher", run="teacher")
+    run_measure(uri, results, "perplexity")
+    run_stage(uri, results, {"parameters": 7}, stage="model", run="tiny")
     assert mirror.rebuild(second, results) == 3
     assert contents(second) == contents(uri)
-    for stage in ("distill", "evaluate"):
+    for stage in ("distill", "perplexity"):
         again, first = child(second, stage), child(uri, stage)
         assert abs(again.info.start_time - first.info.start_time) < 5000
         assert again.info.end_time - again.info.start_time == 100
@@ -814,7 +821,7 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     """This also holds for a copy of one's own runs that lies among them."""
     own = tmp_path / "results"
     run_stage(uri, own, {"loss": 0.5})
-    run_stage(uri, own, EVALUATION, stage="evaluate")
+    run_measure(uri, own, "perplexity")
     before = contents(uri)
     theirs = shutil.copytree(own / "mini", own / "a" / "mini")
     (theirs / mirror.MANIFEST).write_text("{}")

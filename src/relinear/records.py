@@ -10,7 +10,7 @@ from typing import Any
 from relinear.errors import UserError
 from relinear.files import sha256
 
-SCHEMAS = (1, 2)  # the schemas of run.json: 1 had one evaluation a run, 2 has a folder a measurement
+SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
 
@@ -25,8 +25,8 @@ def read(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    if record.get("schema") not in SCHEMAS:
-        raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {' and '.join(map(str, SCHEMAS))}")
+    if record.get("schema") != SCHEMA:
+        raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
     if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
         raise BrokenError(f"{path} lacks {', '.join(lacking)}")
     for kind, part in (("artefacts", "sha256"), ("parents", "path"), ("parents", "key")):
@@ -45,6 +45,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
     return found
+
+
+def place(folder: Path | str) -> Path:
+    """The place of a stage's folder within its results: `runs/<run>/<stage>`, or `models/<name>`, `text/<name>` and so on.
+
+    A record's `parents` have paths on the machine that made it. Below the results as they lie now, a parent is at this place.
+    """
+    parts = Path(folder).parts
+    return Path(*parts[-3:]) if parts[-3:-2] == ("runs",) else Path(*parts[-2:])
 
 
 def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:

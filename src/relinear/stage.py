@@ -177,8 +177,8 @@ def _agree(started: bool | None = None) -> bool | None:
 def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callable, progress: dict) -> None:
     started = datetime.datetime.now(datetime.UTC)
     record = {
-        "schema": 2, "scale": plan.scale, "root": plan.root.name, "run": node.name, "stage": node.part or node.stage, "measure": node.part,
-        "key": key, "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node),
+        "schema": records.SCHEMA, "scale": plan.scale, "root": plan.root.name, "run": node.name, "stage": node.part or node.stage,
+        "measure": node.part, "key": key, "config": job.settings, "config_hash": digest(job.settings), "code_hash": plan.code(node),
         "kernels": kernel_hashes(plan.modules(node)), "parents": parents, "artefacts": {}, "datasets": _datasets(plan, node, job),
         "git": git_state(), "versions": versions(), "lock": lock_hash(), "hardware": job.hardware, "seed": job.seed, "tokens": 0,
         "started": started.isoformat(timespec="seconds"), "wall_seconds": 0.0, "peak_rss_bytes": 0,

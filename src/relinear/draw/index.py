@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from relinear import records
 from relinear.draw.claims import Verdict
 from relinear.draw.render import markdown, write_text
-from relinear.draw.schema1 import STAGES
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
 from relinear.plan.specs import Artefact, Paper, available, papers
@@ -84,11 +84,11 @@ def _device_of(file: str, reference: Path) -> str:
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     """The minutes of all stages behind an artefact, and their device, in the first folder in which all its measurements are committed."""
     for scale in _folders(reference) if artefact.reads() else ():
-        folders = [_measurement(reference / scale / "runs" / run, measure) for run, measure in artefact.reads(scale)]
-        if all(folders):
-            records = _records([folder for folder in folders if folder], reference / scale)
-            devices = {record.get("hardware", {}).get("device", "cpu") for record in records}
-            return f"{sum(record['wall_seconds'] for record in records) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
+        folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
+        if all((folder / "run.json").is_file() for folder in folders):
+            behind = _records(folders, reference / scale)
+            devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}
+            return f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
     return NOT_MEASURED, ""
 
 
@@ -104,12 +104,6 @@ def _folders(reference: Path) -> list[str]:
     return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)
 
 
-def _measurement(run: Path, measure: str) -> Path | None:
-    """The folder of a committed measurement: its own, or that of the stage that schema 1 had it in."""
-    stage = STAGES.get(measure, (measure,))[0]
-    return next((run / name for name in (measure, stage) if (run / name / "run.json").is_file()), None)
-
-
 def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
     """The records in these folders and those of all their parents, each once."""
     found: dict[Path, dict[str, Any]] = {}
@@ -120,15 +114,14 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
         if folder in found or not file.is_file():
             continue
         found[folder] = json.loads(file.read_text(encoding="utf-8"))
-        # A parent's path is that of the machine that made it: results/<scale>/...
-        waiting += [scale.joinpath(*Path(p["path"]).parts[2:]) for p in found[folder]["parents"].values()]
+        waiting += [scale / records.place(parent["path"]) for parent in found[folder]["parents"].values()]
     return list(found.values())
 
 
 def _status(artefact: Artefact, reference: Path) -> str:
     """The status of an artefact: the verdicts on its claims, or that it is drawn, or that it is not committed."""
-    for where, stem in _committed(artefact, reference):
-        place, claims = where.relative_to(reference).parts[0], where.parent / f"{stem}claims.csv"
+    for where in _committed(artefact, reference):
+        place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
         if artefact.spec.claims and claims.is_file():
             found = Counter(row["verdict"] for row in csv.DictReader(claims.read_text(encoding="utf-8").splitlines()))
             counts = [f"{found[verdict]} {verdict.removesuffix(' at this scale')}" for verdict in get_args(Verdict) if found[verdict]]
@@ -138,14 +131,11 @@ def _status(artefact: Artefact, reference: Path) -> str:
     return "not drawn yet"
 
 
-def _committed(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
-    """The places where an artefact's files may lie, without suffix, and the name of its claims file before `claims.csv`."""
-    for folder in dict.fromkeys(Path(file).parent.name for file in artefact.files()):  # of a benchmark
-        yield reference / folder / artefact.paper / artefact.stem, f"{artefact.stem}."
-    for scale in reversed(_folders(reference)):
-        yield reference / scale / artefact.paper / artefact.stem, f"{artefact.stem}."
-        if artefact.paper == "comparison" and (reference / scale / f"{artefact.stem}.csv").is_file():  # from before this paper had a folder
-            yield reference / scale / artefact.stem, ""
+def _committed(artefact: Artefact, reference: Path) -> Iterator[Path]:
+    """The places where an artefact's files may lie, without suffix."""
+    benchmarks = dict.fromkeys(Path(file).parent.name for file in artefact.files())
+    for folder in (*benchmarks, *reversed(_folders(reference))):
+        yield reference / folder / artefact.paper / artefact.stem
 
 
 def main() -> None:

@@ -382,18 +382,6 @@ def growth(reference: Path) -> str:
     return markdown(["Run", "time of a token, last over second tenth", "growth of the process", "growth of the state", "prefill, 16k over 8k"], found)
 
 
-def shared(reference: Path) -> str:
-    """Perplexity at `mini` of states of query heads beside states of key heads."""
-    rows = []
-    for run in ("lolcats_linear", "lolcats_window", "lizard"):
-        cells = []
-        for name in (run, f"{run}_shared"):
-            found = json.loads((reference / f"mini/runs/{name}/evaluate/metrics.json").read_text(encoding="utf-8"))["perplexity"]
-            cells.append(f"{found['value']:.2f} ± {found['stderr']:.2f}")
-        rows.append([label(run), *cells])
-    return markdown(["Run", "a state for each query head", "a state for each key head"], rows)
-
-
 def training(reference: Path) -> str:
     """Tokens per second of training SmolLM2-135M's shape on one GPU, at two lengths."""
     speeds: dict[tuple[str, str], str] = {}
@@ -447,7 +435,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     ),  # fmt: skip
     "docs/running.md": (training,),
     "docs/models.md": (parity,),
-    "docs/efficiency.md": (generating, shared, inputs, growth),
+    "docs/efficiency.md": (generating, inputs, growth),
     "docs/kernels.md": (fastest_peers, decoding_steps, peers, others, lengths, reading),
 }
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from relinear import records, stages
 from relinear.draw import About, Measurements, make
 from relinear.draw.render import paint
-from relinear.draw.schema1 import STAGES, load_schema1
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
@@ -168,17 +167,8 @@ def _base(run: str) -> str:
 
 
 def measured_in(run: Path, measure: str) -> Measured | None:
-    """The measurement in a run's folder, of either schema; None where it was not measured.
+    """The measurement in a run's folder; None where it was not measured.
 
     Raises BrokenError for one whose record cannot be believed.
     """
-    record = run / measure / "run.json"
-    if (found := records.believed(record.parent)) is not None and found["schema"] > 1:
-        return load(record.parent)
-    if measure not in STAGES:
-        return None
-    records.believed(run / STAGES[measure][0])
-    try:
-        return load_schema1(run, measure)
-    except FileNotFoundError:
-        return None
+    return load(run / measure) if records.believed(run / measure) is not None else None

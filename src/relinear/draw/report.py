@@ -59,8 +59,8 @@ def _page(name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefa
         if "md" not in artefact.suffixes:  # a table has them itself
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
-        places = list(places_of(artefact, root / "results/reference"))
-        parts += [part for place, stem in places for part in _place(artefact, place, stem, root, link)] or ["Not run yet."]
+        places = places_of(artefact, root / "results/reference")
+        parts += [part for place in places for part in _place(artefact, place, root, link)] or ["Not run yet."]
     if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:
         parts += ["## Not in the suite", f"{', '.join(missing)}."]
     return "\n\n".join(filter(None, parts)) + "\n", links
@@ -99,7 +99,7 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     reference, rows = root / "results/reference", []
     of: dict[Path, Artefact] = {}  # a claims file -> what it judges
     for artefact in artefacts:
-        paths = [place.parent / f"{stem}claims.csv" for place, stem in places_of(artefact, reference)]
+        paths = [place.with_name(f"{place.name}.claims.csv") for place in places_of(artefact, reference)]
         of |= {path: artefact for path in paths if path.is_file()}
     for (claim, paper, source, *result), paths in results_of(of).items():
         if name in (paper, *(of[path].paper for path in paths)):
@@ -118,18 +118,18 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     return ["## Claims", said, markdown(CLAIMS, [[cell.replace("|", "\\|") for cell in row] for row in rows], align="left")]
 
 
-def places_of(artefact: Artefact, reference: Path) -> Iterator[tuple[Path, str]]:
-    """The places where an artefact is committed, without suffix, and the name of its claims file before `claims.csv`."""
-    for place, stem in dict.fromkeys(_committed(artefact, reference)):
+def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
+    """The places where an artefact is committed, without suffix."""
+    for place in dict.fromkeys(_committed(artefact, reference)):
         if any(place.with_name(f"{place.name}.{suffix}").is_file() for suffix in SHOWN):
-            yield place, stem
+            yield place
 
 
-def _place(artefact: Artefact, place: Path, stem: str, root: Path, link: Link) -> Iterator[str]:
+def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[str]:
     """The committed results of one folder: the picture or the table, and the files."""
     folder = place.relative_to(root / "results/reference").parts[0]
     yield f"### In `{folder}`"
-    files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)} | {"claims.csv": place.parent / f"{stem}claims.csv"}
+    files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
     told = json.loads(files["provenance.json"].read_text(encoding="utf-8")) if files["provenance.json"].is_file() else {}
     scale = root / "results/reference" / folder
     records = {row: {column: _records(origin, scale) for column, origin in cells.items()} for row, cells in told.get("cells", {}).items()}

@@ -62,8 +62,8 @@ def _made(method: str, options: Mapping[str, Any]) -> str:
 
 
 def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """A training step as a row. Schema 1 had a recipe under its step's name."""
-    recipe = record["config"].get("recipe") or record["config"].get(record["stage"], {})
+    """A training step as a row."""
+    recipe = record["config"].get("recipe", {})
     data = ", ".join(dict.fromkeys(entry["name"] for entry in record["datasets"]))
     commit = str((record.get("git") or {}).get("commit"))[:7]
     return [folder.name, f"{record['tokens']:,}", str(recipe.get("lr", "")), data, f"`{commit}`"]

@@ -74,12 +74,9 @@ def _with_parents(run: Path) -> dict[Path, Step]:
 
 def _parent(scale: Path, parent: dict[str, str]) -> tuple[Path, dict[str, Any]] | None:
     """A parent's folder and record, below the scale's folder as it lies now; None where that is not there or is another by now."""
-    parts = Path(parent["path"]).parts
-    for length in (3, 2, 1):
-        folder = scale.joinpath(*parts[-length:])
-        if (record := records.believed(folder)) and record["key"] == parent["key"]:
-            return folder, record
-    return None
+    folder = scale / records.place(parent["path"])
+    record = records.believed(folder)
+    return (folder, record) if record and record["key"] == parent["key"] else None
 
 
 def _add(crate: ROCrate, name: str, folder: Path, step: Step, results: dict[Path, Any]) -> None:

@@ -82,11 +82,11 @@ def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
     """
     folders = [chain.model, *chain.steps, *(path.parent for path in sorted(run.glob("*/run.json")))]
     read = {folder: record for folder in folders if (record := records.read(folder))}
-    names = {folder: f"{folder.parent.name}/{folder.name}" for folder in read}
+    places = {records.place(folder): folder for folder in read}
     committed = (run.parents[1] / MANIFEST).is_file()
     for own, record in read.items():
         for role, parent in record["parents"].items():
-            made = next((folder for folder, name in names.items() if parent["path"].endswith(f"/{name}")), None)  # the scale's may have moved
+            made = places.get(records.place(parent["path"]))
             if made is not None and parent["key"] != read[made]["key"]:
                 raise UserError(f"{own} was made from another {role} than {made}; {again(record)}")
         for name in () if committed else record["artefacts"]:

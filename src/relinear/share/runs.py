@@ -76,17 +76,16 @@ def _told(run: Path) -> tuple[str, list[Link]]:
 
 
 def _chain(run: Path, name: str, record: dict[str, Any]) -> tuple[str, list[Link]]:
-    config, parents, newer = record["config"], {role: Path(parent["path"]) for role, parent in record["parents"].items()}, record["schema"] > 1
-    model = parents["model" if newer else "teacher"]
-    scale = model.parents[1 if newer else 0]  # by its name and place at that time
+    parents = {role: Path(parent["path"]) for role, parent in record["parents"].items()}
+    scale = parents["model"].parents[1]  # by its name and place at that time
     below = {role: path.relative_to(scale) for role, path in parents.items()}
     if any(".." in path.parts for path in below.values()):
         raise ValueError("a parent that lies elsewhere")
-    told = config["links"] if newer else [{**config, "steps": [step for step in ("distill", "finetune") if step in below]}]
+    told = record["config"]["links"]
     links = [Link(str(x["method"]), dict(x["options"]), tuple(run.parents[1] / below[role] for role in x["steps"])) for x in told]
-    if not record["measure"] if newer else record["stage"] in ("distill", "finetune"):
+    if not record["measure"]:
         links[-1] = links[-1]._replace(steps=(*links[-1].steps, run / name))
-    return below["model" if newer else "teacher"].as_posix(), links
+    return below["model"].as_posix(), links
 
 
 def _changed(scale: Path) -> dict[Path, tuple[str, str]] | None:
@@ -136,7 +135,7 @@ def _named(record: dict[str, Any]) -> list[str]:
 def _leaves(record: dict[str, Any]) -> Iterator[str]:
     """The files that a training step of this kind always leaves."""
     yield from LEAVES.get(record["stage"], ())
-    recipe = record["config"].get("recipe", record["config"].get("finetune"))
+    recipe = record["config"].get("recipe")
     if record["stage"] == "finetune" and isinstance(recipe, dict):
         yield from FINETUNED.get(recipe.get("kind"), ())
 
@@ -187,8 +186,8 @@ def _model(scale: Path, name: str) -> Path:
         raise UserError(f"the runs of {scale} have lost their model: {own} is not there")
     made = own
     if (scale / MANIFEST).is_file():
-        home, model = _home(scale), record["run"] if record["schema"] > 1 else record["config"].get("teacher", {}).get("asset")
-        made = scale.parents[1] / home / "models" / str(model)
+        home, model = _home(scale), record["run"]
+        made = scale.parents[1] / home / "models" / model
         theirs, record = record, records.read(made)
         if record is None:
             raise UserError(f"the model of {scale} is not in {made}; `relinear model {model} {_options(home)}` makes it")

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from relinear import attention, stages
-from relinear.draw.schema1 import HELD_OUT, TASKS
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.options import option_defaults, option_names
@@ -83,7 +82,7 @@ def row_of(records: Iterable[Mapping[str, Any]]) -> Row:
         return Row(name, "", {}, {KIND: INPUTS, "scale": last["scale"]}, INPUTS_NOTE)
     base, tags = SEED.sub("", name), last["tags"]
     params: dict[str, Any] = {}
-    for record in sorted(records, key=lambda r: not (r.get("measure") or compares(r))):  # facts from trainings go before facts from measurements
+    for record in sorted(records, key=lambda r: not r.get("measure")):  # facts from trainings go before facts from measurements
         params |= _parameters(record)
     shown = {tag: tags[tag] for tag in SHOWN if tag in tags}
     shown |= {KIND: "row" if base == name else "seed", "base_run": base, "seed": str(params["seed"])}
@@ -105,8 +104,8 @@ def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
     found |= {f"options.{name}": value for name, value in options.items()}
     if method != "softmax":  # a method without a window or gates has neither; softmax attention sees everything
         found |= {name: options.get(name, none) for name, none in (("window", 0), ("gate", "none")) if name in options or name not in names}
-    recipe = config.get("recipe") or config.get(stage)
-    if record.get("measure") or compares(record):
+    recipe = config.get("recipe")
+    if record.get("measure"):
         trained = [role.rpartition("/")[2] for role in record.get("parents", {"finetune": ...})]
         return found | ({"rank": 0} if "finetune" not in trained and not config.get("before") else {})
     if isinstance(recipe, dict) and "lr" in recipe:
@@ -197,7 +196,7 @@ def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any],
 
 
 def label(row: str, run: str, stage: str) -> str:
-    """The name of a stage's run beside its row: `distill`; `lizard/distill` beside another; `teacher` of a stage that makes the teacher."""
+    """The name of a stage's run beside its row: `distill`; `lizard/distill` beside another; `recall` of data named after their stage."""
     return stage if run in (row, stage) else f"{run}/{stage}"
 
 
@@ -275,30 +274,15 @@ def means(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def numbers_of(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A stage's metrics.json, its readings and facts under the names of tables' columns; the rest as it is."""
-    if "readings" in metrics:
-        facts = metrics.get("facts", {})
-        known = {name: facts[name] for name in ("trainable_params", "collapsed") if facts.get(name) is not None}
-        known |= {f"{step}_tokens": n for step, n in facts.get("tokens", {}).items()}
-        return known | name_readings(record["measure"], (Reading(**reading) for reading in metrics["readings"]))
-    if record["stage"] not in ("evaluate", "fidelity"):
+    """A stage's metrics.json: of a measurement its readings and facts under the names of tables' columns, of another stage as it is."""
+    if "readings" not in metrics:
         return dict(metrics)
-    return {k: v for k, v in metrics.items() if k not in ("perplexity", "tasks", "mse", "kl")} | _schema1(record["stage"], metrics)
-
-
-def _schema1(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of schema 1, where one stage `evaluate` has all of them and `fidelity` those before finetuning."""
-    found, p = {}, metrics.get("perplexity")
-    if p:
-        of = "perplexity" if stage == "evaluate" else "perplexity_before"
-        found |= name_readings(of, [Reading("perplexity", HELD_OUT, {}, p["value"], p.get("stderr"), p.get("tokens"))])
-    for measure, tasks in TASKS.items():
-        scores = [(task, name, metrics.get("tasks", {}).get(task, {})) for task in tasks for name in ("acc", "acc_norm")]
-        readings = [Reading(name, task, {}, s[name], s.get(f"{name}_stderr"), s.get("n")) for task, name, s in scores if name in s]
-        found |= name_readings(measure, readings)
-    return found | name_readings("fidelity", [Reading(name, "attention", {}, metrics[name], None, None) for name in ("mse", "kl") if name in metrics])
+    facts = metrics.get("facts", {})
+    known = {name: facts[name] for name in ("trainable_params", "collapsed") if facts.get(name) is not None}
+    known |= {f"{step}_tokens": n for step, n in facts.get("tokens", {}).items()}
+    return known | name_readings(record["measure"], (Reading(**reading) for reading in metrics["readings"]))
 
 
 def compares(record: Mapping[str, Any]) -> bool:
-    """Whether a stage measures its row: a measurement, or `evaluate` and `fidelity` of schema 1."""
-    return record.get("measure", "") not in ("", GATE) or record["stage"] in ("evaluate", "fidelity")
+    """Whether a stage measures what its row is compared by, which the gate does not."""
+    return record.get("measure", "") not in ("", GATE)

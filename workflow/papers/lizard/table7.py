@@ -32,10 +32,9 @@ def _record(folder: Path) -> dict | None:
 
 
 def _ours(distill: dict, finetune: dict) -> dict:
-    """The settings in the records of both steps, by the names of the spec. Schema 1 had a recipe under its step's name."""
+    """The settings in the records of both steps, by the names of the spec."""
     config, hardware = finetune["config"], finetune["hardware"]
-    recipes = {step: record["config"].get("recipe") or record["config"][step] for step, record in (("distill", distill), ("finetune", finetune))}
-    recipe, budget = recipes["finetune"], config["budget"]
+    recipe, budget = config["recipe"], config["budget"]
     return {
         "gpus": f"{hardware['processes']} x {gpu}" if (gpu := hardware.get("gpu")) else "none",
         "engine": hardware.get("engine", UNSAID),
@@ -52,7 +51,7 @@ def _ours(distill: dict, finetune: dict) -> dict:
         "clip": recipe["clip"],
         "schedule": UNSAID,
         "distill_tokens": distill["tokens"],
-        "distill_lr": max(recipes["distill"]["lr"], distill["config"]["budget"]["lr_floor"]),
+        "distill_lr": max(distill["config"]["recipe"]["lr"], distill["config"]["budget"]["lr_floor"]),
         "finetune_tokens": finetune["tokens"],
         "finetune_lr": max(recipe["lr"], budget["lr_floor"]),
         "lora_rank": recipe["lora_rank"],
