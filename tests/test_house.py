@@ -2,11 +2,13 @@
 
 import ast
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 
 from relinear import cli, stages
@@ -165,6 +167,22 @@ def test_the_garbage_collector_is_on_while_a_stage_works_and_off_before(monkeypa
     verb = cli.planned(lambda plan: cli.run(plan, Node("asset", "brown"), threads=None, gpus=None))
     verb(**{name: default for name, (_, default) in cli.PLAN.items()})
     assert seen == [False, True] and gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "threads"),
+    [({"OMP_NUM_THREADS": "3"}, None, 3), ({"OMP_NUM_THREADS": "3"}, 1, 1), ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "1"}, None, 0)],
+    ids=["the variable", "the option before it", "torchrun's own"],
+)
+def test_a_verb_by_itself_computes_with_the_cores_that_it_was_granted(monkeypatch, environment, asked, threads):
+    """Verbs side by side on one machine, each with all cores, slow each other down several times over. 0: all cores."""
+    seen = []
+    monkeypatch.setattr("relinear.stage.run_stage", lambda plan, node, work: seen.append(torch.get_num_threads()))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    verb = cli.planned(lambda plan: cli.run(plan, Node("model", "tiny"), threads=asked, gpus=None))
+    verb(**{name: default for name, (_, default) in cli.PLAN.items()} | {"scale": "smoke"})
+    assert seen == [threads or len(os.sched_getaffinity(0))]
 
 
 FAULTS = """

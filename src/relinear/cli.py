@@ -79,7 +79,7 @@ PLAN = {
 }
 Seed = Annotated[int | None, typer.Option(help="Seed of what is sampled, 0 if not given; the likeliest text needs none.")]
 Results = Annotated[Path, typer.Option(callback=_folder, help="Folder that all scales write under.")]
-Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Cores to compute with; all if not given.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=os.cpu_count(), help="Cores to compute with. Default: OMP_NUM_THREADS, else all.")]
 Gpus = Annotated[int | None, typer.Option(min=0, help=f"GPUs to spread {SPREAD} over, by torchrun; the scale's if not given.")]
 
 
@@ -117,6 +117,12 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
+def granted() -> int | None:
+    """The cores that OMP_NUM_THREADS grants this process; None where it says nothing, as in a process of torchrun, which sets it to 1 by itself."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and "LOCAL_WORLD_SIZE" not in os.environ else None
+
+
 def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     """Run one node in this process, or in as many as it is spread over."""
     stage = stages.stage(node.stage)
@@ -138,7 +144,7 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
         print(f"{node}: {run_stage(plan, node, work)}")
         return
     hardware, distributed = (importlib.import_module(f"relinear.machine.{name}") for name in ("hardware", "distributed"))
-    hardware.set_threads(threads)
+    hardware.set_threads(threads or granted())
     if wanted == "cpu":
         importlib.import_module("relinear.machine.memory").keep_freed()
     with distributed.joined(hardware.device_of(wanted)):
@@ -302,7 +308,7 @@ def generate(
     """Continue a prompt, as the text comes; then tokens/s of prefill and of decoding, and the bytes of the model's state."""
     text = sys.stdin.read() if prompt == "-" else prompt
     generation = importlib.import_module("relinear.share.generate")  # torch; not needed to print a help text
-    importlib.import_module("relinear.machine.hardware").set_threads(threads)
+    importlib.import_module("relinear.machine.hardware").set_threads(threads or granted())
     speed = generation.generate(
         folder, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, dtype=dtype, device=device
     )  # fmt: skip
