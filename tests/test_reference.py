@@ -112,6 +112,34 @@ def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
         reference.verify(tmp_path / "out")
 
 
+def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_path):
+    """What the slice lacks stays as it was, the weights of the committed table's rows among it; of a stage in both, the slice's alone is kept."""
+    out, part = tmp_path / "out", tmp_path / "part/tiny"
+    reference.export(results, out)
+    before = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    for stage, text in {"runs/supra/finetune": "s", "text/toy": '{"anew": 1}'}.items():
+        (part / stage).mkdir(parents=True)
+        (part / stage / "metrics.json").write_text(text)
+        (part / stage / "method.safetensors").write_text("m")
+        artefacts = {name: {"sha256": sha256(part / stage / name)} for name in ("metrics.json", "method.safetensors")}
+        (part / stage / "run.json").write_text(json.dumps({**RECORD, "artefacts": artefacts}))
+    sizes = reference.export(part, out, add=True)
+    after = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    reference.verify(out)
+    assert after.keys() == before.keys() | {"runs/supra/finetune/run.json", "runs/supra/finetune/metrics.json"}  # supra is no row of the table
+    assert {name for name in before if after[name] != before[name]} == {"text/toy/run.json", "text/toy/metrics.json", "reference.json"}
+    was, now = (json.loads(files["reference.json"]) for files in (before, after))
+    assert now["changed"] == was["changed"] and now["left_out_bytes"].keys() > was["left_out_bytes"].keys()
+    assert sizes["runs/lizard"] == sum(len(text) for name, text in before.items() if name.startswith("runs/lizard/"))
+    with pytest.raises(UserError, match="has no reference.json of an earlier export to add to"):
+        reference.export(part, tmp_path / "none", add=True)
+    with pytest.raises(UserError, match="is an export of scale 'tiny', and .*other is of 'other'"):
+        reference.export(part.rename(tmp_path / "other"), out, add=True)
+    (out / "text/toy/metrics.json").write_text("y")
+    with pytest.raises(UserError, match="metrics.json is not what `relinear track export` wrote"):
+        reference.export(results, out, add=True)
+
+
 def changed(out: Path) -> dict[str, dict]:
     return json.loads((out / "reference.json").read_text())["changed"]
 

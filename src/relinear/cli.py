@@ -355,6 +355,7 @@ def track_export(
         Path, typer.Argument(callback=_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
     ],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
+    add: Annotated[bool, typer.Option("--add", help="Keep what an earlier export of this scale has; what is in both is the new.")] = False,
 ) -> None:
     """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
 
@@ -363,7 +364,7 @@ def track_export(
     """
     from relinear.tracking.committed import export
 
-    sizes = export(scale_results, out, weights=weights)
+    sizes = export(scale_results, out, weights=weights, add=add)
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")

@@ -29,6 +29,7 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import PACKED as ITEMS
 from relinear.plan.items import read_items as read_items
 
+HEADLINE = "comparison/table2.csv"
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
 LINES = 250  # lines of a curve, besides its last
 PARTS_EVERY = 10  # every tenth of these lines, and the last, has the parts of a loss (by layer)
@@ -43,24 +44,31 @@ RENDERED = {".csv", ".md", ".png", ".pdf"}
 Change = tuple[str, str, Callable[[Path, Path], None]]  # name of the file that is written, how it differs, what writes it
 
 
-def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dict[str, int]:
+def export(results: Path | str, out: Path | str, *, weights: bool = True, add: bool = False) -> dict[str, int]:
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
     With `weights` the rows of table2.csv, or all runs without that table, keep adapters, methods' parameters, and scores and targets of their
-    items. An `out` that an earlier export made is replaced.
+    items. An `out` that an earlier export made is replaced. With `add` it keeps what it has, the table whose rows keep weights among it; stages,
+    tables and figures that are in both are those of `results`.
 
-    Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, and
-    more than `LARGEST` bytes.
+    Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
+    of another scale or was changed since, where it is to be added to, and more than `LARGEST` bytes.
     """
     results, out = Path(results), Path(out)
     if not any(results.glob("runs/*/*/run.json")):
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    rows = _rows(results) if weights else set()
+    before = _before(results, out) if add else {"files": {}, "changed": {}, "left_out_bytes": {}}
+    rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
     kept = dict(sorted(_kept(results, rows)))
-    changed = {}
+    made = {path.relative_to(results).as_posix() for path in _stages(results)}
+    older = [name for name in before["files"] if name not in kept and not made & {p.as_posix() for p in Path(name).parents}]
+    changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
+        for name in older:
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(out / name, scratch / name)
         for name, source in kept.items():
             to = scratch / name
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +87,21 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True) -> dic
             largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
             raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
         left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
-        hashes = {name: sha256(scratch / name) for name in files}
-        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, "changed": changed, "left_out_bytes": left})
+        hashes = {name: sha256(scratch / name) for name in sorted(files)}
+        about = {"changed": dict(sorted(changed.items())), "left_out_bytes": dict(sorted({**before["left_out_bytes"], **left}.items()))}
+        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, **about})
     return sizes
+
+
+def _before(results: Path, out: Path) -> dict[str, Any]:
+    """What an earlier export of this scale into `out` says of itself. Raises UserError where there is none, or its files are other than it wrote."""
+    if not (out / MANIFEST).is_file():
+        raise UserError(f"{out} has no {MANIFEST} of an earlier export to add to; export without --add first")
+    verify(out)
+    before = json.loads((out / MANIFEST).read_text())
+    if before["scale"] != results.name:
+        raise UserError(f"{out} is an export of scale {before['scale']!r}, and {results} is of {results.name!r}; give another folder")
+    return before
 
 
 def _files(results: Path) -> Iterator[Path]:
@@ -92,9 +112,14 @@ def _files(results: Path) -> Iterator[Path]:
             yield path
 
 
+def _stages(results: Path) -> Iterator[Path]:
+    """The folders of finished stages."""
+    return (path.parent for path in _files(results) if path.name == "run.json")
+
+
 def _rows(results: Path) -> set[str]:
     """The runs that the headline table shows; all where there is no table."""
-    table = results / "comparison" / "table2.csv"
+    table = results / HEADLINE
     if not table.is_file():
         return {path.name for path in results.glob("runs/*")}
     with table.open() as file:
@@ -103,7 +128,7 @@ def _rows(results: Path) -> set[str]:
 
 def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that an export has, by their names in `results`: with the weights of these runs."""
-    stages = {path.parent: records.read(path.parent) for path in _files(results) if path.name == "run.json"}
+    stages = {folder: records.read(folder) for folder in _stages(results)}
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
         if stage is None:
