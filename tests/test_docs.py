@@ -535,6 +535,14 @@ def softmax_layers() -> list[str]:
     last, every = (f"{float(rows[f'lizard_softmax_{which}']['kv_16_far']):.1f}" for which in ("last", "0.5"))
     rates = ("supra", "supra_lr0.001", "supra_lr0.001_decay0.1")
     own, larger, decayed = (reading(f"smollm2/runs/{run}/perplexity", "perplexity")[""] for run in rates)
+    both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
+    twice, once = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001"))
+    with (REFERENCE / "smollm2/comparison/notransfer.claims.csv").open() as file:
+        gains = {row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"]) for row in csv.DictReader(file)}
+    [elu], [relu] = (
+        gains[f"Transfer lowers the perplexity of {feature} and tokens alike"] for feature in ("1 + ELU, maps at 1e-2", "ReLU, maps at 1e-3")
+    )
+    slow, fast = (float(committed("smollm2/comparison/notransfer.csv")[f"lolcats_elu_notransfer{rate}"]["ppl"]) for rate in ("", "_lr0.01"))
     turned, plain = (reading(f"smollm2_quarter/runs/{run}/ppl_novels", "perplexity")["1024-2048"] for run in ("lizard_linear_rope", "lizard"))
     return [
         f"Lizard finds {none} % of the pairs 256 tokens back,"
@@ -542,6 +550,10 @@ def softmax_layers() -> list[str]:
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
         f"SUPRA ends at {own:.1f} by its own rate and at {larger:.1f} by 1e-3, with weight decay at {decayed:.1f}.",
+        f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f},",
+        f"other sources at {twice:.1f} where it was {once:.1f}.",
+        f"by {elu} for 1 + ELU at 1e-2, and by {relu} for ReLU at 1e-3.",
+        f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
     ]
 
 
@@ -686,6 +698,9 @@ def test_what_is_said_of_transfer_at_the_maps_own_rate_is_so():
     for name in ("elu", "relu"):
         assert float(rows[f"lolcats_{name}_notransfer_lr0.01"]["ppl"]) < float(rows[f"lolcats_{name}"]["ppl"])
     assert float(rows["lolcats_exp_notransfer_lr0.01"]["ppl"]) > float(rows["lolcats_exp"]["ppl"])
+    with (REFERENCE / "smollm2/comparison/notransfer.claims.csv").open() as file:
+        verdicts = [row["verdict"] for row in csv.DictReader(file)]
+    assert verdicts.count("reproduced") == 3 and "contradicted" not in verdicts
 
 
 def test_what_is_said_of_rates_recipes_and_doses_is_so():

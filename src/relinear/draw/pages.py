@@ -182,7 +182,7 @@ def second_teacher(reference: Path) -> str:
 
 def alike(reference: Path) -> str:
     """LoLCATs' transfer beside maps that are trained with the adapter, at their own rates and on as many tokens."""
-    [table] = drawn(reference / "notransfer_smollm2_quarter/comparison/notransfer.md")
+    [table] = drawn(reference / "smollm2/comparison/notransfer.md")
     shown = ("Feature map", "Transfer", "Rate of the maps", "Tokens", "Perplexity")
     return markdown(list(shown), [[row[column] for column in shown] for row in table])
 
