@@ -27,7 +27,7 @@ from relinear.tracking.finished import Finished
 from relinear.tracking.store import StoreError
 from relinear.tracking.ui import links
 
-SOURCE = str(Path(live.__file__).parents[1])
+SOURCE = str(Path(live.__file__).parents[2])
 HISTORY = [{"step": step, "time": 1.7e9 + step, "loss": 2.0 / step, "layer_loss": [0.5, 0.25 / step]} for step in (1, 2, 3)]
 HISTORY_END = 1.7e12 + 4000
 READINGS = {  # measure -> what it reads
