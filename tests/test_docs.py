@@ -536,7 +536,8 @@ def softmax_layers() -> list[str]:
     rates = ("supra", "supra_lr0.001", "supra_lr0.001_decay0.1")
     own, larger, decayed = (reading(f"smollm2/runs/{run}/perplexity", "perplexity")[""] for run in rates)
     both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
-    twice, once = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001"))
+    mixed = ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001", "supra_epochs4")
+    twice, once, slower = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in mixed)
     with (REFERENCE / "smollm2/comparison/notransfer.claims.csv").open() as file:
         gains = {row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"]) for row in csv.DictReader(file)}
     [elu], [relu] = (
@@ -550,8 +551,8 @@ def softmax_layers() -> list[str]:
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
         f"SUPRA ends at {own:.1f} by its own rate and at {larger:.1f} by 1e-3, with weight decay at {decayed:.1f}.",
-        f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f},",
-        f"other sources at {twice:.1f} where it was {once:.1f}.",
+        f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f}.",
+        f"they do, at {twice:.1f}, where the larger rate alone has {once:.1f} and twice the tokens alone {slower:.1f}",
         f"by {elu} for 1 + ELU at 1e-2, and by {relu} for ReLU at 1e-3.",
         f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
     ]

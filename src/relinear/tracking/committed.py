@@ -29,7 +29,7 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import PACKED as ITEMS
 from relinear.plan.items import read_items as read_items
 
-HEADLINE = "comparison/table2.csv"
+HEADLINE = "comparison/table2.csv"  # its rows keep weights
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
 LINES = 250  # lines of a curve, besides its last
 PARTS_EVERY = 10  # every tenth of these lines, and the last, has the parts of a loss (by layer)
@@ -48,8 +48,8 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True, add: b
     """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
 
     With `weights` the rows of table2.csv, or all runs without that table, keep adapters, methods' parameters, and scores and targets of their
-    items. An `out` that an earlier export made is replaced. With `add` it keeps what it has, the table whose rows keep weights among it; stages,
-    tables and figures that are in both are those of `results`.
+    items. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says which runs keep weights.
+    A stage, table or figure that both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
     of another scale or was changed since, where it is to be added to, and more than `LARGEST` bytes.
