@@ -204,7 +204,7 @@ arena = _as_drawn("arena", "lra_smollm2/hedgehog/table6.md")
 summaries = _as_drawn("summaries", "samsum_smollm2/hedgehog/table11.md")
 tasks = _as_drawn("tasks", "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
 search = _as_drawn("search", "search_smollm2/comparison/search.md")
-recipes = _as_drawn("recipes", "long_smollm2_quarter/comparison/recipes.md")
+recipes = _as_drawn("recipes", "smollm2/comparison/recipes.md")
 details = _as_drawn("details", "smollm2_quarter/comparison/details.md", ran="Perplexity")
 
 
