@@ -296,7 +296,7 @@ def results() -> list[str]:
         _, *recipes = [paired.search(row["figures"])[1] for row in csv.DictReader(file)]
     unique = yaml.safe_load((ROOT / "workflow/models.yaml").read_text())["smollm2-135m-instruct"]["unique"]
     return [
-        f"Weight decay lowers its perplexity at its own rate, by {recipes[0]}, and raises it at the larger, by {recipes[1]}.",
+        f"Weight decay raises its perplexity at the larger rate, by {recipes[1]}. At its own rate weight decay lowers it by {recipes[0]},",
         f"Hedgehog's own recipe, all weights at 6e-4, ends above LoRA by {recipes[2]}, and further above it on text of other kinds.",
         f"all sources together hold {count(sum(unique.values()))} of this teacher's.",
         f"Beyond 1024 tokens Lizard's perplexity is {novels['lizard']}, and {float(controls['lizard']['ppl_long_no_linear']):.1f} with",
