@@ -1,6 +1,5 @@
 """README.md and docs/: the site builds, links lead somewhere, tables and numbers are those of committed files, and the files named are there."""
 
-import csv
 import datetime
 import html
 import importlib.util
@@ -22,6 +21,7 @@ from properdocs.exceptions import PluginError
 from relinear.benchmarks import hours
 from relinear.draw import pages, report
 from relinear.draw.costs import read_costs
+from relinear.draw.drawn import rows_of
 from relinear.draw.kernels import read as read_kernels
 from relinear.draw.render import count
 from relinear.errors import UserError
@@ -43,8 +43,7 @@ def prose(page: str) -> str:
 
 def committed(path: str, by: str = "run") -> dict[str, dict[str, str]]:
     """The rows of a committed table, by run or by another column."""
-    with (REFERENCE / path).open() as file:
-        return {row[by]: row for row in csv.DictReader(file)}
+    return {row[by]: row for row in rows_of(REFERENCE / path)}
 
 
 # --- the site ---
@@ -100,7 +99,7 @@ def test_a_browser_shows_the_report_of_a_paper(site, name):
         if artefact.paper == name:
             assert artefact.label in shown["text"] and f"snakemake {artefact.name}" in shown["text"]
     for path in (path for path in report.report(ROOT)[name][1] if path.endswith("claims.csv")):
-        for claim in (claim for claim in csv.DictReader((ROOT / path).read_text().splitlines()) if claim["paper"] == name):
+        for claim in (claim for claim in rows_of(ROOT / path) if claim["paper"] == name):
             assert re.search(rf"\t{claim['verdict']}\t.*{re.escape(' '.join(claim['reason'].split())[:30])}", shown["text"]), claim
 
 
@@ -154,7 +153,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
         alone = {path for path in committed - links if path.split("/")[2] not in ("decoding", "efficiency", "kernels", "parity")}
         assert not alone, "results that no page of a paper shows"
     for path in (path for path in links if path.endswith("claims.csv")):
-        for row in csv.DictReader((ROOT / path).read_text().splitlines()):
+        for row in rows_of(ROOT / path):
             own = found[row["paper"]][0].split("\n## Claims\n")[1].split("\n## ")[0]
             where = re.escape(f"[`{path.split('/')[2]}`](../repository/{path})")
             line = rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*{where}.*\| {row['verdict']} "
@@ -216,7 +215,7 @@ def test_a_result_is_counted_once_wherever_verdicts_are_counted(tmp_path):
     (tmp_path / "verdicts.md").write_text(f"{pages.verdicts(REFERENCE)}\n")
     [table] = pages.drawn(tmp_path / "verdicts.md")
     counts = {row["Claims in `results/reference`"].strip("`"): [int(cell) for cell in list(row.values())[1:]] for row in table}
-    rows = [tuple(row.values()) for path in REFERENCE.rglob("*claims.csv") for row in csv.DictReader(path.read_text().splitlines())]
+    rows = [tuple(row.values()) for path in REFERENCE.rglob("*claims.csv") for row in rows_of(path)]
     assert sum(map(sum, counts.values())) == len(set(rows)) < len(rows)
     claims = report.report(ROOT)["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]
     assert claims.count("| Hedgehog is above Performer, ListOps ") == 1 and "| Hedgehog Table 6, Hedgehog Table 13 " in claims
@@ -270,17 +269,22 @@ def results() -> list[str]:
     novels = {run: f"{float(row['ppl_long']):.1f}" for run, row in controls.items()}
     averages = {run: f"{float(row['avg_no_mmlu']):.1f}" for run, row in controls.items()}
     seeds = {name: [float(row[f"{name}_seed_sd"]) for row in headline.values() if row[f"{name}_seed_sd"]] for name in ("avg_no_mmlu", "ppl")}
-    with (REFERENCE / "smollm2/comparison/table2.claims.csv").open() as file:
-        verdicts = [row["verdict"] for row in csv.DictReader(file)]
+    verdicts = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/table2.claims.csv")]
     reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
-    with (REFERENCE / "smollm2/comparison/controls.claims.csv").open() as file:
-        figures = {row["claim"].split()[0]: row["figures"] for row in csv.DictReader(file) if "on average" in row["claim"]}
+    figures = {
+        row["claim"].split()[0]: row["figures"]
+        for row in rows_of(REFERENCE / "smollm2/comparison/controls.claims.csv")
+        if "on average" in row["claim"]
+    }
     paired = re.compile(r"difference -?(\S+ ± \S+) \(paired\)")
     apart = {run: re.search(r"difference (\S+ ± \S+) \(paired\)", said)[1] for run, said in figures.items()}
     behind: dict[str, dict[str, str]] = {"Lizard": {}, "LoLCATs": {}}  # hybrid -> column -> how far behind the window of its bytes
     for table in ("second", "recall"):
-        with (REFERENCE / f"smollm2/comparison/{table}.claims.csv").open() as file:
-            judged = [row for row in csv.DictReader(file) if "equal bytes" in row["claim"] and "needle" not in row["figures"]]
+        judged = [
+            row
+            for row in rows_of(REFERENCE / f"smollm2/comparison/{table}.claims.csv")
+            if "equal bytes" in row["claim"] and "needle" not in row["figures"]
+        ]
         assert {row["verdict"] for row in judged} == {"contradicted"}
         for row in judged:
             behind[row["claim"].split()[0]][row["figures"].split(":")[0]] = paired.search(row["figures"])[1]
@@ -288,12 +292,10 @@ def results() -> list[str]:
     shares = share_of_parts()
     teacher = yaml.safe_load((ROOT / "workflow/assets.yaml").read_text())["qwen2.5-coder-1.5b-instruct"]
     assert all(words in teacher["attribution"] for words in ("Qwen team, Alibaba Cloud", "quantised to Q4_K_M; repackaged by a third party"))
-    with (REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv").open() as file:
-        maps = [row["verdict"] for row in csv.DictReader(file)].count("contradicted")
+    maps = [row["verdict"] for row in rows_of(REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv")].count("contradicted")
     tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/comparison/table2.md").read_text())[1]
     speeds = decoding()
-    with (REFERENCE / "smollm2/comparison/recipes.claims.csv").open() as file:
-        _, *recipes = [paired.search(row["figures"])[1] for row in csv.DictReader(file)]
+    _, *recipes = [paired.search(row["figures"])[1] for row in rows_of(REFERENCE / "smollm2/comparison/recipes.claims.csv")]
     unique = yaml.safe_load((ROOT / "workflow/models.yaml").read_text())["smollm2-135m-instruct"]["unique"]
     return [
         f"Weight decay raises its perplexity at the larger rate, by {recipes[1]}. At its own rate weight decay lowers it by {recipes[0]},",
@@ -339,8 +341,7 @@ def decoding() -> dict[str, tuple[float, float]]:
 
 def efficiency() -> list[str]:
     speeds = decoding()
-    with (REFERENCE / "efficiency/lolcats/figure2.claims.csv").open() as file:
-        figures = {row["claim"]: row["figures"] for row in csv.DictReader(file)}
+    figures = {row["claim"]: row["figures"] for row in rows_of(REFERENCE / "efficiency/lolcats/figure2.claims.csv")}
     published = {words.split("published ")[1] for words in figures.values() if "times" in words and " to " in words.split("published ")[1]}
     assert "ratio 1.00;" in figures["Memory grows no more than 1.1 times from 512 to 131k generated tokens"]
     assert "ratio 1.00;" in figures["Throughput stays nearly constant up to 131k generated tokens"]
@@ -378,8 +379,11 @@ def kernels() -> list[str]:
     assert {run["gpu"] for run in h100} == {"NVIDIA H100 80GB HBM3"}
     ours = [row for row in read_kernels(REFERENCE / "kernels/peers/bench.csv") if row["provider"] == "relinear" and row["first_call_s"]]
     first = {mode: max(float(row["first_call_s"]) for row in ours if row["mode"] == mode) for mode in ("forward", "forward+backward")}
-    with (REFERENCE / "kernels/peers_h100/bench.csv").open() as file:
-        lengths = [row for row in csv.DictReader(file) if row["provider"] in ("relinear", "SDPA causal") and row["mode"] == "forward"]
+    lengths = [
+        row
+        for row in rows_of(REFERENCE / "kernels/peers_h100/bench.csv")
+        if row["provider"] in ("relinear", "SDPA causal") and row["mode"] == "forward"
+    ]
     forward = {(row["op"], row["H"], int(row["T"])): float(row["ms"]) for row in lengths if (row["H"], row["B"]) in (("32", "16"), ("12", "1"))}
     assert "Triton >= 3.4.0 and < 3.7.1" in (REFERENCE / "kernels/peers/bench.csv").read_text()
     ahead = {}
@@ -528,33 +532,40 @@ def contexts() -> list[str]:
     ]
 
 
+def rates_and_doses() -> list[str]:
+    form = reading("smollm2/runs/lolcats_exp_window/perplexity", "perplexity")[""]
+    both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
+    mixed = ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001", "supra_epochs4")
+    twice, once, slower = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in mixed)
+    gains = {
+        row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"])
+        for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")
+    }
+    [elu], [relu], [exp] = (
+        gains[f"Transfer lowers the perplexity of {feature}, maps at 1e-2 and tokens alike"] for feature in ("1 + ELU", "ReLU", "exp")
+    )
+    slow, fast = (float(committed("smollm2/comparison/notransfer.csv")[f"lolcats_elu_notransfer{rate}"]["ppl"]) for rate in ("", "_lr0.01"))
+    return [
+        f"nor on the papers' tokens, where its perplexity is {form:.2f}",
+        f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f}.",
+        f"they do, at {twice:.1f}, where the larger rate alone has {once:.1f} and twice the tokens alone {slower:.1f}",
+        f"at 1e-2 by {elu} for 1 + ELU, by {relu} for ReLU and by {exp} for exp.",
+        f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
+    ]
+
+
 def softmax_layers() -> list[str]:
     rows = committed("hybrids_smollm2/lizard/table2.csv")
     runs = ("lizard", "lizard_softmax_0.25", "lizard_softmax_0.5", "lizard_softmax_0.75", "teacher_lora_5e-4")
     rows["teacher_lora_5e-4"] = committed("smollm2/lizard/table5.csv")["teacher_lora_5e-4"]
     none, few, half, most, adapted = (f"{float(rows[run]['kv_16_far']):.1f}" for run in runs)
     last, every = (f"{float(rows[f'lizard_softmax_{which}']['kv_16_far']):.1f}" for which in ("last", "0.5"))
-    form = reading("smollm2/runs/lolcats_exp_window/perplexity", "perplexity")[""]
-    both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
-    mixed = ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001", "supra_epochs4")
-    twice, once, slower = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in mixed)
-    with (REFERENCE / "smollm2/comparison/notransfer.claims.csv").open() as file:
-        gains = {row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"]) for row in csv.DictReader(file)}
-    [elu], [relu], [exp] = (
-        gains[f"Transfer lowers the perplexity of {feature}, maps at 1e-2 and tokens alike"] for feature in ("1 + ELU", "ReLU", "exp")
-    )
-    slow, fast = (float(committed("smollm2/comparison/notransfer.csv")[f"lolcats_elu_notransfer{rate}"]["ppl"]) for rate in ("", "_lr0.01"))
     turned, plain = (reading(f"smollm2_quarter/runs/{run}/ppl_novels", "perplexity")["1024-2048"] for run in ("lizard_linear_rope", "lizard"))
     return [
         f"Lizard finds {none} % of the pairs 256 tokens back,"
         f" with a quarter, half and three quarters of its layers softmax {few}, {half} and {most} %, and the teacher with LoRA {adapted} %.",
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
-        f"nor on the papers' tokens, where its perplexity is {form:.2f}",
-        f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f}.",
-        f"they do, at {twice:.1f}, where the larger rate alone has {once:.1f} and twice the tokens alone {slower:.1f}",
-        f"at 1e-2 by {elu} for 1 + ELU, by {relu} for ReLU and by {exp} for exp.",
-        f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
     ]
 
 
@@ -603,7 +614,7 @@ def running() -> list[str]:
 
 SAID = {
     "README.md": readme,
-    "docs/results.md": lambda: [*results(), *second_teacher(), *softmax_layers(), *parts(), *contexts()],
+    "docs/results.md": lambda: [*results(), *second_teacher(), *rates_and_doses(), *softmax_layers(), *parts(), *contexts()],
     "docs/efficiency.md": efficiency,
     "docs/kernels.md": kernels,
     "docs/plan.md": plan,
@@ -657,8 +668,7 @@ def test_what_is_said_of_the_second_teacher_is_so():
     lower, higher = ("ppl", "ratio_beyond"), ("kv_16_far", "needle_2048", "f1_beyond", "avg_no_mmlu", "mmlu_acc", "mmlu_text_acc_norm")
     for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
         assert all(at(window, c) < at(hybrid, c) for c in lower) and all(at(window, c) > at(hybrid, c) for c in higher)
-    with (REFERENCE / "qwen/comparison/second.claims.csv").open() as file:
-        verdicts = [(row["paper"], row["verdict"]) for row in csv.DictReader(file)]
+    verdicts = [(row["paper"], row["verdict"]) for row in rows_of(REFERENCE / "qwen/comparison/second.claims.csv")]
     assert sorted(verdicts) == [("comparison", "contradicted")] * 6 + [("lizard", "reproduced")] * 2
     assert abs(at("lizard", "mmlu_acc") - at("teacher", "mmlu_acc")) < at("teacher", "mmlu_acc_stderr")
 
@@ -701,17 +711,15 @@ def test_what_is_said_of_transfer_at_the_maps_own_rate_is_so():
     for name in ("elu", "relu"):
         assert float(rows[f"lolcats_{name}_notransfer_lr0.01"]["ppl"]) < float(rows[f"lolcats_{name}"]["ppl"])
     assert float(rows["lolcats_exp_notransfer_lr0.01"]["ppl"]) > float(rows["lolcats_exp"]["ppl"])
-    with (REFERENCE / "smollm2/comparison/notransfer.claims.csv").open() as file:
-        verdicts = [row["verdict"] for row in csv.DictReader(file)]
+    verdicts = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")]
     assert verdicts == ["reproduced"] * 6
 
 
 def test_what_is_said_of_rates_recipes_and_doses_is_so():
-    with (REFERENCE / "search_smollm2/comparison/search.csv").open() as file:
-        found = {
-            row["method"]: {(t, r): float(row[f"transfer_{t}_lora_{r}"]) for t in ("0.001", "0.01") for r in ("0.0001", "0.0005")}
-            for row in csv.DictReader(file)
-        }
+    found = {
+        row["method"]: {(t, r): float(row[f"transfer_{t}_lora_{r}"]) for t in ("0.001", "0.01") for r in ("0.0001", "0.0005")}
+        for row in rows_of(REFERENCE / "search_smollm2/comparison/search.csv")
+    }
     best = {method: min(cells, key=cells.get) for method, cells in found.items()}
     assert {lora for _, lora in best.values()} == {"0.0005"} and best["hedgehog"][0] == best["lolcats"][0] == "0.01"
     assert abs(found["lizard"]["0.001", "0.0005"] - found["lizard"]["0.01", "0.0005"]) < 0.2, "an error"
@@ -720,8 +728,10 @@ def test_what_is_said_of_rates_recipes_and_doses_is_so():
     judged = {"smollm2": ["reproduced", "reproduced", "contradicted", "contradicted"]}
     judged["long_smollm2_quarter"] = ["reproduced", "contradicted", "contradicted", "reproduced"]
     for folder, verdicts in judged.items():
-        with (REFERENCE / folder / "comparison/recipes.claims.csv").open() as file:
-            assert [row["verdict"] for row in csv.DictReader(file)] == verdicts
+        assert [row["verdict"] for row in rows_of(REFERENCE / folder / "comparison/recipes.claims.csv")] == verdicts
+        ends = {run: float(row["ppl"]) for run, row in committed(f"{folder}/comparison/recipes.csv").items()}
+        assert ends["supra_lr0.001"] < ends["supra"] / 1.5
+    assert ends["hedgehog_domain_full"] < ends["hedgehog_domain_lora"] - 15, "at a quarter"
     full, lora = (committed("smollm2/comparison/recipes.csv")[f"hedgehog_domain_{kind}"] for kind in ("full", "lora"))
     assert all(float(full[column]) / float(lora[column]) > 1.5 * float(full["ppl"]) / float(lora["ppl"]) for column in ("ppl_mix", "ppl_novels"))
     for run in ("t2r", "supra", "hedgehog", "lolcats_linear"):
@@ -764,16 +774,17 @@ def test_what_is_said_of_the_linear_part_is_so():
             far = [r for r in found if r["metric"] == "choice" and r["at"].get("distance", 0) > 512]
             assert len(far) == 3 and all(r["value"] < 0.2 + 2 * r["stderr"] for r in far), run
             assert float(recall[run]["needle_2048_none"]) > 85
-    with (REFERENCE / "smollm2/comparison/sources.claims.csv").open() as file:
-        assert all("items 0.0 % better" in row["figures"] and row["verdict"] == "contradicted" for row in csv.DictReader(file))
+    assert all(
+        "items 0.0 % better" in row["figures"] and row["verdict"] == "contradicted"
+        for row in rows_of(REFERENCE / "smollm2/comparison/sources.claims.csv")
+    )
     for page in ("README.md", "docs/results.md"):
         assert re.search(r"equal bytes.*as good( as its hybrid)? or better", prose(page))
     assert prose("docs/results.md").startswith("# Results **At 20M + 20M tokens on SmolLM2-135M, the linear parts")
 
 
 def test_what_is_said_of_meta_tokens_is_so():
-    with (REFERENCE / "lizard_smollm2/lizard/table4.csv").open() as file:
-        ppl = {row["meta"]: [float(row[f"ppl_w{w}"]) for w in (32, 64, 128, 256)] for row in csv.DictReader(file)}
+    ppl = {row["meta"]: [float(row[f"ppl_w{w}"]) for w in (32, 64, 128, 256)] for row in rows_of(REFERENCE / "lizard_smollm2/lizard/table4.csv")}
     gains = [none - two for none, two in zip(ppl["0"], ppl["2"], strict=True)]
     assert min(gains) > 0.5 and max(gains) == gains[0]
     assert all(abs(two - six) < 0.1 for two, six in zip(ppl["2"], ppl["6"], strict=True))
@@ -792,13 +803,11 @@ def test_what_is_said_of_hedgehogs_language_models_and_of_recall_at_mini_is_so()
 
 
 def test_what_is_said_of_the_transfer_is_so():
-    with (REFERENCE / "smollm2/lolcats/table1.csv").open() as file:
-        after = {row["run"]: float(row["ppl_at_2"]) for row in csv.DictReader(file)}
+    after = {row["run"]: float(row["ppl_at_2"]) for row in rows_of(REFERENCE / "smollm2/lolcats/table1.csv")}
     ratios = [after[f"lolcats_{feature}_notransfer"] / after[f"lolcats_{feature}"] for feature in ("elu", "relu", "exp")]
     assert round(min(ratios)) == 2 and round(max(ratios)) == 7
     assert "finetuning ends at two to seven times the perplexity, on half of the tokens" in prose("docs/results.md")
-    with (REFERENCE / "smollm2/lolcats/table1.claims.csv").open() as file:
-        judged = list(csv.DictReader(file))
+    judged = rows_of(REFERENCE / "smollm2/lolcats/table1.claims.csv")
     assert [row["verdict"] for row in judged] == ["reproduced"] * 9
     assert "all nine are reproduced" in prose("docs/results.md")
 

@@ -180,13 +180,6 @@ def second_teacher(reference: Path) -> str:
     return markdown(["Run", *(columns[column] for column in shown)], rows)
 
 
-def alike(reference: Path) -> str:
-    """LoLCATs' transfer beside maps that are trained with the adapter, at their own rates and on as many tokens."""
-    [table] = drawn(reference / "smollm2/comparison/notransfer.md")
-    shown = ("Feature map", "Transfer", "Rate of the maps", "Tokens", "Perplexity")
-    return markdown(list(shown), [[row[column] for column in shown] for row in table])
-
-
 def _as_drawn(name: str, file: str, without: str | None = None, ran: str | None = None) -> Callable[[Path], str]:
     """A block of that name: the first table of a drawn file, without the columns whose title has `without` in it, and, where `ran` names a column,
     without the rows that were not run for it."""
@@ -204,6 +197,7 @@ arena = _as_drawn("arena", "lra_smollm2/hedgehog/table6.md")
 summaries = _as_drawn("summaries", "samsum_smollm2/hedgehog/table11.md")
 tasks = _as_drawn("tasks", "hedgehog_smollm2/hedgehog/table8.md", without="paper's")
 search = _as_drawn("search", "search_smollm2/comparison/search.md")
+alike = _as_drawn("alike", "smollm2/comparison/notransfer.md", without="Trained")
 recipes = _as_drawn("recipes", "smollm2/comparison/recipes.md")
 details = _as_drawn("details", "smollm2_quarter/comparison/details.md", ran="Perplexity")
 
