@@ -39,7 +39,7 @@ FLOORS = [
     {"draw"},
     {"tracking"},
     {"stage"},
-    {"status", "share", "benchmarks"},
+    {"status", "share", "benchmarks", "campaign"},
     {"cli"},
 ]
 

@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -65,6 +66,10 @@ def _folder(path: Path) -> Path:
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; possible: a folder, or the name of a new one")
     return path
+
+
+def _folder_or_none(path: Path | None) -> Path | None:
+    return None if path is None else _folder(path)
 
 
 SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
@@ -243,6 +248,32 @@ def status(plan) -> None:
 
     for line in lines(plan):
         print(line)
+
+
+@app.command("campaign")
+@planned
+def run_campaign(
+    plan,
+    targets: Annotated[list[str], typer.Argument(help="Tables and figures, papers, or measurements (run/measure), the most important first.")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="The time that it has.")],
+    trainings: Annotated[int, typer.Option(min=1, help="Trainings at a time on a GPU. Several gain for small models alone.")] = 1,
+    measurements: Annotated[int, typer.Option(min=1, help="Measurements beside them on a GPU, or on the CPU.")] = 4,
+    copy_to: Annotated[Path | None, typer.Option(callback=_folder_or_none, help="Copy each finished node's files to this folder.")] = None,
+    largest: Annotated[int, typer.Option(min=0, help="Files of more MiB are not copied.")] = 16,
+) -> None:
+    """Make as much of a list of targets as a given time allows, on all GPUs; given again, it goes on. Prints what is left."""
+    campaign = importlib.import_module("relinear.campaign")
+    nodes = campaign.nodes_of(plan, targets)
+    devices = campaign.devices_of(plan)
+    places = campaign.places_of(devices, trainings, measurements, os.cpu_count() or 1)
+    if campaign.warm.possible():
+        campaign.warm.start(shlex.split(plan.node_options()), os.pathsep.join(str(path.parent) for path in code.PACKAGES.values()))
+    done = campaign.Campaign(plan, nodes, places, minutes, out=copy_to, largest=largest << 20)
+    outcome = done.run()
+    for line in campaign.summary(outcome, targets, plan):
+        print(line)
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 @app.command("benchmark")

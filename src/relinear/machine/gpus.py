@@ -35,7 +35,7 @@ def claim(count: int = 1) -> list[str]:
     """
     if count <= len(_claimed):
         return list(_claimed)
-    if "LOCAL_RANK" in os.environ or not (devices := _visible()):
+    if "LOCAL_RANK" in os.environ or not (devices := visible()):
         return []
     if count > len(devices):
         raise UserError(f"{count} GPUs asked for; there are {len(devices)}: {', '.join(devices)}")
@@ -77,7 +77,8 @@ def _own(folder: Path) -> Path:
     return folder
 
 
-def _visible() -> list[str]:
+def visible() -> list[str]:
+    """The UUIDs of the GPUs of this machine that CUDA_VISIBLE_DEVICES does not hide; none where nvidia-smi is not there."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
