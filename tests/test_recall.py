@@ -439,3 +439,19 @@ def test_the_folder_of_a_run_from_scratch_is_loaded_again(trained):
         answers = load_run(folder)(test[:, :-1], use_cache=False).logits[:, -1].argmax(-1)
         items = [json.loads(x) for x in (Path(folder) / "recall_accuracy/items.jsonl").read_text().splitlines()]
         assert answers.tolist() == [i["answer"] for i in items]
+
+
+def test_the_loss_can_be_of_the_answers_alone():
+    labels = np.arange(12)
+    assert pretrain.last_alone(labels, 4).tolist() == [-100, -100, -100, 3, -100, -100, -100, 7, -100, -100, -100, 11]
+
+
+def test_both_readings_of_the_papers_loss_and_all_its_recipes_are_planned():
+    plan = Plan(scale="smollm2")
+    runs = [run for run in plan.runs if run.startswith("sweep_recall_")]
+    recipes = [plan.settings(plan.node("pretrain", run)) for run in runs]
+    said = {
+        (r["recipe"]["learn"], r["recipe"]["lr"], r["recipe"]["weight_decay"], r["budget"]["batch_size"], r["options"]["feature"])
+        for r in recipes
+    }  # fmt: skip
+    assert len(runs) == len(said) == 2 * 2 * 2 * 2 * 2

@@ -13,6 +13,7 @@ class Options(_training.Recipe):
 
     init: Literal["model", "random"] = "model"  # random: the model's weights are drawn anew; its shape and its tokenizer stay
     autocast: bool = False  # compute in the scale's dtype, with float32 weights, as full finetuning does; else everything in float32
+    learn: Literal["all", "last"] = "all"  # last: the last token of each sequence alone, such as the answer of associative recall
     patience: Positive | None = None  # end after so many epochs without a lower validation loss; the weights of the lowest are kept
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -66,10 +67,19 @@ def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
         raise RuntimeError(f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}")
 
 
+def last_alone(labels: np.ndarray, length: int) -> np.ndarray:
+    """Labels ``[n * length]`` of sequences of `length` tokens, of which the last of each is learned and no other."""
+    alone = np.full_like(labels, IGNORED)
+    alone[length - 1 :: length] = labels[length - 1 :: length]
+    return alone
+
+
 def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Train a model in place, on the device that it is moved to, in `dtype` by autocast. Returns the stage's metrics."""
     recipe, budget = job.settings["recipe"], job.settings["budget"]
     text = Packed(job.parents["text"], "train", budget["seq_len"])
+    if recipe["learn"] == "last":
+        text.labels = last_alone(text.labels, text.seq_len)
     sequences = len(text) - budget["validation"]
     if sequences < 1:
         raise UserError(f"{job.name}: {budget['validation']} sequences are to be kept aside for validation; the text holds {len(text)}")
