@@ -83,7 +83,7 @@ def per_head(found: Measured, metric: str) -> np.ndarray:
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
     """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied without it, as committed ones are."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured, and are not committed")
+        raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured; a committed folder has those of its figures")
     return load_file(path)
 
 
@@ -179,10 +179,12 @@ def _figure_of_places(spec: AttentionMaps, runs: Mapping[str, Measured | None], 
 
     The title of a method's map has the KL divergence from softmax attention's weights to the method's.
     """
+    spec = spec.model_copy(update={"caption": (*OF_PLACES, *spec.caption)})
     figure, grid = _columns(spec, about, len(spec.places), 1.35, 1.4, sharex=True, sharey=True)
+    images: dict[int, Any] = {}  # row -> one of its maps, all of which have the same colours
     for column, (title, found, kind) in zip(grid.T, _sides(spec, runs), strict=True):
         pairs = read_weights(found.folder / "weights.safetensors") if found else {}
-        for axis, place in zip(column, spec.places, strict=True):
+        for row, (axis, place) in enumerate(zip(column, spec.places, strict=True)):
             axis.set(xticks=[], yticks=[])
             if found is None:
                 axis.text(0.5, 0.5, NOT_RUN, ha="center", va="center", transform=axis.transAxes)
@@ -190,11 +192,16 @@ def _figure_of_places(spec: AttentionMaps, runs: Mapping[str, Measured | None], 
             at = next((r for r in found.all("kl", "text") if (r.at["layer"], r.at["head"]) == place), None)
             if place not in pairs or at is None:
                 raise ValueError(f"{found.source.file}: nothing of layer {place[0]}, head {place[1]}; have {sorted(pairs)}")
-            axis.imshow(pairs[place][kind], vmin=0, vmax=pairs[place][0].max(), cmap="magma", interpolation="nearest")
+            images[row] = axis.imshow(pairs[place][kind], vmin=0, vmax=pairs[place][0].max(), cmap="magma", interpolation="nearest")
             axis.set_title("" if kind == 0 else f"KL {at.value:.2f}", fontsize=8)
             if axis in grid[:, 0]:
-                axis.set_ylabel(f"layer {at.at['own_layer']}, head {at.at['own_head']}", fontsize=8)
+                axis.set_ylabel(f"layer {at.at['own_layer']}, head {at.at['own_head']}\nquery", fontsize=8)
         column[0].set_title(f"{title}\n{column[0].get_title()}", fontsize=8)
+        column[-1].set_xlabel("key", fontsize=8)
+    for row, image in images.items():
+        bar = figure.colorbar(image, ax=list(grid[row]), extend="max", aspect=12, pad=0.01)
+        bar.ax.tick_params(labelsize=7)
+        bar.set_label("weight", fontsize=8)
     return figure
 
 
@@ -205,7 +212,7 @@ def _columns(spec: AttentionMaps, about: About, rows: int, width: float, height:
     data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
     lines = (f"{spec.label}: {spec.says}", " on ".join(filter(None, (about.where(), data))), about.demonstration)
     figure.suptitle(wrap(figure, filter(None, lines)))
-    figure.supxlabel("\n".join(spec.caption), fontsize=8)
+    figure.supxlabel(wrap(figure, spec.caption, per_inch=17), fontsize=8)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
@@ -259,5 +266,10 @@ def _draw_relative(axis: Axes, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -
     axis.scatter(x, y, s=2, color="C0", alpha=0.15, linewidths=0)
     axis.set(xlabel="q.k / sqrt(d),\nless the largest", ylabel="weight / the largest")
 
+
+OF_PLACES = (
+    "Weights of one text: a row for each query, a column for each key. The colours of a row of panels are those of its softmax panel.",
+    "KL: of the map's weights from softmax attention's, in this head. In an encoder of other depth, a layer is the one at the same part of it.",
+)
 
 ROWS = {"map": _draw_map, "query": _draw_query, "points": _draw_points, "scores": _draw_scores}

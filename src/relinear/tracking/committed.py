@@ -1,8 +1,9 @@
 """A folder of results small enough to commit: the files that a reader, MLflow and a table need, without files that can be made again.
 
 Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the outcome of each item; of the headline
-table's rows also the items' scores and targets, adapters and the parameters that a method added. Left behind are whole models, corpora,
-activations, attention weights, checkpoints, logs, and PDFs that have a PNG beside them. What is kept is made smaller:
+table's rows also the items' scores and targets, adapters and the parameters that a method added. Attention weights and gates that a figure shows
+are kept, so that each figure can be drawn again. Left behind are whole models, corpora, activations, checkpoints, logs, and PDFs that have a PNG
+beside them. What is kept is made smaller:
 
 - a curve has at most `LINES` + 1 lines, as `history.jsonl.gz`;
 - items are columns, as `items.json.xz`: `read_items` reads them, and so does `pandas.read_json`;
@@ -37,6 +38,9 @@ DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
 TEXTS = {"rouge": {"written", "right"}}  # measurement -> fields of an item that are text of data which may be used, and not redistributed
 OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
+OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}  # of a measurement: what figures of attention and gates are drawn from
+EMPTY = 16  # bytes of such a file without a tensor
+LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
 ADAPTER = "adapter_model.safetensors"
 OF_ADAPTER = {"adapter_config.json", ADAPTER}
 RENDERED = {".csv", ".md", ".png", ".pdf"}
@@ -137,9 +141,12 @@ def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
                 yield name, path
             continue
         inside = path.relative_to(stage)
-        if path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE):
+        if path.name in OF_FIGURE and stages[stage]["measure"]:
+            if not EMPTY < path.stat().st_size <= LARGEST_OF_FIGURE:
+                continue
+        elif path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE):
             continue
-        if path.suffix == ".safetensors" and stage.parent.name not in weights:
+        elif path.suffix == ".safetensors" and stage.parent.name not in weights:
             continue
         if path.name != "run.json" and sha256(path) != stages[stage]["artefacts"].get(inside.as_posix(), {}).get("sha256"):
             raise UserError(f"{path} is not what its run.json says; make {stage} again")
