@@ -199,7 +199,7 @@ def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that
     for name in (*warm.LIBRARIES, *(name for name in ours if name.startswith(("relinear.measure.", "relinear.train.", "relinear.draw.")))):
         if not Path(f"/proc/{owner}").exists():
             break
-        with suppress(ImportError):  # a job that needs it will say so
+        with suppress(Exception):  # whatever a library raises: a job that needs it will say so
             importlib.import_module(name)
     importlib.import_module("relinear.stage")
     code.kernel_hashes([name.removesuffix(".__init__") for name in ours])
