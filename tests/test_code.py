@@ -340,13 +340,13 @@ IMPLEMENTATIONS = {
 }
 # Every definition, what an edit of its arithmetic is, and the trainings that it enters.
 DEFINITIONS = {
-    "linear_attention": ("EPS = 1e-6", "EPS = 2e-6", set(TRAININGS)),
+    "linear_attention": ("EXPONENTIAL_CHUNK = 16", "EXPONENTIAL_CHUNK = 8", set(TRAININGS)),
     "sliding_window_attention": ("q.shape[-1] ** -0.5", "q.shape[-1] ** -0.6", set(TRAININGS)),
     "attention_cross_entropy": (".sum(-1).transpose(1, 2)", ".mean(-1).transpose(1, 2)", set(TRAININGS)),
     "rotary": ("torch.cat([-b, a], -1)", "torch.cat([b, -a], -1)", set(TRAININGS)),
     "gated_linear_attention": ("FLOOR = -8.0", "FLOOR = -7.0", {x for x in TRAININGS if x[1] == "lizard"}),
     "scaled_sum": ("scale.to(wide)[:, None] * y", "scale.to(wide)[:, None] * y * 2", {x for x in TRAININGS if x[1] == "lizard"}),
-    "hybrid_attention": ("EPS = 1e-12", "EPS = 1e-11", {x for x in TRAININGS if x[1] == "lolcats"}),
+    "hybrid_attention": ("exp(scores - top)", "exp(scores - top + 1)", {x for x in TRAININGS if x[1] == "lolcats"}),
     "token_cross_entropy": ("IGNORED = -100", "IGNORED = -101", {x for x in TRAININGS if x[0] == "finetune"}),
     "decode_step": ("old.copy_(new)", "old.copy_(2 * new)", set()),
 }

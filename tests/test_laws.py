@@ -1,6 +1,7 @@
 """The laws of every attention method, over every method, its variants and every teacher family, in float64 where exactness is claimed."""
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from relinear import available_methods, linearize
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
 from relinear.linearize.transfer import layer_inputs, record
+from relinear_kernels.testing import Written
 
 WINDOW = 16
 VARIANTS = {
@@ -147,6 +149,28 @@ def close(a, b, tolerance=1e-5):
     """Whether two tensors agree to a relative RMS. SDPA and method parameters are float32 or better, whatever the teacher's dtype."""
     distance = ((a - b).double().square().mean().sqrt() / b.double().square().mean().sqrt()).item()
     assert distance < tolerance, f"relative RMS {distance:.2e}, allowed {tolerance:.0e}"
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
+def test_twice_the_length_is_at_most_twice_the_work_of_training(case, monkeypatch):
+    """Numbers written, forward and backward, by a layer's attention; softmax itself is quadratic."""
+    monkeypatch.setenv("RELINEAR_KERNELS", "torch")
+    given = case[1] | ({"length": 2048} if "length" in case[1] else {})
+    method = of((case[0], given), dtype=torch.float32).attention_layers()[0].method.train().requires_grad_()
+
+    def written(length):
+        r = lambda *n: torch.randn(1, length, *n)  # noqa: E731
+        heads = method.heads
+        qkv = [r(n, heads.dim).requires_grad_() for n in (heads.heads, heads.groups, heads.groups)]
+        inputs = Inputs(r(heads.hidden), *qkv, r(heads.dim), r(heads.dim))
+        with Written() as forward:
+            loss = method(inputs)[0].square().sum()
+        with Written() as backward:
+            loss.backward()
+        return forward.numbers, backward.numbers
+
+    for once, twice in zip(written(1024), written(2048), strict=True):
+        assert twice / once < 2.1
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 67, (40, 27), (16, 1, 50), (66, 1)], ids=["ones", "40-27", "16-1-50", "66-1"])
@@ -512,6 +536,26 @@ def test_a_teacher_s_local_layers_stay_and_can_be_swapped_on_request():
     assert kinds(linearize(teacher("gemma3"), "hedgehog")) == ["softmax", "hedgehog"]
     assert kinds(linearize(teacher("gemma3"), "hedgehog", keep_softmax_layers=[])) == ["hedgehog", "hedgehog"]
     assert kinds(linearize(teacher("mistral"), "hedgehog")) == ["hedgehog", "hedgehog"]  # all local: nothing else would be left to swap
+
+
+def test_gemma_3_runs_at_its_own_head_width_which_no_kernel_takes(monkeypatch):
+    """Where tensors lie on a GPU, or are said to: attention of heads of 256 runs by the torch form, and what the kernels take by them."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr("relinear_kernels.dispatch.on_gpu", lambda x: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0" if device == "cuda" else "1")  # the kernels are functions of a CPU's tensors then
+    for method in available_methods():
+        given = {"window": WINDOW} if method == "window" else {"keep_softmax_layers": 0.0, **dict(FIRST)[method]}
+        sizes = {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+        model = of((method, given), family="gemma3", dtype=torch.float32, **sizes).to(device)
+        ids = tokens(20).to(device)
+        monkeypatch.setenv("RELINEAR_KERNELS", "auto")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the torch form runs
+            got = model.generate(ids, max_new_tokens=3, do_sample=False), model(ids, use_cache=False).logits
+        monkeypatch.setenv("RELINEAR_KERNELS", "torch")
+        assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False), got[0]), method
+        close(got[1], model(ids, use_cache=False).logits)
 
 
 def test_what_transformers_does_not_compute_is_said_and_bidirectional_teachers_are_refused():

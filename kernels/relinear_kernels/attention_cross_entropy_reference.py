@@ -1,6 +1,6 @@
 """Cross-entropy of linear-attention weights against softmax ones: its definition (quadratic), which is also its torch form.
 
-    loss_i = - sum_{j<=i} p_ij log max(w_ij, 1e-12),   p = softmax(scale q k^T),   w_ij = phi_q_i . phi_k_j / max(sum_j phi_q_i . phi_k_j, eps)
+    loss_i = - sum_{j<=i} p_ij log max(w_ij, 1e-12),   p = softmax(scale q k^T),   w_ij = phi_q_i . phi_k_j / sum_j phi_q_i . phi_k_j
 
 Hedgehog Eq. 4; LoLCATs Eq. 7. The teacher p is a target: it has no gradient.
 """
@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from relinear_kernels.linear_attention_reference import EPS, _accumulate, linear_attention_weights
+from relinear_kernels.linear_attention_reference import _accumulate, linear_attention_weights
 from relinear_kernels.sliding_window_attention_reference import sliding_window_weights
 
-FLOOR = 1e-12  # the least weight: with ReLU features a weight can be zero where the teacher's is not
+FLOOR = 1e-12  # the least weight, of weights that sum to 1: with ReLU features a weight can be zero where the teacher's is not
 
 
 def softmax_weights(
@@ -41,9 +41,8 @@ def attention_cross_entropy(
     window: int | None = None,
     key_mask: Bool[Tensor, "B T"] | None = None,
     causal: bool = True,
-    eps: float = EPS,
 ) -> Float[Tensor, "B T H"]:
     """One value per query and head, float32 (float64 of float64): `relinear_kernels.attention_cross_entropy` by its definition."""
     target = softmax_weights(q.detach(), k.detach(), scale=scale, window=window, key_mask=key_mask, causal=causal)
-    weights = linear_attention_weights(phi_q, phi_k, feature="exp" if log else "none", key_mask=key_mask, causal=causal, eps=eps)
+    weights = linear_attention_weights(phi_q, phi_k, feature="exp" if log else "none", key_mask=key_mask, causal=causal)
     return cross_entropy(target, weights)

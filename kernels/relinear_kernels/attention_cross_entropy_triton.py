@@ -5,9 +5,9 @@
     (BT rows     [p a][p a][p a]  ->           four walks: the row sums; the loss; the gradient of phi_q by rows;
     a program)   [p a][p a][p a]               that of phi_k by columns
 
-With a_ij = phi_q_i . phi_k_j, den_i = max(sum_j a_ij, eps) and u_i the sum of p_ij over the weights that are not clamped,
+With a_ij = phi_q_i . phi_k_j, den_i = sum_j a_ij and u_i the sum of p_ij over the weights that are not clamped,
 
-    d loss_i / d a_ij = u_i / den_i (0 where den is clamped) - p_ij / a_ij (0 where the weight is clamped).
+    d loss_i / d a_ij = u_i / den_i - p_ij / a_ij (0 where the weight is clamped).
 
 Exponential features come as logarithms. Each token's exponentials are then relative to its largest, which cancels for a query; a key's is
 its `shift` m_j: the weights are a_ij exp(m_j - lse_i), with lse_i found as a softmax's, by a running maximum of log a_ij + m_j.
@@ -24,9 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relinear_kernels.attention_cross_entropy_reference import FLOOR
-from relinear_kernels.triton_common import block_of, cdiv, check_triton, kept, put, sequence, tile, widest
-
-COUNTS = (16, 32, 64, 128, 256)  # features
+from relinear_kernels.triton_common import block_of, cdiv, kept, nothing, put, reciprocal, sequence, tile, widest
 
 
 def config(dim: int, features: int, log: bool = False) -> dict:
@@ -104,7 +102,7 @@ def _gradient(s, a, lse, over, share, g, seen, m, floor):
 
 @triton.jit(do_not_specialize=["T", "W"])
 def _forward(
-    q, k, phi_q, phi_k, mask, shift, loss, lse_at, over_at, share_at, T, W, scale, eps, floor,
+    q, k, phi_q, phi_k, mask, shift, loss, lse_at, over_at, share_at, T, W, scale, floor,
     H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, F: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write the loss of a block of queries and what a backward pass reads, each `[B, H, T]`: log-sum-exp of the scores, 1 / den and u / den.
@@ -143,7 +141,7 @@ def _forward(
     if shift is not None:
         over = tl.where(den > 0, highest + tl.log(tl.where(den > 0, den, 1.0)), 0.0)
     else:
-        over = 1 / tl.maximum(den, eps)
+        over = reciprocal(den)
     value = tl.zeros([BT], tl.float32)
     unclamped = tl.zeros([BT], tl.float32)
     for j in range(0, (block + 1) * (BT // BC)):
@@ -161,7 +159,7 @@ def _forward(
     if shift is not None:
         share = unclamped
     else:
-        share = tl.where(den >= eps, unclamped * over, 0.0)
+        share = tl.where(nothing(den), 0.0, unclamped * over)
     tl.store(share_at + at + rows, share, mask=inside)
 
 
@@ -222,12 +220,12 @@ class _CrossEntropy(torch.autograd.Function):
     """The loss `[B, H, T]` of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`."""
 
     @staticmethod
-    def forward(ctx, q, k, phi_q, phi_k, mask, shift, window, scale, eps):
+    def forward(ctx, q, k, phi_q, phi_k, mask, shift, window, scale):
         batch, heads, length, features = phi_q.shape
         shape = {"H": heads, "N": k.shape[2], "D": q.shape[3], "F": features, **config(q.shape[3], features, shift is not None)}
         grid = (batch * heads * cdiv(length, shape["BT"]),)
         loss, lse, over, share = (torch.empty(batch, heads, length, device=q.device, dtype=torch.float32) for _ in range(4))
-        _forward[grid](q, k, phi_q, phi_k, mask, shift, loss, lse, over, share, length, window, scale, eps, FLOOR, **shape)
+        _forward[grid](q, k, phi_q, phi_k, mask, shift, loss, lse, over, share, length, window, scale, FLOOR, **shape)
         ctx.save_for_backward(q, k, phi_q, phi_k, mask, shift, lse, over, share)
         ctx.launch = grid, (length, window, scale, FLOOR), shape
         return loss
@@ -240,13 +238,13 @@ class _CrossEntropy(torch.autograd.Function):
             if ctx.needs_input_grad[2 + i]:
                 gradients[i] = torch.empty_like(saved[2 + i])
                 kernel[grid](*saved, g, gradients[i], *numbers, **shape)
-        return None, None, *gradients, None, None, None, None, None
+        return None, None, *gradients, None, None, None, None
 
 
 def attention_cross_entropy(
-    q, k, phi_q, phi_k, log: bool = False, *, scale: float, window: int | None, key_mask: Tensor | None, eps: float
+    q, k, phi_q, phi_k, log: bool = False, *, scale: float, window: int | None, key_mask: Tensor | None
 ) -> Tensor:  # fmt: skip
-    """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError naming what they support."""
+    """`relinear_kernels.attention_cross_entropy` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
     op, heads = "attention_cross_entropy", q.shape[2]
     if heads % k.shape[2]:
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
@@ -254,9 +252,6 @@ def attention_cross_entropy(
         want = f"[B={q.shape[0]}, T={q.shape[1]}, H={heads}, F]"
         raise ValueError(f"{op} takes features phi_q and phi_k of {want}; got {list(phi_q.shape)} and {list(phi_k.shape)}")
     q, k = (x.detach().to(widest(q, k)).contiguous() for x in (q, k))
-    check_triton(op, q=q, k=k)
-    if phi_q.shape[-1] not in COUNTS or {phi_q.dtype, phi_k.dtype} != {torch.float32}:
-        raise ValueError(f"{op} on the Triton path takes float32 features, {COUNTS} of them; got {phi_q.shape[-1]} of {phi_q.dtype}, {phi_k.dtype}")
     phi_q, phi_k = (x.transpose(1, 2).contiguous() for x in (phi_q, phi_k))
     shift = None
     if log:  # the shift that is subtracted is added elsewhere or cancels, so it needs no gradient
@@ -264,4 +259,4 @@ def attention_cross_entropy(
         phi_q, phi_k = (phi_q - phi_q.detach().amax(-1, keepdim=True)).exp(), (phi_k - shift[..., None]).exp()
     mask = None if key_mask is None else key_mask.contiguous()
     window = q.shape[1] if window is None else window
-    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, shift, window, scale, eps).transpose(1, 2)
+    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, shift, window, scale).transpose(1, 2)

@@ -181,7 +181,7 @@ def test_the_torch_form_decodes_the_same(kind, how, monkeypatch):
 def test_what_cannot_be_decoded_is_named():
     op, tokens, rest = arguments("linear", LINEAR[0], 1, 2, 2, 1)
     state = linear_state(2, 2, 2 * DIM, DIM, DEVICE)
-    with pytest.raises(ValueError, match="float32 state in place; got torch.bfloat16"):
+    with pytest.raises(ValueError, match="a float32 state; got torch.bfloat16"):
         decode_step(**tokens, **rest, state=state._replace(kv=state.kv.bfloat16()))
     with pytest.raises(ValueError, match=rf"the state must be \[2, 2, {2 * DIM}, {DIM}\]; got \[2, 2, {DIM}, {DIM}\]"):
         decode_step(**tokens, **rest, state=LinearState(state.kv[:, :, :DIM].contiguous(), state.z, state.shift))

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from relinear_kernels.features import check_map
 from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
-from relinear_kernels.hybrid_attention_reference import EPS as HYBRID_EPS
-from relinear_kernels.hybrid_attention_reference import HybridState, _check
-from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, state_heads
+from relinear_kernels.hybrid_attention_reference import HybridState
+from relinear_kernels.linear_attention_reference import LinearState, every_decay, state_heads
 from relinear_kernels.sliding_window_attention_reference import WindowState
-from relinear_kernels.triton_common import check_triton, phi, widest
+from relinear_kernels.triton_common import phi, reciprocal, widest
 
 PROGRAMS = 264  # the programs that a GPU holds at once; with more of them waiting, memory is read in a worse order, and the overlap costs time
 
@@ -74,7 +73,7 @@ def _made(x, w, b, head, to, inside, D: tl.constexpr, F: tl.constexpr, P: tl.con
 
 @triton.jit
 def _far(
-    y, v, mask, decay, gate, first, near, near_den, gamma, s, z, o, eps,
+    y, v, mask, decay, gate, first, near, near_den, gamma, s, z, o,
     M: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     NORMALIZE: tl.constexpr, LOWEST: tl.constexpr, PLACES: tl.constexpr, BF: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +129,7 @@ def _far(
         out += factor[:, None] * tl.load(near + (at * R + r)[:, None] * V + c[None, :], mask=heads, other=0.0)
         den += factor * tl.load(near_den + at * R + r, mask=r < R, other=0.0)
     if NORMALIZE:
-        out /= tl.maximum(den, eps)[:, None]
+        out *= reciprocal(den)[:, None]
     tl.store(o + (at * R + r)[:, None] * V + c[None, :], out.to(o.dtype.element_ty), mask=heads)
 
 
@@ -220,25 +219,20 @@ def _contiguous(x):
     return None if x is None else x.contiguous()
 
 
-def _token(op: str, q, k, v, w_q=None, w_k=None, b_q=None, b_k=None, feature=None, width=None):
-    """q, k and v of one token, contiguous and in one dtype, and the sizes (B, H, Hkv, states). Raises ValueError naming what is supported."""
-    if q.shape[1] != 1:
-        raise ValueError(f"{op} takes one token; got {q.shape[1]}")
+def _token(q, k, v, w_q=None, w_k=None, b_q=None, b_k=None):
+    """q, k and v of one token, contiguous and in one dtype, and the sizes (B, H, Hkv, states). Raises ValueError for heads that do not fit."""
     batch, _, heads, _ = q.shape
     groups = k.shape[2]
     if heads % groups:
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {groups} key heads")
     q, k, v = (x.to(widest(q, k, v)).contiguous() for x in (q, k, v))
-    check_triton(op, feature, width, q=q, k=k, v=v)
     check_map(w_q, b_q, heads, heads, q.shape[3])
     check_map(w_k, b_k, heads, groups, k.shape[3])
     return q, k, v, (batch, heads, groups, state_heads(w_k, heads))
 
 
 def _linear_state(state: LinearState, shape: tuple[int, ...]) -> LinearState:
-    """The state with contiguous tensors. Raises ValueError unless it is float32 and of this shape."""
-    if not state.kv.dtype == state.z.dtype == torch.float32:
-        raise ValueError(f"decode_step updates a float32 state in place; got {state.kv.dtype}, {state.z.dtype}")
+    """The state with contiguous tensors. Raises ValueError unless it is of this shape."""
     if state.kv.shape != shape:
         raise ValueError(f"the state must be {list(shape)}; got {list(state.kv.shape)}")
     return state._replace(kv=state.kv.contiguous(), z=state.z.contiguous())
@@ -293,11 +287,11 @@ def _window(heads: int, groups: int, keys: int, meta: int, dim: int) -> dict:
 
 def linear_step(
     q, k, v, w_q=None, w_k=None, *, state: LinearState, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, log_gate=None,
-    normalize=True, key_mask=None, eps=EPS,
+    normalize=True, key_mask=None,
 ):  # fmt: skip
-    """`decode_step` of linear attention, plain or gated. Raises ValueError naming what it supports."""
+    """`decode_step` of linear attention, plain or gated. Raises ValueError for shapes that do not fit together."""
     value_dim, width, dtype = v.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups, states) = _token("decode_step", q, k, v, w_q, w_k, b_q, b_k, feature, width)
+    q, k, v, (batch, heads, groups, states) = _token(q, k, v, w_q, w_k, b_q, b_k)
     halves = 2 if feature == "softmax_pm" else 1
     state = _linear_state(state, (batch, states, halves * width, value_dim))
     decay = gate = None
@@ -310,16 +304,16 @@ def linear_step(
     overlap = batch * states <= PROGRAMS and _overlap()
     y = _features(q, k, w_q, w_k, b_q, b_k, groups, states, feature, halves, width, overlap)
     _far[(batch * states,)](
-        y, v, _contiguous(key_mask), decay, gate, None, None, None, None, state.kv, state.z, o, eps,
+        y, v, _contiguous(key_mask), decay, gate, None, None, None, None, state.kv, state.z, o,
         **_tiles(heads, states, groups, width, halves, value_dim, overlap), NORMALIZE=normalize, LOWEST=FLOOR, PLACES=1,
     )  # fmt: skip
     return o, state
 
 
 def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_mask=None):
-    """`decode_step` of sliding-window attention. Raises ValueError naming what it supports."""
+    """`decode_step` of sliding-window attention. Raises ValueError for shapes that do not fit together."""
     dim, dtype = q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups, _) = _token("decode_step", q, k, v)
+    q, k, v, (batch, heads, groups, _) = _token(q, k, v)
     state = _ring(state, batch, window - 1, groups, dim, meta)
     o = torch.empty(batch, 1, heads, dim, device=q.device, dtype=dtype)
     after = state._replace(first=torch.empty_like(state.first), meta_age=torch.empty_like(state.meta_age))
@@ -333,12 +327,10 @@ def window_step(q, k, v, *, state: WindowState, window, meta=0, scale=None, key_
 
 def hybrid_step(
     q, k, v, w_q=None, w_k=None, *, state: HybridState, feature="softmax_pm", window, window_factor, scale=None, key_mask=None,
-    eps=HYBRID_EPS,
 ):  # fmt: skip
-    """`decode_step` of LoLCATs' hybrid. Raises ValueError naming what it supports."""
-    _check(feature, window)
+    """`decode_step` of LoLCATs' hybrid. Raises ValueError for shapes that do not fit together."""
     dim, width, dtype = q.shape[-1], q.shape[-1] if w_q is None else w_q.shape[-1], v.dtype
-    q, k, v, (batch, heads, groups, states) = _token("decode_step", q, k, v, w_q, w_k, feature=feature, width=width)
+    q, k, v, (batch, heads, groups, states) = _token(q, k, v, w_q, w_k)
     halves = 2 if feature == "softmax_pm" else 1
     ring = _ring(state.ring, batch, window, groups, dim, 0)
     linear = _linear_state(state.linear, (batch, states, halves * width, dim))
@@ -353,7 +345,7 @@ def hybrid_step(
         dim**-0.5 if scale is None else scale, OLDEST=1, OVERLAP=overlap, **_window(heads, groups, window, 0, dim),
     )  # fmt: skip
     _far[(batch * states,)](
-        y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o, eps,
+        y, ring.v, ring.mask, None, None, ring.first, near, sums, window_factor.float().contiguous(), linear.kv, linear.z, o,
         **_tiles(heads, states, groups, width, halves, dim, overlap), NORMALIZE=True, LOWEST=FLOOR, PLACES=window + 1,
     )  # fmt: skip
     return o, HybridState(after, linear)

@@ -1,11 +1,21 @@
-"""The choice of an implementation: Triton for CUDA tensors, the chunked torch form elsewhere; `RELINEAR_KERNELS` forces one."""
+"""The choice of an implementation: Triton for CUDA tensors that its kernels take, the torch form elsewhere; `RELINEAR_KERNELS` forces one.
 
+What the kernels take is said here, so that it is known without Triton. Each function `wrong_..` returns None, or what the kernels take and what
+was given; `takes` goes by that.
+"""
+
+import functools
+import importlib.util
 import os
+import warnings
 
 import torch
 from torch import Tensor
 
 PATHS = ("auto", "torch", "triton", "reference")
+FEATURES = ("softmax_pm", "relu", "elu", "none")  # maps that every kernel of features makes
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTHS = (16, 32, 64, 128)  # of heads, and counts of features
 
 
 def path() -> str:
@@ -20,10 +30,78 @@ def use_triton(x: Tensor) -> bool:
     """Whether an op on `x` runs its Triton kernels. Raises RuntimeError where they are forced and cannot run."""
     choice = path()
     if choice == "auto":
-        return x.is_cuda
+        return on_gpu(x)
     if choice == "triton" and not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(f"RELINEAR_KERNELS=triton needs CUDA tensors, or TRITON_INTERPRET=1; got a tensor on {x.device}")
     return choice == "triton"
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether a tensor lies where compiled kernels can read it."""
+    return x.is_cuda
+
+
+def takes(op: str, *wrong: str | None) -> bool:
+    """Whether the kernels of `op` take its arguments: nothing is `wrong` with them.
+
+    Where they do not, the torch form runs: a warning says so, once for the same arguments. Raises ValueError where the kernels are forced.
+    """
+    lacks = next((x for x in (_without_triton(), *wrong) if x is not None), None)
+    if lacks is None:
+        return True
+    if path() == "triton":
+        raise ValueError(f"{op} on the Triton path takes {lacks} (RELINEAR_KERNELS=torch runs it)")
+    _warn_once(f"{op} runs its torch form here, which is slower: its Triton kernels take {lacks}")
+    return False
+
+
+@functools.cache
+def _without_triton() -> str | None:
+    return None if importlib.util.find_spec("triton") else "the package triton; got an environment without it"
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)  # at the call of the op
+
+
+def wrong_dtypes(taken: tuple[torch.dtype, ...] = DTYPES, **tensors: Tensor) -> str | None:
+    """What is wrong with the tensors' dtypes. One that is `taken` must hold all of them exactly."""
+    found = {n: x.dtype for n, x in tensors.items()}
+    if all(x in DTYPES for x in found.values()) and functools.reduce(torch.promote_types, found.values()) in taken:
+        return None
+    return f"the dtypes {', '.join(map(str, taken))}; got {', '.join(f'{n} {x}' for n, x in found.items())}"
+
+
+def wrong_widths(features: int | None = None, **tensors: Tensor) -> str | None:
+    """What is wrong with the tensors' last dimension, or with a count of features."""
+    found = {f"width of {n}": x.shape[-1] for n, x in tensors.items()} | ({} if features is None else {"features": features})
+    if all(x in WIDTHS for x in found.values()):
+        return None
+    return f"head widths and feature counts of {WIDTHS}; got {', '.join(f'{n} {x}' for n, x in found.items())}"
+
+
+def wrong_state(state) -> str | None:
+    """What is wrong with a linear state (None: there is none)."""
+    if state is None or state.kv.dtype == state.z.dtype == torch.float32:
+        return None
+    return f"a float32 state; got {state.kv.dtype}, {state.z.dtype}"
+
+
+def wrong_features(q, k, v, w_q, w_k, feature: str, fused=FEATURES, taken=DTYPES) -> str | None:
+    """What is wrong with the arguments of an op with feature maps: the map, its matrices, dtypes, widths."""
+    if feature not in fused:
+        return f"the features {', '.join(fused)}; got {feature!r}"
+    if (w_q is None) != (w_k is None):
+        return f"both feature matrices or neither; got {'w_k' if w_q is None else 'w_q'} alone"
+    width = q.shape[-1] if w_q is None else w_q.shape[-1]
+    return wrong_dtypes(taken, q=q, k=k, v=v) or wrong_widths(width, q=q, k=k, v=v)
+
+
+def wrong_packing(cu_seqlens: Tensor | None, **given) -> str | None:
+    """What is wrong with a packed row: arguments that the kernels take of other batches only."""
+    with_it = [] if cu_seqlens is None else [n for n, x in given.items() if x is not None and x is not False]
+    return f"cu_seqlens without {', '.join(given)}; got {', '.join(with_it)}" if with_it else None
 
 
 def one_token(state, return_state: bool, cu_seqlens: Tensor | None, *tensors: Tensor | None) -> bool:
@@ -39,8 +117,17 @@ def stateless(op: str, **given) -> None:
         raise ValueError(f"RELINEAR_KERNELS=reference: the definition of {op} takes no {', '.join(wrong)}; have auto, torch and triton")
 
 
+def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
+    """Raises ValueError unless `cu_seqlens` cuts one packed row of `length` positions into sequences."""
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs the sequences into one row; got a batch of {batch}")
+    if cu_seqlens.ndim != 1 or cu_seqlens[0] != 0 or cu_seqlens[-1] != length or (cu_seqlens.diff() < 0).any():
+        raise ValueError(f"cu_seqlens must rise from 0 to {length}; got {cu_seqlens.tolist()}")
+
+
 def per_sequence(op, cu_seqlens: Tensor, tokens: dict, fixed: dict, initial_state):
     """`op` on each sequence of a packed row in turn; per-token arguments are cut, states are gathered along the batch."""
+    check_packed(cu_seqlens, *tokens["q"].shape[:2])
     bounds = cu_seqlens.tolist()
     outputs = []
     for n, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):

@@ -1,11 +1,24 @@
 """The public `gated_linear_attention`: the Triton kernels for CUDA tensors, the chunked torch form elsewhere."""
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import gated_linear_attention_reference as reference
-from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
-from relinear_kernels.linear_attention_reference import EPS, LinearState
+from relinear_kernels.dispatch import (
+    DTYPES,
+    FEATURES,
+    one_token,
+    path,
+    per_sequence,
+    stateless,
+    takes,
+    use_triton,
+    wrong_features,
+    wrong_packing,
+    wrong_state,
+)  # fmt: skip
+from relinear_kernels.linear_attention_reference import LinearState
 
 
 def gated_linear_attention(
@@ -24,7 +37,6 @@ def gated_linear_attention(
     initial_state: LinearState | None = None,
     return_state: bool = False,
     cu_seqlens: Int[Tensor, " S"] | None = None,
-    eps: float = EPS,
 ):
     """Linear attention whose every feature channel fades by a gate of its own, linear in the length of the piece.
 
@@ -35,11 +47,18 @@ def gated_linear_attention(
     value below -8 counts as -8. Features are bounded ones: softmax_pm, relu, elu, none. Keys
     where `key_mask` is False (padding) leave no trace; give them log_gate 0. `cu_seqlens` marks the sequences of a packed row (B = 1).
     Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
-    overwrites `initial_state` where the kernels run. Raises ValueError naming what is possible where they do not support the arguments.
+    overwrites `initial_state` where the kernels run. Where they do not take the arguments, the torch form runs and a warning says why; with
+    RELINEAR_KERNELS=triton that is a ValueError.
     """
-    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
-    if use_triton(q):
-        if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_gate):
+    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize}
+    reference.check_gated(feature)
+    step = one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_gate)
+    taken = DTYPES if step else (torch.bfloat16, torch.float32)  # faded keys leave the range of float16
+    if use_triton(q) and takes(
+        "gated_linear_attention", wrong_features(q, k, v, w_q, w_k, feature, FEATURES, taken), wrong_state(initial_state),
+        wrong_packing(cu_seqlens, key_mask=key_mask),
+    ):  # fmt: skip
+        if step:
             from relinear_kernels.decode_step_triton import linear_step
 
             return linear_step(q, k, v, w_q, w_k, log_gate=log_gate, key_mask=key_mask, state=initial_state, **options)

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, exp
 from relinear_kernels.linear_attention_reference import (
-    EPS,
     LinearState,
     _accumulate,
     _features,
-    _normaliser,
     blocks,
     linear_state,
+    normaliser,
     per_query_head,
     per_state_head,
     state_heads,
@@ -50,7 +49,7 @@ def _gates(log_gate: Tensor, heads: int, feature: str, dtype) -> Float[Tensor, "
 
 
 def gated_linear_attention_weights(
-    q, k, w_q=None, w_k=None, *, log_gate, feature="softmax_pm", b_q=None, b_k=None, normalize=True, key_mask=None, eps=EPS
+    q, k, w_q=None, w_k=None, *, log_gate, feature="softmax_pm", b_q=None, b_k=None, normalize=True, key_mask=None
 ) -> Float[Tensor, "B H T T"]:
     """The T x T matrix gated linear attention implies, row = query. The definition; quadratic in T."""
     check_gated(feature)
@@ -64,7 +63,7 @@ def gated_linear_attention_weights(
         seen = phi_k[:, :, : t + 1] * (g[:, :, t : t + 1] - g[:, :, : t + 1]).exp()
         rows.append(nn.functional.pad((phi_q[:, :, t, None] * seen).sum(-1), (0, length - 1 - t)))
     a = torch.stack(rows, 2)
-    return a / _normaliser(a.sum(-1, keepdim=True), feature, eps) if normalize else a
+    return a / normaliser(a.sum(-1, keepdim=True)) if normalize else a
 
 
 def gated_linear_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
@@ -88,7 +87,6 @@ def gated_linear_attention(
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: LinearState | None = None,
     return_state: bool = False,
-    eps: float = EPS,
 ):
     """Gated linear attention over a piece of a sequence, in time and memory linear in its length.
 
@@ -110,17 +108,17 @@ def gated_linear_attention(
     middle, last = g[:, :, :, (chunk - 1) // 2, None], g[:, :, :, -1:]
     # Pairs above the diagonal can overflow: they are dropped, never multiplied by zero.
     inside = ((phi_q * exp(g - middle)) @ (phi_k * exp(middle - g)).transpose(-1, -2)).tril()
-    phi_q, phi_k, carry = phi_q * exp(g), phi_k * exp(last - g), exp(last[:, :, :, 0])
-    added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)
+    phi_q, phi_k, carry = phi_q * exp(g), phi_k * exp(last - g), exp(last[:, :, :, 0]).unbind(2)
+    added, added_z = (phi_k.transpose(-1, -2) @ v).unbind(2), phi_k.sum(-2).unbind(2)  # one tensor a chunk, as in `linear_sums`
     state = per_query_head(initial_state, heads) or linear_state(batch, heads, phi_q.shape[-1], value_dim, q.device, q.dtype)
     kv, z, entering, entering_z = state.kv.to(q.dtype), state.z.to(q.dtype), [], []
     for i in range(n):
         entering.append(kv)
         entering_z.append(z)
-        kv, z = kv * carry[:, :, i, :, None] + added[:, :, i], z * carry[:, :, i] + added_z[:, :, i]
+        kv, z = kv * carry[i][..., None] + added[i], z * carry[i] + added_z[i]
     out = inside @ v + phi_q @ torch.stack(entering, 2)
     if normalize:
         den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
-        out = out / _normaliser(den, feature, eps)[..., None]
+        out = out / normaliser(den)[..., None]
     out = out.flatten(2, 3).transpose(1, 2)[:, :length].to(dtype)
     return (out, per_state_head(LinearState(kv, z, state.shift), state_heads(w_k, heads))) if return_state else out

@@ -208,5 +208,5 @@ def test_what_is_not_supported_is_named():
         gated_linear_attention(**args, feature="exp_pm")
     with pytest.raises(ValueError, match=r"log_gate must be \[B=2, T=4, H=1, F=16\]; got \[2, 4, 1, 32\]"):
         gated_linear_attention(**args | {"log_gate": args["log_gate"].repeat(1, 1, 1, 2)})
-    with pytest.raises(ValueError, match="torch.bfloat16, torch.float32 .*; got torch.float16"):
+    with pytest.raises(ValueError, match="the dtypes torch.bfloat16, torch.float32; got .*torch.float16"):
         gated_linear_attention(**{n: x.half() for n, x in args.items()})

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate, check_gated
-from relinear_kernels.linear_attention_reference import EPS, LinearState, per_query_head, per_state_head, state_heads
+from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
+from relinear_kernels.linear_attention_reference import LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import FINE_STEP, Channels, Walk, _locate_segment, added, both, run_from_middle
 from relinear_kernels.projection_triton import Side, gradients, group_sum
 from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, tile
@@ -234,7 +234,7 @@ def _faded(walk: Walk, q, k, w_q, w_k, b_q, b_k, feature: str, gates: Channels) 
 
 class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_gate, mask, s0, z0, feature, normalize, cu_seqlens, keep_state, eps):
+    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_gate, mask, s0, z0, feature, normalize, cu_seqlens, keep_state):
         batch, length, heads, _ = q.shape
         walk = Walk.over(q, v, w_q, feature, cu_seqlens, channel=True)
         g = _channels(walk, log_gate, q.dtype)
@@ -243,10 +243,10 @@ class _GatedLinearAttention(torch.autograd.Function):
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g)
         o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) and normalize else None
-        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, den=den, eps=eps)
+        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, den=den)
         s_end, z_end = end or (None, None)
         ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, mask, *g, *states, o, den, s_end, z_end, s0)
-        ctx.walk, ctx.normalize, ctx.eps = walk, normalize, eps
+        ctx.walk, ctx.normalize = walk, normalize
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
 
@@ -259,7 +259,7 @@ class _GatedLinearAttention(torch.autograd.Function):
         (batch, length, heads, _), halves = q.shape, walk.shape["P"]
         do, delta = torch.zeros_like(o) if do is None else do.contiguous(), None
         if normalize:
-            do, delta, _ = walk.numerators(do, o, den, ctx.eps)
+            do, delta, _ = walk.numerators(do, o, den)
         own_q, own_k = need_q or need_wq or need_bq, need_k or need_wk or need_bk
         d_q = d_k = dv = ds0 = dz0 = dg = begin = None
         if own_q or need_g:
@@ -273,7 +273,7 @@ class _GatedLinearAttention(torch.autograd.Function):
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             if need_v:
                 dv = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=q.dtype)
-                dv = group_sum(walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, eps=ctx.eps, **columns), v)
+                dv = group_sum(walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, **columns), v)
             if own_k or need_g:
                 d_k = walk.maps(y_k, y_q, v, do, states, row_mask=mask, scalar=delta, **columns)
         new = lambda: torch.empty(halves, *g.gate.shape, device=q.device, dtype=q.dtype)  # noqa: E731
@@ -296,25 +296,21 @@ class _GatedLinearAttention(torch.autograd.Function):
         side_q = Side(dy_q, q, w_q, b_q, (need_q, need_wq, need_bq)) if own_q else None
         side_k = Side(dy_k, k, w_k, b_k, (need_k, need_wk, need_bk)) if own_k else None
         (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
-        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, dg, None, ds0, dz0, *(None,) * 5)
+        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, dg, None, ds0, dz0, *(None,) * 4)
 
 
 def gated_linear_attention(
     q, k, v, w_q=None, w_k=None, *, log_gate: Tensor, feature="softmax_pm", b_q=None, b_k=None, normalize=True, key_mask=None,
-    initial_state=None, return_state=False, cu_seqlens=None, eps=EPS,
+    initial_state=None, return_state=False, cu_seqlens=None,
 ):  # fmt: skip
-    """`relinear_kernels.gated_linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
-    check_gated(feature)
+    """`relinear_kernels.gated_linear_attention` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
     dtype, heads, states = v.dtype, q.shape[2], state_heads(w_k, q.shape[2])
     check_gate(log_gate, *q.shape[:3], w_k, q.shape[-1] if w_q is None else w_q.shape[-1])
-    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared("gated_linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
+    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
     log_gate, initial_state = per_query_head(log_gate, heads, 2), per_query_head(initial_state, heads)
-    if q.dtype == torch.float16:
-        raise ValueError("gated_linear_attention on the Triton path takes the dtypes torch.bfloat16, torch.float32 (faded keys leave the range"
-                         " of float16); got torch.float16")  # fmt: skip
     s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
     o, s, z = _GatedLinearAttention.apply(
-        q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens, return_state, eps,
+        q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens, return_state,
     )  # fmt: skip
     o = o.to(dtype)
     if not return_state:

@@ -6,8 +6,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import hybrid_attention_reference as reference
-from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
-from relinear_kernels.hybrid_attention_reference import EPS, HybridState
+from relinear_kernels.dispatch import (
+    one_token,
+    path,
+    per_sequence,
+    stateless,
+    takes,
+    use_triton,
+    wrong_features,
+    wrong_packing,
+    wrong_state,
+)  # fmt: skip
+from relinear_kernels.hybrid_attention_reference import HybridState
 from relinear_kernels.sliding_window_attention_reference import window_state
 
 
@@ -26,17 +36,21 @@ def hybrid_attention(
     initial_state: HybridState | None = None,
     return_state: bool = False,
     cu_seqlens: Int[Tensor, " S"] | None = None,
-    eps: float = EPS,
 ):
     """LoLCATs' hybrid over a piece of a sequence, linear in its length: softmax within `window`, linear attention beyond it.
 
     A plain sliding window: no tiles, so a prefix never changes. The keys' matrices are one a query head (M = H) or one a key head (M = Hkv);
     there is a linear state for each. `cu_seqlens` marks the sequences of a packed row (B = 1). Returns
     ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`; a single token without gradients overwrites
-    `initial_state` where the kernels run. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    `initial_state` where the kernels run. Where the kernels do not take the arguments, the torch form runs and a warning says why; with
+    RELINEAR_KERNELS=triton that is a ValueError.
     """
-    options = {"feature": feature, "window": window, "window_factor": window_factor, "scale": scale, "eps": eps}
-    if use_triton(q):
+    options = {"feature": feature, "window": window, "window_factor": window_factor, "scale": scale}
+    reference.check_hybrid(feature, window)
+    if use_triton(q) and takes(
+        "hybrid_attention", wrong_features(q, k, v, w_q, w_k, feature), wrong_state(initial_state and initial_state.linear),
+        wrong_packing(cu_seqlens, key_mask=key_mask, initial_state=initial_state, return_state=return_state),
+    ):  # fmt: skip
         if one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, window_factor):
             from relinear_kernels.decode_step_triton import hybrid_step
 

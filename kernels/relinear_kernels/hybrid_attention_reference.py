@@ -13,7 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relinear_kernels.features import ACTIVATIONS, exp
-from relinear_kernels.linear_attention_reference import LinearState, _accumulate, linear_attention_weights, linear_state, linear_sums
+from relinear_kernels.linear_attention_reference import (
+    LinearState,
+    _accumulate,
+    linear_attention_weights,
+    linear_state,
+    linear_sums,
+    normaliser,
+)
 from relinear_kernels.sliding_window_attention_reference import (
     WindowState,
     _visible,
@@ -23,8 +30,6 @@ from relinear_kernels.sliding_window_attention_reference import (
     window_state,
     window_values,
 )
-
-EPS = 1e-12
 
 
 class HybridState(NamedTuple):
@@ -40,7 +45,8 @@ def hybrid_state(batch, heads, groups, dim, features, *, window, device=None, dt
     return HybridState(ring, linear_state(batch, heads, features, dim, device, dtype))
 
 
-def _check(feature: str, window: int) -> None:
+def check_hybrid(feature: str, window: int) -> None:
+    """Raises ValueError unless the hybrid has this map and a window of at least one position."""
     if feature not in ACTIVATIONS:
         raise ValueError(f"hybrid_attention takes bounded features ({', '.join(ACTIVATIONS)}): its sums share one scale; got {feature!r}")
     if window < 1:
@@ -48,10 +54,10 @@ def _check(feature: str, window: int) -> None:
 
 
 def hybrid_attention_weights(
-    q, k, w_q=None, w_k=None, *, feature="softmax_pm", window, window_factor, scale=None, key_mask=None, eps=EPS
+    q, k, w_q=None, w_k=None, *, feature="softmax_pm", window, window_factor, scale=None, key_mask=None
 ) -> Float[Tensor, "B H T T"]:
     """The T x T matrix of the hybrid, row = query. The definition; quadratic in T."""
-    _check(feature, window)
+    check_hybrid(feature, window)
     q, k = _accumulate(q), _accumulate(k)
     batch, length, heads, dim = q.shape
     scale = dim**-0.5 if scale is None else scale
@@ -63,7 +69,7 @@ def hybrid_attention_weights(
     linear = linear_attention_weights(q, k, w_q, w_k, feature=feature, normalize=False, key_mask=key_mask)
     far = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-window)
     a = torch.where(far, linear, soft)
-    return a / a.sum(-1, keepdim=True).clamp(min=eps)
+    return a / normaliser(a.sum(-1, keepdim=True))
 
 
 def hybrid_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
@@ -86,13 +92,12 @@ def hybrid_attention(
     key_mask: Bool[Tensor, "B T"] | None = None,
     initial_state: HybridState | None = None,
     return_state: bool = False,
-    eps: float = EPS,
 ):
     """The hybrid over a piece of a sequence, linear in its length. A plain sliding window: no tiles, so a prefix never changes.
 
     Returns ``[B, T, H, D]`` in v's dtype, and the `HybridState` after the piece if `return_state`.
     """
-    _check(feature, window)
+    check_hybrid(feature, window)
     dtype, (batch, length, _, dim) = v.dtype, q.shape
     q, k, v = _accumulate(q), _accumulate(k), _accumulate(v)
     groups = k.shape[2]
@@ -109,5 +114,5 @@ def hybrid_attention(
         q, keys[:, :length], values[:, :length], w_q, w_k, feature=feature, key_mask=mask[:, :length],
         initial_state=None if initial_state is None else initial_state.linear,
     )  # fmt: skip
-    out = ((near + far) / (near_den + far_den).clamp(min=eps)[..., None]).to(dtype)
+    out = ((near + far) / normaliser(near_den + far_den)[..., None]).to(dtype)
     return (out, HybridState(ring, linear)) if return_state else out

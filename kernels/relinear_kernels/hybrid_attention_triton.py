@@ -12,7 +12,7 @@ several do): sum over the window of p dA = weight (dO . O_window - dO . O) / den
 
 import torch
 
-from relinear_kernels.hybrid_attention_reference import EPS, HybridState, _check
+from relinear_kernels.hybrid_attention_reference import HybridState
 from relinear_kernels.linear_attention_reference import LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import Walk, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
@@ -23,7 +23,7 @@ from relinear_kernels.triton_common import prepared
 
 class _Hybrid(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, w_q, w_k, gamma, mask, s0, z0, feature, window, scale, eps, keep_state, cu_seqlens):
+    def forward(ctx, q, k, v, w_q, w_k, gamma, mask, s0, z0, feature, window, scale, keep_state, cu_seqlens):
         batch, offset = len(q), k.shape[1] - q.shape[1]
         walk = Walk.over(q, v, w_q, feature, cu_seqlens, offset, offset - window)
         near = Near.over(q, k, window, scale, cu_seqlens, gamma.float().contiguous())
@@ -32,10 +32,10 @@ class _Hybrid(torch.autograd.Function):
         end = walk.final(q.device) if keep_state else None
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask)
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) else None
-        o = walk.outputs(y_q, y_k, v, torch.empty_like(q), states, normalize=True, mask=mask, den=den, near=close, near_den=of_window[2], eps=eps)
+        o = walk.outputs(y_q, y_k, v, torch.empty_like(q), states, normalize=True, mask=mask, den=den, near=close, near_den=of_window[2])
         s_end, z_end = end or (None, None)
         ctx.save_for_backward(q, k, v, w_q, w_k, y_q, y_k, gamma, mask, *states, s_end, z_end, s0, o, den, close, *of_window)
-        ctx.walk, ctx.near, ctx.eps = walk, near, eps
+        ctx.walk, ctx.near = walk, near
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
 
@@ -45,7 +45,7 @@ class _Hybrid(torch.autograd.Function):
         walk, near = ctx.walk, ctx.near
         need_q, need_k, need_v, need_wq, need_wk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:9]
         do = torch.zeros_like(o) if do is None else do.contiguous()
-        do, delta, share = walk.numerators(do, o, den, ctx.eps, close, weight)
+        do, delta, share = walk.numerators(do, o, den, close, weight)
         of_window = (do, delta, arg, share)
         d_gamma = (share.view(len(gamma), -1).sum(1) / near.gamma).to(gamma.dtype) if need_g else None
         side_q = side_k = dq = dk = dv = ds0 = dz0 = None
@@ -64,36 +64,32 @@ class _Hybrid(torch.autograd.Function):
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             columns |= {"row_mask": mask}
             if need_v and dv.shape == q.shape[:1] + dv.shape[1:2] + q.shape[2:]:
-                walk.outputs(y_k, y_q, do, dv, states, near=dv, eps=ctx.eps, **columns)
+                walk.outputs(y_k, y_q, do, dv, states, near=dv, **columns)
             elif need_v:  # the linear part comes per query head; keys that are no query's yet get nothing
                 far = v.new_zeros(*v.shape[:2], *q.shape[2:])
-                dv += group_sum(walk.outputs(y_k, y_q, do, far, states, eps=ctx.eps, **columns), v)
+                dv += group_sum(walk.outputs(y_k, y_q, do, far, states, **columns), v)
             if need_k or need_wk:
                 dy = walk.maps(y_k, y_q, v, do, states, scalar=delta, **columns)
                 side_k = Side(dy, k, w_k, None, (need_k, need_wk, False), onto=dk)
         (dq, dw_q, _), (dk, dw_k, _) = gradients(side_q, side_k)
-        return (dq, dk, dv, dw_q, dw_k, d_gamma, None, ds0, dz0, *(None,) * 6)
+        return (dq, dk, dv, dw_q, dw_k, d_gamma, None, ds0, dz0, *(None,) * 5)
 
 
 def hybrid_attention(
     q, k, v, w_q=None, w_k=None, *, feature="softmax_pm", window, window_factor, scale=None, key_mask=None, initial_state=None,
-    return_state=False, cu_seqlens=None, eps=EPS, empty_ring,
+    return_state=False, cu_seqlens=None, empty_ring,
 ):  # fmt: skip
-    """`relinear_kernels.hybrid_attention` by the kernels of this module. Raises ValueError naming what they support.
+    """`relinear_kernels.hybrid_attention` by the kernels of this module. Raises ValueError for shapes that do not fit together.
 
     `empty_ring()` is the ring before the first token; only called for where a state is returned without one given.
     """
-    _check(feature, window)
     dim, dtype, heads, states = q.shape[-1], v.dtype, q.shape[2], state_heads(w_k, q.shape[2])
     if v.shape[-1] != dim:
         raise ValueError(f"hybrid_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and {dim}")
-    q, k, v, w_q, w_k, *_ = prepared("hybrid_attention", feature, q, k, v, w_q, w_k, cu_seqlens=cu_seqlens)
+    q, k, v, w_q, w_k, *_ = prepared(q, k, v, w_q, w_k, cu_seqlens=cu_seqlens)
     scale = dim**-0.5 if scale is None else scale
     keys, values, mask, ring, s0, z0 = k, v, key_mask, None, None, None
-    if cu_seqlens is not None:
-        if initial_state is not None or return_state or key_mask is not None:
-            raise ValueError("hybrid_attention takes cu_seqlens without key_mask, initial_state or return_state")
-    elif initial_state is None and key_mask is None:
+    if initial_state is None and key_mask is None:
         ring = begin(empty_ring(), k, v) if return_state else None
     elif initial_state is not None or return_state:
         keys, values, mask, ring = extend(empty_ring() if initial_state is None else initial_state.ring, k, v, key_mask)
@@ -101,7 +97,7 @@ def hybrid_attention(
             s0, z0, _ = (x.contiguous() for x in per_query_head(initial_state.linear, heads))
     o, s, z = _Hybrid.apply(
         q, keys.contiguous(), values.contiguous(), w_q, w_k, window_factor, None if mask is None else mask.contiguous(),
-        s0, z0, feature, window, scale, eps, return_state, cu_seqlens,
+        s0, z0, feature, window, scale, return_state, cu_seqlens,
     )  # fmt: skip
     o = o.to(dtype)
     return (o, HybridState(ring, per_state_head(LinearState(s, z, torch.full_like(z, -torch.inf)), states))) if return_state else o

@@ -4,9 +4,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import linear_attention_reference as reference
-from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
-from relinear_kernels.features import EXPONENTIAL
-from relinear_kernels.linear_attention_reference import CHUNK, EPS, LinearState
+from relinear_kernels.dispatch import (
+    FEATURES,
+    one_token,
+    path,
+    per_sequence,
+    stateless,
+    takes,
+    use_triton,
+    wrong_features,
+    wrong_packing,
+    wrong_state,
+)  # fmt: skip
+from relinear_kernels.features import EXPONENTIAL, check_feature
+from relinear_kernels.linear_attention_reference import CHUNK, LinearState
 
 
 def linear_attention(
@@ -27,11 +38,10 @@ def linear_attention(
     return_state: bool = False,
     cu_seqlens: Int[Tensor, " S"] | None = None,
     chunk: int = CHUNK,
-    eps: float = EPS,
 ):
     """Linear attention over a piece of a sequence, in time and memory linear in its length.
 
-        out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i   (normalize=True)
+        out_t = sum_{i<=t} exp(G_t - G_i) (phi(q_t) . phi(k_i)) v_i   / the same sum without v_i   (normalize=True; 1 where that is zero)
 
     The keys' matrices are one a query head (M = H) or one a key head (M = Hkv); there is a state for each. `log_decay` is None, one value
     per state ``[M]`` (SUPRA) or one per token and state ``[B, T, M]`` (Lizard's gate); G its running sum.
@@ -40,16 +50,20 @@ def linear_attention(
     its place), no packed rows, and torch's products on any device.
     Returns ``[B, T, H, Dv]`` in v's dtype, and the `LinearState` after the piece if `return_state`; a single token without gradients
     overwrites `initial_state` where the kernels run (but for exponential features, whose reference moves with it). `chunk` is the torch
-    form's. Raises ValueError naming what is possible where the kernels do not support the arguments.
+    form's. Where the kernels do not take the arguments, the torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a
+    ValueError.
     """
-    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize, "eps": eps}
+    options = {"feature": feature, "b_q": b_q, "b_k": b_k, "normalize": normalize}
     if not causal:
         reference.check_causal(causal, log_decay=log_decay, initial_state=initial_state, cu_seqlens=cu_seqlens)
         if path() == "reference":
             stateless("linear_attention", return_state=return_state)
             return reference.linear_attention_quadratic(q, k, v, w_q, w_k, causal=False, key_mask=key_mask, **options)
         return reference.linear_attention(q, k, v, w_q, w_k, causal=False, key_mask=key_mask, return_state=return_state, **options)
-    if use_triton(q):
+    if use_triton(q) and takes(
+        "linear_attention", wrong_features(q, k, v, w_q, w_k, check_feature(feature), (*FEATURES, *EXPONENTIAL)), wrong_state(initial_state),
+        wrong_packing(cu_seqlens, key_mask=key_mask),
+    ):  # fmt: skip
         if feature not in EXPONENTIAL and one_token(initial_state, return_state, cu_seqlens, q, k, v, w_q, w_k, b_q, b_k, log_decay):
             from relinear_kernels.decode_step_triton import linear_step
 

@@ -19,7 +19,6 @@ from relinear_kernels.features import ACTIVATIONS, EXPONENTIAL, check_feature, e
 
 CHUNK = 64
 EXPONENTIAL_CHUNK = 16  # keys of a chunk share a reference per feature; fewer keys spread less, and lose less below it
-EPS = 1e-6  # the least normaliser: with ReLU features a row can be all zero
 
 
 class LinearState(NamedTuple):
@@ -71,14 +70,23 @@ def _accumulate(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _normaliser(den: Tensor, feature: str, eps: float) -> Tensor:
-    """The denominator, never below `eps`.
+def normaliser(den: Tensor) -> Tensor:
+    """The denominator: the sum of a row's weights as it is, of any size and sign, so that the weights sum to 1 whatever the features' scale.
 
-    Exponential features have a scale of their own, so there a denominator may be small; only that of a query without keys becomes 1.
+    Only a sum that is zero as far as its dtype can tell becomes 1: that of a query that sees no key, or none with which it shares a feature.
     """
-    if feature in ACTIVATIONS:
-        return den.clamp(min=eps)
-    return den.masked_fill(den < torch.finfo(den.dtype).tiny, 1.0)
+    dtype = torch.finfo(den.dtype)
+    return den.masked_fill(den.abs() < dtype.tiny / dtype.eps, 1.0)
+
+
+def pair_decay(log_decay: Float[Tensor, "... T"]) -> Float[Tensor, "... T T"]:
+    """The log decay of every pair: at [t, i] the sum of those behind i up to t, and 0 where i is not before t.
+
+    Every pair has a sum of its own. The difference of two running sums would have the rounding of all that comes before both, which is all
+    that is left of it after a huge decay, and no value after one of minus infinity.
+    """
+    each = log_decay[..., None, :].expand(*log_decay.shape, log_decay.shape[-1])  # [.., i, t]
+    return each.triu(1).cumsum(-1).transpose(-1, -2)
 
 
 def every_decay(log_decay: Tensor | None, batch: int, length: int, heads: int, states: int) -> Float[Tensor, "B T M"] | None:
@@ -140,7 +148,7 @@ def _log_products(x: Float[Tensor, "B H T F"], y: Float[Tensor, "B H T F"]) -> F
 
 
 def linear_attention_weights(
-    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, causal=True, eps=EPS
+    q, k, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None, causal=True
 ) -> Float[Tensor, "B H T T"]:
     """The T x T matrix linear attention implies, row = query. The definition; quadratic in T, for analysis and as the tests' oracle."""
     check_feature(feature)
@@ -164,10 +172,9 @@ def linear_attention_weights(
         a = (logits - top.masked_fill(top.isinf(), 0.0)).exp()
     decay = per_query_head(every_decay(log_decay, batch, length, heads, state_heads(w_k, heads)), heads, 2)
     if decay is not None:
-        g = decay.to(q.dtype).cumsum(1).transpose(1, 2)  # [B, H, T]
-        a = a * torch.where(reach, g[..., :, None] - g[..., None, :], torch.zeros_like(a)).exp()
+        a = a * pair_decay(decay.to(q.dtype).transpose(1, 2)).exp()
     a = torch.where(reach, a, torch.zeros_like(a)) if causal else a
-    return a / _normaliser(a.sum(-1, keepdim=True), feature, eps) if normalize else a
+    return a / normaliser(a.sum(-1, keepdim=True)) if normalize else a
 
 
 def linear_attention_quadratic(q, k, v, *args, **kwargs) -> Float[Tensor, "B T H D"]:
@@ -203,25 +210,27 @@ def linear_sums(
     inside = (phi_q @ phi_k.transpose(-1, -2)).tril()
     carry = None
     if decay is not None:
-        g = decay.to(q.dtype).transpose(1, 2).unflatten(2, (n, chunk)).cumsum(-1)  # [B, H, N, C]; every exponent below is <= 0
-        inside = inside * exp((g[..., :, None] - g[..., None, :]).tril())
-        phi_k = phi_k * exp(g[..., -1:] - g)[..., None]
-        phi_q, carry = phi_q * exp(g)[..., None], exp(g[..., -1])  # carry [B, H, N]
-    added, added_z = phi_k.transpose(-1, -2) @ v, phi_k.sum(-2)  # [B, H, N, F, D], [B, H, N, F]
+        d = decay.to(q.dtype).transpose(1, 2).unflatten(2, (n, chunk))  # [B, H, N, C]; every exponent below is <= 0
+        pairs, g = exp(pair_decay(d)), exp(d.cumsum(-1))
+        inside = inside * pairs
+        phi_k = phi_k * pairs[..., -1, :, None]
+        phi_q, carry = phi_q * g[..., None], g[..., -1].unbind(2)
+    # One tensor a chunk: the backward of an index into all of them writes zeros as large as all of them, for every chunk.
+    added, added_z = (phi_k.transpose(-1, -2) @ v).unbind(2), phi_k.sum(-2).unbind(2)  # [B, H, F, D], [B, H, F]
     shift, rescale = state.shift, None
     if reference is not None:
         before = torch.cat([shift[:, :, None], reference[:, :, :-1]], 2)
-        rescale = exp(torch.where(before.isinf(), torch.zeros_like(before), before - reference))  # [B, H, N, F]
+        rescale = exp(torch.where(before.isinf(), torch.zeros_like(before), before - reference)).unbind(2)  # [B, H, F]
         shift = reference[:, :, -1]
     kv, z, entering, entering_z = state.kv, state.z, [], []
     for i in range(n):
         if rescale is not None:  # the state that enters a chunk is held relative to that chunk's reference
-            kv, z = kv * rescale[:, :, i, :, None], z * rescale[:, :, i]
+            kv, z = kv * rescale[i][..., None], z * rescale[i]
         entering.append(kv)
         entering_z.append(z)
         if carry is not None:
-            kv, z = kv * carry[:, :, i, None, None], z * carry[:, :, i, None]
-        kv, z = kv + added[:, :, i], z + added_z[:, :, i]
+            kv, z = kv * carry[i][..., None, None], z * carry[i][..., None]
+        kv, z = kv + added[i], z + added_z[i]
     num = inside @ v + phi_q @ torch.stack(entering, 2)
     den = inside.sum(-1) + (phi_q @ torch.stack(entering_z, 2)[..., None])[..., 0]
     num, den = num.flatten(2, 3).transpose(1, 2)[:, :length], den.flatten(2, 3).transpose(1, 2)[:, :length]
@@ -260,7 +269,6 @@ def linear_attention(
     initial_state: LinearState | None = None,
     return_state: bool = False,
     chunk: int = CHUNK,
-    eps: float = EPS,
 ):
     """Linear attention over a piece of a sequence, in time and memory linear in its length.
 
@@ -276,5 +284,5 @@ def linear_attention(
         num, den, state = linear_sums(q, k, v, w_q, w_k, **maps, log_decay=log_decay, initial_state=initial_state, chunk=chunk)
     else:
         num, den, state = *sums_of_all(q, k, v, w_q, w_k, **maps), None
-    out = (num / _normaliser(den, feature, eps)[..., None] if normalize else num).to(v.dtype)
+    out = (num / normaliser(den)[..., None] if normalize else num).to(v.dtype)
     return (out, state) if return_state else out

@@ -5,7 +5,7 @@ import torch
 
 from relinear_kernels.features import EXPONENTIAL
 from relinear_kernels.linear_attention import linear_attention
-from relinear_kernels.linear_attention_reference import LinearState
+from relinear_kernels.linear_attention_reference import LinearState, linear_attention_quadratic
 from relinear_kernels.linear_attention_reference import linear_attention as chunked
 from relinear_kernels.testing import DEVICE, DTYPES, check, of_key_heads, relative
 
@@ -184,6 +184,24 @@ def test_pieces_equal_the_whole(feature):
         y, state = linear_attention(**piece, **rest, initial_state=state, return_state=True)
         out.append(y)
     assert relative(torch.cat(out, 1), linear_attention(**args, feature=feature)) < 1e-5
+
+
+@pytest.mark.parametrize("huge", [-1e4, -1e30, -torch.inf])
+def test_what_comes_after_a_huge_decay_is_as_if_nothing_had_come_before(huge):
+    args = {n: x.to(DEVICE) for n, x in inputs(40, 16, 16, 2, 1, "softmax_pm", "token", False).items()}
+    args["log_decay"] = args["log_decay"] / 100
+    args["log_decay"][:, 20] = args["log_decay"][:, 25] = huge
+    after = {n: x[:, 25:] if n in ("q", "k", "v", "log_decay") else x for n, x in args.items()}
+    given = {n: x.requires_grad_() for n, x in args.items()}
+    out = linear_attention(**given)[:, 25:]
+    exact = {n: x.detach().double().requires_grad_() for n, x in after.items()}
+    exact["log_decay"] = torch.cat([torch.zeros_like(exact["log_decay"][:, :1]), exact["log_decay"][:, 1:]], 1).detach().requires_grad_()
+    want = linear_attention_quadratic(**exact)
+    assert relative(out, want) < 2e-5
+    grads = zip(*(torch.autograd.grad(y.square().sum(), x.values()) for y, x in ((out, given), (want, exact))), strict=True)
+    for n, (g, w) in zip(args, grads, strict=True):
+        rows = slice(-14, None) if n in ("q", "k", "v", "log_decay") else slice(None)
+        assert relative(*(x[:, rows] if n in ("q", "k", "v", "log_decay") else x for x in (g, w))) < 1e-4, n
 
 
 def test_the_same_input_twice_gives_the_same_bits():

@@ -21,7 +21,7 @@ those that it has seen:
     o    rows q, columns k: o_t  = sum_{i<=t} A_ti v_i / den_t        dphi_q  rows q, columns k: sum_{i<=t} (g_t . v_i + e_t) phi(k_i)
     dv   rows k, columns q: dv_i = sum_{t>=i} A_ti g_t                dphi_k  rows k, columns q: sum_{t>=i} (g_t . v_i + e_t) phi(q_t)
 
-with g = dO / den and e = -(g . O) (zero where the denominator is clamped); the right-hand ones run from the end. The features are made
+with g = dO / den and e = -(g . O) (zero where there is no denominator); the right-hand ones run from the end. The features are made
 once, with their projection (`projection_triton`), g once for all three gradients, and products read both as they lie. No accumulator is
 ever the transposed left operand of a product (miscompiled on Hopper by Triton 3.4 to 3.7.0).
 
@@ -43,21 +43,22 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relinear_kernels.features import EXPONENTIAL, check_feature
+from relinear_kernels.features import EXPONENTIAL
 from relinear_kernels.gated_linear_attention_reference import CHUNK
-from relinear_kernels.linear_attention_reference import EPS, LinearState, every_decay, per_query_head, per_state_head, state_heads
+from relinear_kernels.linear_attention_reference import LinearState, every_decay, per_query_head, per_state_head, state_heads
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.triton_common import (
-    FEATURES,
     Pieces,
     block_of,
     cdiv,
     kept,
+    nothing,
     phi,
     phi_backward,
     pieces,
     prepared,
     put,
+    reciprocal,
     sequence,
     tile,
 )
@@ -67,6 +68,7 @@ COARSE, FINE = (tl.constexpr(i) for i in (1, 2))  # MILD gates a channel: in seg
 LEAST = tl.constexpr(-96.0)  # the least power of two by which a step may fade where columns absorb its gates
 FINE_STEP = CHUNK  # rows of a step in which no channel's gate can overflow
 PROGRAMS = 264  # two for each multiprocessor of an H200
+LOWEST = -104.0  # a log decay below which float32 has nothing left; larger ones would take the digits of what comes after them in a step
 SEGMENT = 512  # the shortest segment that is worth its state and two more launches
 
 
@@ -479,7 +481,7 @@ def _take_values(qp, qm, a, kp, km, sp, sm, x, row_fade, fade, P: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["T", "L", "total", "offset", "shift"])
 def _outputs(
-    yr, yc, v, o, row_mask, mask, g, hard, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift, eps,
+    yr, yc, v, o, row_mask, mask, g, hard, weight, s, z, den, near, near_den, cu, blocks, T, L, total, offset, shift,
     H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, V: tl.constexpr, F: tl.constexpr, P: tl.constexpr,
     FEATURE: tl.constexpr, GIVEN: tl.constexpr, FADED: tl.constexpr, NORMALIZE: tl.constexpr, GATES: tl.constexpr, CHANNEL: tl.constexpr,
     REVERSE: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
@@ -585,7 +587,7 @@ def _outputs(
             if near_den is not None:
                 near_d = tl.load(near_den + h * total + start + rows, mask=rows < last, other=0.0)
                 d += near_d
-            over = 1 / tl.maximum(d, eps)
+            over = reciprocal(d)
         elif row_mask is not None or shift is not None:
             over = kept(row_mask, lead, place, end).to(tl.float32)
         at_v = h // (H // N) * (V // BV) + part
@@ -766,9 +768,9 @@ def _maps(
 
 @triton.jit(do_not_specialize=["total"])
 def _numerators(
-    do, o, den, near, near_den, g, delta, share, total, eps, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
+    do, o, den, near, near_den, g, delta, share, total, H: tl.constexpr, V: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """Write g = dO / den and `delta` = -(g . O) `[H, rows]`, which is zero where the denominator is clamped. Beside a near part write `share`, its
+    """Write g = dO / den and `delta` = -(g . O) `[H, rows]`, which is zero where there is no denominator. Beside a near part write `share`, its
     weight times the gradient of that weight."""
     h = tl.program_id(0) % H
     rows = tl.program_id(0) // H * BT + tl.arange(0, BT)
@@ -776,14 +778,14 @@ def _numerators(
     at = (rows.to(tl.int64)[:, None] * H + h) * V + tl.arange(0, V)[None, :]
     lane = h * total + rows
     d = tl.load(den + lane, mask=inside, other=1.0)
-    x = tl.load(do + at, mask=inside[:, None], other=0.0).to(tl.float32) * (1 / tl.maximum(d, eps))[:, None]
+    x = tl.load(do + at, mask=inside[:, None], other=0.0).to(tl.float32) * reciprocal(d)[:, None]
     if g.dtype.element_ty == tl.float16:
         x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     x = x.to(g.dtype.element_ty)
     tl.store(g + at, x, mask=inside[:, None])
     x = x.to(tl.float32)  # rounded as products read it, so that terms that cancel there cancel here
     e = tl.sum(x * tl.load(o + at, mask=inside[:, None], other=0.0).to(tl.float32), 1)
-    e = tl.where(d >= eps, e, 0.0)
+    e = tl.where(nothing(d), 0.0, e)
     tl.store(delta + lane, -e, mask=inside)
     if near is not None:
         c = tl.sum(x * tl.load(near + at, mask=inside[:, None], other=0.0).to(tl.float32), 1) - e
@@ -826,7 +828,7 @@ def _running_sums(x, out, cu, blocks, T, total, H, CS: tl.constexpr, BH: tl.cons
 
 def chunk_decay(log_decay: Tensor, batch: int, length: int, heads: int, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
     """The running sum of the log decay within each chunk, to base two: `[H, B T]` float32."""
-    g = every_decay(log_decay, batch, length, heads, heads).float().contiguous()
+    g = every_decay(log_decay, batch, length, heads, heads).float().clamp(min=LOWEST).contiguous()
     out = torch.empty(heads, batch * length, device=g.device, dtype=torch.float32)
     cut = pieces(batch, length, cu_seqlens, chunk)
     _running_sums[(cut.programs,)](g, out, cut.cu, cut.blocks, length, batch * length, heads, CS=chunk, BH=triton.next_power_of_2(heads))
@@ -977,7 +979,7 @@ class Walk(NamedTuple):
         return found
 
     def outputs(
-        self, rows, columns, v, out, states, *, eps, reverse=False, normalize=False, row_mask=None, mask=None, g=None, weight=None,
+        self, rows, columns, v, out, states, *, reverse=False, normalize=False, row_mask=None, mask=None, g=None, weight=None,
         den=None, near=None, near_den=None,
     ):  # fmt: skip
         """Writes o, or dv if `reverse`."""
@@ -988,7 +990,7 @@ class Walk(NamedTuple):
             _outputs[(self.cut.programs * self.shape["H"] * (self.shape["V"] // (part * parts)),)](
                 self._tile(rows, width, step), self._tile(columns, width, step), self._tile(v, part, step),
                 self._written(out, part, step, reverse), row_mask, mask, table, hard, weight, *states, den, near, near_den,
-                *self._where(v.shape[0]), eps, **flags, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize,
+                *self._where(v.shape[0]), **flags, R=rows.shape[2], C=columns.shape[2], N=v.shape[2], NORMALIZE=normalize,
                 REVERSE=reverse, BV=part, PARTS=parts, num_stages=self.cfg.stages,
             )  # fmt: skip
         return out
@@ -1019,14 +1021,12 @@ class Walk(NamedTuple):
             )  # fmt: skip
         return dy
 
-    def numerators(self, do, o, den, eps, near=None, near_den=None):
+    def numerators(self, do, o, den, near=None, near_den=None):
         """g = dO / den, the gradient of what is over the denominator, -(g . O) and, beside a near part, the share its maximum takes away:
         `[B, T, H, V]` and `[H, B T]` each."""
         g, delta, share = torch.empty_like(do), torch.empty_like(den), None if near is None else torch.empty_like(den)
         heads, total = den.shape
-        _numerators[(cdiv(total, 16) * heads,)](
-            do, o, den, near, near_den, g, delta, share, total, eps, H=heads, V=self.shape["V"], BT=16, num_warps=4
-        )
+        _numerators[(cdiv(total, 16) * heads,)](do, o, den, near, near_den, g, delta, share, total, H=heads, V=self.shape["V"], BT=16, num_warps=4)
         return g, delta, share
 
     def decay_gradient(self, rows: Tensor, columns: Tensor, ends: Tensor | None, log_decay: Tensor) -> Tensor:
@@ -1046,7 +1046,7 @@ def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Te
 
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state, eps):
+    def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state):
         batch, length, heads, _ = q.shape
         walk = Walk.over(q, v, w_q, feature, cu_seqlens, gated=log_decay is not None)
         running = lambda decay: chunk_decay(decay, batch, length, heads, walk.cfg.block, cu_seqlens)  # noqa: E731
@@ -1062,11 +1062,11 @@ class _LinearAttention(torch.autograd.Function):
         states = walk.states(y_k, v, begin=None if s0 is None else (s0, z0), end=end, mask=mask, g=g, weight=weight)
         o = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=v.dtype)
         den = walk.scalars(batch, q.device) if any(ctx.needs_input_grad) and normalize else None
-        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, weight=weight, den=den, eps=eps)
+        walk.outputs(y_q, y_k, v, o, states, normalize=normalize, mask=mask, g=g, weight=weight, den=den)
         s_end, z_end = end or (None, None)
         ctx.save_for_backward(q, k, v, w_q, w_k, b_q, b_k, y_q, y_k, log_decay, mask, g, weight, *states, o, den, s_end,
                               z_end, s0, cu_seqlens)  # fmt: skip
-        ctx.walk, ctx.normalize, ctx.eps = walk, normalize, eps
+        ctx.walk, ctx.normalize = walk, normalize
         ctx.set_materialize_grads(False)
         if last is not None:
             ctx.mark_non_differentiable(last)
@@ -1082,9 +1082,7 @@ class _LinearAttention(torch.autograd.Function):
         do = torch.zeros_like(o) if do is None else do.contiguous()
         delta = None
         if normalize:
-            if weight is not None:
-                den = den.masked_fill(den == 0, torch.inf)  # a query that sees no key
-            do, delta, _ = walk.numerators(do, o, den, ctx.eps)
+            do, delta, _ = walk.numerators(do, o, den)
         row, col = (walk.scalars(batch, q.device, halves) if need_g else None for _ in range(2))
         side_q = side_k = dv = ds0 = dz0 = d_decay = None
         if need_q or need_wq or need_bq or need_g:
@@ -1099,7 +1097,7 @@ class _LinearAttention(torch.autograd.Function):
             states = walk.states(y_q, do, begin=begin, end=None if ds0 is None else end, scalar=delta, **columns)
             if need_v:
                 dv = torch.empty(batch, length, heads, v.shape[3], device=q.device, dtype=q.dtype)
-                walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, eps=ctx.eps, **columns)
+                walk.outputs(y_k, y_q, do, dv, states, row_mask=mask, **columns)
                 if weight is not None:
                     dv *= weight.view(heads, batch, length).permute(1, 2, 0)[..., None]
                 dv = group_sum(dv, v)
@@ -1110,21 +1108,19 @@ class _LinearAttention(torch.autograd.Function):
             ends = None if begin is None else (begin[0] * s_end).sum((2, 3)) + (begin[1] * z_end).sum(2)  # [sequences, H]
             d_decay = walk.decay_gradient(row, col, ends, log_decay)
         (dq, dw_q, db_q), (dk, dw_k, db_k) = gradients(side_q, side_k)
-        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 6)
+        return (dq, dk, dv, dw_q, dw_k, db_q, db_k, d_decay, None, ds0, dz0, *(None,) * 5)
 
 
 def linear_attention(
     q, k, v, w_q=None, w_k=None, *, feature="softmax_pm", b_q=None, b_k=None, log_decay=None, normalize=True, key_mask=None,
-    initial_state=None, return_state=False, cu_seqlens=None, eps=EPS,
+    initial_state=None, return_state=False, cu_seqlens=None,
 ):  # fmt: skip
-    """`relinear_kernels.linear_attention` by the kernels of this module. Raises ValueError naming what they support."""
-    dtype, exponential = v.dtype, check_feature(feature) in EXPONENTIAL
+    """`relinear_kernels.linear_attention` by the kernels of this module. Raises ValueError for shapes that do not fit together."""
+    dtype, exponential = v.dtype, feature in EXPONENTIAL
     heads, states = q.shape[2], state_heads(w_k, q.shape[2])
     if exponential and not normalize:
         raise ValueError(f"feature {feature!r} needs normalize=True: its sums have no common scale otherwise")
-    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(
-        "linear_attention", feature, q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens, (*FEATURES, *EXPONENTIAL)
-    )
+    q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
     s0 = z0 = shift = None
     if states < heads:
         log_decay = per_query_head(every_decay(log_decay, *q.shape[:3], states), heads, 2)
@@ -1136,9 +1132,8 @@ def linear_attention(
             scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
             s0, z0 = s0 * scale[..., None], z0 * scale
         s0, z0 = s0.contiguous(), z0.contiguous()
-    eps = 1e-30 if exponential else eps  # exponential features carry their own scale: only a denominator lost below the reference is kept from zero
     o, s, z, last = _LinearAttention.apply(
-        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state, eps
+        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state
     )
     o = o.to(dtype)
     if not return_state:

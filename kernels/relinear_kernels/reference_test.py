@@ -97,6 +97,35 @@ def test_a_map_of_a_key_head_is_that_map_for_each_of_its_query_heads(name):
         torch.testing.assert_close(ours.repeat_interleave(3, 1), theirs, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("feature", ["softmax_pm", "exp_pm"])
+@pytest.mark.parametrize("huge", [-1e4, -1e30, -math.inf])
+def test_what_comes_after_a_huge_decay_is_as_if_nothing_had_come_before(huge, feature):
+    """In float32, where a running sum through the decay would leave nothing of the small ones behind it: values, gradients, pieces."""
+    args = {n: x[:1] if n in TOKENS else x for n, x in inputs("linear-softmax_pm-decay", 40).items()}
+    args["log_decay"] = args["log_decay"] / 100
+    args["log_decay"][:, 20] = args["log_decay"][:, 25] = huge
+    after = {n: x[:, 25:] if n in TOKENS else x for n, x in args.items()}
+    after["log_decay"] = after["log_decay"].index_fill(1, torch.tensor(0), 0.0)  # the first token's own decay meets nothing
+
+    def run(args, dtype, op):
+        args = {n: x.to(dtype).requires_grad_() for n, x in args.items()}
+        out = op(**args, feature=feature)[:, -15:]
+        return out, *(g[:, -14:] if n in TOKENS else g for n, g in zip(args, torch.autograd.grad(out.square().sum(), args.values()), strict=True))
+
+    exact = run(after, torch.float64, linear_attention_quadratic)
+    for got, want in zip(run(args, torch.float64, linear_attention_quadratic), exact, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    for got, want in zip(run(args, torch.float32, linear_attention), exact, strict=True):
+        assert relative(got, want) < 2e-6
+    state, pieces = None, []
+    for a, b in ((0, 10), (10, 23), (23, 40)):
+        y, state = linear_attention(
+            **{n: x[:, a:b] if n in TOKENS else x for n, x in args.items()}, feature=feature, initial_state=state, return_state=True
+        )
+        pieces.append(y)
+    torch.testing.assert_close(torch.cat(pieces, 1)[:, -15:], exact[0], rtol=1e-9, atol=1e-11)
+
+
 def test_maps_and_gates_must_be_of_the_same_heads():
     args = inputs("linear-decay-shared", 5)
     with pytest.raises(ValueError, match=r"log_decay must be \[Hkv=2\] or \[B=2, T=5, Hkv=2\]; got \[2, 5, 6\]"):

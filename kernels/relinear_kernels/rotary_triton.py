@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relinear_kernels.triton_common import cdiv, check_dtypes
+from relinear_kernels.triton_common import cdiv
 
 ROWS = 32  # tokens of a program, which has one head of them
 
@@ -76,8 +76,7 @@ class _Rotary(torch.autograd.Function):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """`relinear_kernels.rotary` by the kernel of this module. Raises ValueError naming what it supports."""
-    check_dtypes("rotary", q=q, k=k, cos=cos, sin=sin)
+    """`relinear_kernels.rotary` by the kernel of this module. Raises ValueError for shapes that do not fit together."""
     batch, length, _, dim = q.shape
     if dim % 2 or k.shape[-1] != dim:
         raise ValueError(f"rotary turns pairs: it takes an even head width, q's that of k; got {dim} and {k.shape[-1]}")

@@ -6,8 +6,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from relinear_kernels import sliding_window_attention_reference as reference
-from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, use_triton
+from relinear_kernels.dispatch import one_token, path, per_sequence, stateless, takes, use_triton, wrong_dtypes, wrong_packing, wrong_widths
 from relinear_kernels.sliding_window_attention_reference import WindowState, window_state
+
+META = 16  # the most meta tokens that the kernels of a whole piece take
 
 
 def sliding_window_attention(
@@ -27,12 +29,17 @@ def sliding_window_attention(
 
     Time and memory are linear in T. Padding (`key_mask` False) is never seen; a row that sees nothing is zero. `cu_seqlens` marks the
     sequences of a packed row (B = 1). Returns ``[B, T, H, D]`` in v's dtype, and the `WindowState` (window - 1 keys) after the piece if
-    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. Raises ValueError naming what is
-    possible where the kernels do not support the arguments.
+    `return_state`; a single token without gradients overwrites `initial_state` where the kernels run. Where the kernels do not take the
+    arguments, the torch form runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
     options = {"window": window, "meta": meta, "scale": scale}
-    if use_triton(q):
-        if one_token(initial_state, return_state, cu_seqlens, q, k, v):
+    step = one_token(initial_state, return_state, cu_seqlens, q, k, v)
+    if use_triton(q) and takes(
+        "sliding_window_attention", None if step or meta <= META else f"at most {META} meta tokens; got {meta}", wrong_dtypes(q=q, k=k, v=v),
+        wrong_widths(q=q, k=k, v=v),
+        wrong_packing(cu_seqlens, key_mask=key_mask, initial_state=initial_state, return_state=return_state),
+    ):  # fmt: skip
+        if step:
             from relinear_kernels.decode_step_triton import window_step
 
             return window_step(q, k, v, key_mask=key_mask, state=initial_state, **options)

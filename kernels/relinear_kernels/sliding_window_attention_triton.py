@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relinear_kernels.dispatch import check_packed
 from relinear_kernels.sliding_window_attention_reference import WindowState, begin, extend
-from relinear_kernels.triton_common import Pieces, block_of, cdiv, check_packed, check_triton, kept, pieces, put, sequence, tile, widest
+from relinear_kernels.triton_common import Pieces, block_of, cdiv, kept, pieces, put, sequence, tile, widest
 
 ABSENT = 2**30  # the position of a meta key that is not there yet: no query is that far behind it
-META = 16  # meta keys of one tile
 
 
 class Config(NamedTuple):
@@ -354,29 +354,24 @@ def sliding_window_attention(
     q, k, v, *, window, meta=0, scale=None, key_mask=None, initial_state: WindowState | None = None, return_state=False,
     cu_seqlens=None, empty_state,
 ):  # fmt: skip
-    """`relinear_kernels.sliding_window_attention` by the kernels of this module. Raises ValueError naming what they support.
+    """`relinear_kernels.sliding_window_attention` by the kernels of this module. Raises ValueError for shapes that do not fit together.
 
     `empty_state()` is the state before the first token; only called for where a state is needed.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1; got {window}")
-    if meta > META:
-        raise ValueError(f"sliding_window_attention on the Triton path takes at most {META} meta tokens; got {meta}")
     (batch, length, heads, dim), dtype = q.shape, v.dtype
     if heads % k.shape[2]:
         raise ValueError(f"query heads must be a multiple of key heads; got {heads} query heads and {k.shape[2]} key heads")
     if v.shape[-1] != dim:
         raise ValueError(f"sliding_window_attention on the Triton path takes v as wide as q and k; got {v.shape[-1]} and {dim}")
     q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))  # exact; the output has v's dtype
-    check_triton("sliding_window_attention", q=q, k=k, v=v)
     scale = dim**-0.5 if scale is None else scale
     meta_k = meta_v = pos = after = None
     first = 0  # meta keys that are k's own
     keys, values, mask = k, v, key_mask
     if cu_seqlens is not None:
         check_packed(cu_seqlens, batch, length)
-        if initial_state is not None or return_state or key_mask is not None:
-            raise ValueError("sliding_window_attention takes cu_seqlens without key_mask, initial_state or return_state")
         first, sequences = meta, len(cu_seqlens) - 1
     elif initial_state is None and (key_mask is None or not (return_state or meta)):
         if return_state:

@@ -4,6 +4,8 @@ import os
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before triton is imported: kernels are then functions of CPU tensors
@@ -31,6 +33,20 @@ def relative(got: Tensor, want: Tensor) -> float:
     """|got - want| / |want|, in float64; NaN and infinity make it NaN or infinite."""
     got, want = got.double().cpu(), want.double().cpu()
     return ((got - want).norm() / want.norm().clamp(min=1e-12)).item()
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers of all tensors that operations return, views apart: these write nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        if not func.is_view:
+            self.numbers += sum(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))
+        return out
 
 
 def fill_empty_with_nan(monkeypatch) -> None:

@@ -156,7 +156,7 @@ def test_rows_beyond_two_to_the_31():
 
 def test_what_the_kernels_do_not_support_is_named():
     logits, labels = on_device(*inputs(4, 16))
-    with pytest.raises(ValueError, match=r"takes the dtypes .*; got \{'logits': torch.float64\}"):
+    with pytest.raises(ValueError, match=r"takes the dtypes .*; got logits torch.float64"):
         token_cross_entropy(logits.double(), labels)
     with pytest.raises(ValueError, match=r"takes logits \[N, V\]; got \[2, 2, 16\]"):
         token_cross_entropy(logits.view(2, 2, 16), labels)

@@ -1,4 +1,4 @@
-"""The parts that every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, checks.
+"""The parts that every Triton op of this package shares: feature maps inside a kernel, tiles of `[B, T, H, D]`, tables of blocks, arguments.
 
 Imported only when a Triton op is called, so the package works where triton is not installed.
 """
@@ -10,37 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from relinear_kernels.dispatch import check_packed
 from relinear_kernels.features import check_map
 from relinear_kernels.linear_attention_reference import per_query_head
-
-FEATURES = ("softmax_pm", "relu", "elu", "none")  # fused in the kernels
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WIDTHS = (16, 32, 64, 128)
 
 
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)
-
-
-def check_dtypes(op: str, **tensors: Tensor) -> None:
-    """Raises ValueError, naming what is supported, unless the kernels of `op` take these tensors' dtypes."""
-    if wrong := {n: x.dtype for n, x in tensors.items() if x.dtype not in DTYPES}:
-        raise ValueError(f"{op} on the Triton path takes the dtypes {', '.join(map(str, DTYPES))}; got {wrong}")
-
-
-def check_triton(
-    op: str, feature: str | None = None, features: int | None = None, fused: tuple[str, ...] = FEATURES, **tensors: Tensor
-) -> None:  # fmt: skip
-    """Raises ValueError, naming what is supported, unless the fused kernels of `op` take this feature map and these tensors."""
-    if feature is not None and feature not in fused:
-        raise ValueError(f"{op} on the Triton path fuses the features {', '.join(fused)}; got {feature!r}"
-                         " (RELINEAR_KERNELS=torch runs it)")  # fmt: skip
-    check_dtypes(op, **tensors)
-    widths = {f"width of {n}": x.shape[-1] for n, x in tensors.items()} | ({} if features is None else {"features": features})
-    wrong = {n: x for n, x in widths.items() if x not in WIDTHS}
-    if wrong:
-        raise ValueError(f"{op} on the Triton path takes head widths and feature counts of {WIDTHS}; got {wrong}")
 
 
 def widest(*tensors: Tensor) -> torch.dtype:
@@ -75,38 +52,40 @@ def pieces(batch: int, length: int, cu_seqlens: Tensor | None, block: int) -> Pi
     return Pieces(len(lengths), cu_seqlens.to(torch.int32), table, len(table), torch.tensor(starts, **at))
 
 
-def check_packed(cu_seqlens: Tensor, batch: int, length: int) -> None:
-    """Raises ValueError unless `cu_seqlens` cuts one packed row of `length` positions into sequences."""
-    if batch != 1:
-        raise ValueError(f"cu_seqlens packs the sequences into one row; got a batch of {batch}")
-    if cu_seqlens.ndim != 1 or cu_seqlens[0] != 0 or cu_seqlens[-1] != length or (cu_seqlens.diff() < 0).any():
-        raise ValueError(f"cu_seqlens must rise from 0 to {length}; got {cu_seqlens.tolist()}")
-
-
 def prepared(
-    op: str, feature: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
-    b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, fused: tuple[str, ...] = FEATURES,
+    q: Tensor, k: Tensor, v: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None = None,
+    b_k: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
 ) -> list[Tensor | None]:  # fmt: skip
     """Return q, k, v, w_q, w_k, b_q, b_k and key_mask as kernels take them, contiguous.
 
-    q, k and v have the dtype that holds all three exactly, and there is a matrix of keys for every query head. Raises ValueError naming what the
-    kernels of `op` take.
+    q, k and v have the dtype that holds all three exactly, and there is a matrix of keys for every query head. Raises ValueError for heads,
+    matrices or `cu_seqlens` that do not fit together.
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"query heads must be a multiple of key heads; got {q.shape[2]} query heads and {k.shape[2]} key heads")
-    if (w_q is None) != (w_k is None):
-        raise ValueError(f"{op} on the Triton path takes both feature matrices or neither")
     q, k, v = (x.to(widest(q, k, v)) for x in (q, k, v))
-    check_triton(op, feature, q.shape[-1] if w_q is None else w_q.shape[-1], fused, q=q, k=k, v=v)
     if cu_seqlens is not None:
         check_packed(cu_seqlens, *q.shape[:2])
-        if key_mask is not None:
-            raise ValueError("cu_seqlens packs sequences without padding; got a key_mask as well")
     heads, groups = q.shape[2], k.shape[2]
     check_map(w_q, b_q, heads, heads, q.shape[3])
     check_map(w_k, b_k, heads, groups, k.shape[3])
     w_k, b_k = (per_query_head(x, heads, 0) for x in (w_k, b_k))
     return [None if x is None else x.contiguous() for x in (q, k, v, w_q, w_k, b_q, b_k, key_mask)]
+
+
+LEAST = tl.constexpr(1e-31)  # float32's least number over its precision, as in `normaliser`
+
+
+@triton.jit
+def nothing(den):
+    """Whether a sum of weights is zero as far as float32 can tell (`normaliser`)."""
+    return tl.abs(den) < LEAST
+
+
+@triton.jit
+def reciprocal(den):
+    """1 / den, 1 where there is nothing to divide by."""
+    return 1 / tl.where(nothing(den), 1.0, den)
 
 
 @triton.jit

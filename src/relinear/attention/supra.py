@@ -6,7 +6,7 @@ when it has fewer heads).
 Decay `released` is the released code's slopes s_i = 2^(-8 (i+1) / H) with gamma = exp(-s), which is its 2^(-0.25 (i+1)) at 32 heads and
 goes on to any head count, where that code raises; `retnet` is gamma = 1 - 2^(-5 - i), spread over at most 8 octaves.
 init: W starts random as a linear layer does, or as the identity.
-normalizer and rope lead back to T2R, which divides by the sum of similarities, never below 1e-6, and turns queries and keys before the map: with
+normalizer and rope lead back to T2R, which divides by the sum of similarities and turns queries and keys before the map: with
 both, random W and no decay, it is T2R. The printed code leaves the decay out of that sum, so decay and denominator do not go together here.
 """
 

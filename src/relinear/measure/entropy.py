@@ -20,6 +20,7 @@ from relinear.measure._attention import own_inputs
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
+from relinear_kernels.linear_attention_reference import normaliser
 
 TINY = 1e-12
 WEIGHTS, POINTS = "weights.safetensors", "points.safetensors"  # in the measurement's folder
@@ -84,7 +85,7 @@ def attention_of(model: Linearized, tokens: Tensor) -> Iterator[Seen]:
     """The scores and weights of each layer of a linearized model that reads tokens ``[B, T]``."""
     for method, inputs in own_inputs(model, tokens):
         weights = method.attention_weights(inputs).float().clamp(min=0)
-        yield Seen(scores_of(inputs, method.heads), weights / weights.sum(-1, keepdim=True).clamp(min=TINY))
+        yield Seen(scores_of(inputs, method.heads), weights / normaliser(weights.sum(-1, keepdim=True)))
 
 
 def scores_of(inputs: Inputs, heads) -> Float[Tensor, "B H T T"]:

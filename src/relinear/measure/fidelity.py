@@ -17,6 +17,7 @@ from relinear.linearize.transfer import layer_inputs, record
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import ConfigError, Positive, Strict
+from relinear_kernels.linear_attention_reference import normaliser
 
 TINY = 1e-12
 SIDE_BY_SIDE = 8  # texts of different lengths in one pass
@@ -127,6 +128,6 @@ def _divergences(soft: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """KL(softmax || weights, over their sum) and KL(softmax || equal weights on what it sees) of each row, ``[B, H, T]``; `weights` are used up."""
     entropy = -torch.einsum("bhti,bhti->bht", soft, soft.clamp(min=TINY).log_())
     own = weights.clamp_(min=0)
-    own /= own.sum(-1, keepdim=True).clamp(min=TINY)
+    own /= normaliser(own.sum(-1, keepdim=True))
     cross = -torch.einsum("bhti,bhti->bht", soft, own.clamp_(min=TINY).log_())
     return cross - entropy, (soft > 0).sum(-1).clamp(min=1).log() - entropy

@@ -18,6 +18,7 @@ from relinear.measure.entropy import POINTS, TINY, WEIGHTS, entropy, scores_of, 
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
+from relinear_kernels.linear_attention_reference import normaliser
 
 
 class Options(Strict):
@@ -83,7 +84,7 @@ def _attention(model: PreTrainedModel, text: Padded, i: int) -> tuple[torch.Tens
     layers = []
     for method, inputs in layer_inputs(model, record(model, tokens, attention_mask=mask, token_type_ids=types)):
         weights = method.attention_weights(inputs)[0].float().clamp(min=0)
-        weights /= weights.sum(-1, keepdim=True).clamp(min=TINY)
+        weights /= normaliser(weights.sum(-1, keepdim=True))
         layers.append((scores_of(inputs, method.heads)[0], softmax_weights(inputs, method.heads)[0].float(), weights))
     scores, soft, weights = map(torch.stack, zip(*layers, strict=True))
     return scores, soft, weights

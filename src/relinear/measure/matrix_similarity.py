@@ -16,8 +16,9 @@ from relinear.measure._attention import own_inputs
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
+from relinear_kernels.linear_attention_reference import normaliser
 
-TINY = 1e-12
+TINY = torch.finfo(torch.float64).tiny  # the least norm; weights of some methods have no scale
 METRICS = ("cosine", "singular_values", "cosine_normalised", "singular_values_normalised", "cosine_below_diagonal")
 DISTANCES = ("l2", "l1", "mean")
 READ_OTHERWISE = (
@@ -72,8 +73,7 @@ def compare(teacher: Linearized, model: Linearized, tokens: Tensor) -> Float[Ten
     for theirs, ours in zip(own_inputs(teacher, tokens), own_inputs(model, tokens), strict=True):
         a, b = (method.attention_weights(inputs)[0].double().cpu() for method, inputs in (theirs, ours))  # [H, T, T]
         (a_rows, b_rows), (a_absolute, b_absolute) = (
-            [x / total(x).clamp(min=TINY) for x in (a, b)]
-            for total in (lambda x: x.sum(-1, keepdim=True).abs(), lambda x: x.abs().sum(-1, keepdim=True))
+            [x / normaliser(total(x)) for x in (a, b)] for total in (lambda x: x.sum(-1, keepdim=True).abs(), lambda x: x.abs().sum(-1, keepdim=True))
         )
         plain, *otherwise = spectra(a, b)
         divided, *otherwise_divided = spectra(a_rows, b_rows)
