@@ -179,7 +179,7 @@ def items(documents: Whole, rows: Iterable[Read]) -> Iterator[dict[str, Any]]:
         yield {"document": document, "source": source, "sha256": documents.digests[document], "start": start, "positions": row.sums}
 
 
-def losses(logits: Float[Tensor, "B T V"], targets: Int64[Tensor, "B T"]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T V"]]:
+def losses(logits: Float[Tensor, "*B T V"], targets: Int64[Tensor, "*B T"]) -> tuple[Float[Tensor, "*B T"], Float[Tensor, "*B T V"]]:
     """The loss of each token in nats, and the log-probabilities of all tokens, in float32."""
     logs = logits.float().log_softmax(-1)
     return -logs.gather(-1, targets[..., None]).squeeze(-1), logs
