@@ -17,7 +17,7 @@ from transformers import Cache, LogitsProcessor, PreTrainedModel
 
 from relinear.linearize.writing import own_settings
 from relinear.machine.distributed import gathered, rank, share
-from relinear.measure._logits import credit, firsts, float32_head, likeliest, peak
+from relinear.measure._logits import credit, firsts, float32_head, likeliest, shared
 
 PIECE = 8192  # tokens of a prompt that are read in one forward pass; the cache is the same to rounding for any number
 TOGETHER, TIMES = 256, 4  # the most candidates of a pass, in all and for each prompt; the candidates of one prompt are never split
@@ -140,21 +140,21 @@ def _scored(model, cache: Cache, first: Tensor, candidates: Sequence[Sequence[Se
     longest = max(len(own) for row in candidates for own in row)
     most = max(map(len, candidates))
     size = max(min(TOGETHER, TIMES * len(candidates)) // most, 1)
-    first_logp, largest, many = first.log_softmax(-1), *peak(first)
+    first_logp, largest, counts = first.log_softmax(-1), *shared(first)
     for begin in range(0, len(candidates), size):
         rows = range(begin, min(begin + size, len(candidates)))
         owners = torch.tensor([row for row in rows for _ in candidates[row]], device=first.device)
         flat = [own for row in rows for own in candidates[row]]
         at_first = owners, torch.tensor([own[0] for own in flat], device=first.device)
         logp = [first_logp[at_first][:, None]]
-        credits = [credit(first[at_first], largest[owners], many[owners])[:, None]]
+        credits = [credit(first[at_first], largest[owners], counts[owners])[:, None]]
         if longest > 1:
             past = copy.deepcopy(cache)
             past.batch_select_indices(owners)
             # Padded on the right: tokens behind a candidate change nothing before it, and the cache is thrown away.
             fed = torch.tensor([[*own, *[0] * (longest - len(own))] for own in flat], device=first.device)
             found = model(fed[:, :-1], past_key_values=past, use_cache=True).logits
-            credits.append(credit(found.gather(-1, fed[:, 1:, None])[..., 0], *peak(found)))
+            credits.append(credit(found.gather(-1, fed[:, 1:, None])[..., 0], *shared(found)))
             logp.append(found.log_softmax(-1).gather(-1, fed[:, 1:, None])[..., 0])
         scores, credited = torch.cat(logp, 1).tolist(), torch.cat(credits, 1).tolist()
         at = 0

@@ -40,7 +40,7 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.machine.distributed import agreed, gathered, rank, share
-from relinear.measure._logits import credit, firsts, float32_head, peak
+from relinear.measure._logits import credit, firsts, float32_head, shared
 from relinear.plan.strict import WORKFLOW, read_yaml
 
 TASKS = WORKFLOW / "tasks"
@@ -374,7 +374,7 @@ class LocalLM(HFLM):
         places = torch.tensor([at for (_, _, end), n in zip(asked, lengths, strict=True) for at in range(end - n, end)])
         tokens = torch.tensor([token for choice in choices for token in choice], device=logits.device)
         scored = logits[rows.to(logits.device), places.to(logits.device)]
-        greedy = credit(scored.gather(1, tokens[:, None])[:, 0], *peak(scored)).cpu()
+        greedy = credit(scored.gather(1, tokens[:, None])[:, 0], *shared(scored)).cpu()
         chosen = F.log_softmax(scored, dim=-1, dtype=self.softmax_dtype).gather(1, tokens[:, None])[:, 0].cpu()
         parts = zip(asked, chosen.split(lengths), greedy.split(lengths), strict=True)
         return [(number, values.sum().item(), best.prod().item()) for (number, _, _), values, best in parts]

@@ -37,8 +37,13 @@ def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None
         wide = copy.deepcopy(head).float()
         compute, dtype = functools.partial(type(wide).forward, wide), torch.float32  # a call of the module would call its hooks twice
 
+    exact = dtype is not None and type(head) is nn.Linear and head.weight.dtype == torch.bfloat16
+
     def forward(hidden: Tensor) -> Tensor:
         kept = hidden[:, -1:] if last else hidden
+        if exact and kept.dtype == torch.bfloat16:
+            with _products_of_bfloat16():
+                return compute(kept.to(dtype))
         return compute(kept if dtype is None else kept.to(dtype))
 
     forward.float32 = True  # so that a context within this one copies nothing
@@ -51,32 +56,55 @@ def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None
             head.forward = before
 
 
+@contextmanager
+def _products_of_bfloat16() -> Iterator[None]:
+    """A context in which torch multiplies float32 numbers as if they were bfloat16, and adds the products in float32. That is exact where they are, and
+    twice as fast on a processor with instructions for bfloat16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _head(model: PreTrainedModel) -> nn.Module:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base.classifier if base.get_output_embeddings() is None else base.get_output_embeddings()
 
 
+def peak(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Int[Tensor, "*B"], Bool[Tensor, "*B"]]:
+    """The largest logit, a token that has it, and whether several have it. The logits are written to, and are afterwards as they were: a mask over a
+    whole vocabulary would take several times as long."""
+    largest, best = logits.max(-1)
+    logits.scatter_(-1, best[..., None], -torch.inf)
+    tied = logits.amax(-1) == largest
+    logits.scatter_(-1, best[..., None], largest[..., None])
+    return largest, best, tied
+
+
 def likeliest(logits: Float[Tensor, "B V"], read: Int[Tensor, "B T"]) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
     """The token with the largest logit of each row, and whether several have it. One of several is drawn; the tokens that the row has `read` seed
     the draw, so the same text gets the same token, and over texts no token is favoured."""
-    best, largest = logits.argmax(-1), logits == logits.amax(-1, keepdim=True)
-    tied = largest.sum(-1) > 1
-    if tied.any():
-        best = best.clone()
-        for row in tied.nonzero().flatten().tolist():
-            best[row] = random.Random(repr(read[row].tolist())).choice(largest[row].nonzero().flatten().tolist())
+    largest, best, tied = peak(logits)
+    for row in tied.nonzero().flatten().tolist():
+        equals = (logits[row] == largest[row]).nonzero().flatten().tolist()
+        best[row] = random.Random(repr(read[row].tolist())).choice(equals)
     return best, tied
 
 
-def peak(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Int[Tensor, "*B"]]:
-    """The largest logit, and how many tokens have it."""
-    largest = logits.amax(-1)
-    return largest, (logits == largest[..., None]).sum(-1)
+def shared(logits: Float[Tensor, "*B V"]) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B"]]:
+    """The largest logit, and what a token that has it counts: 1, or 1/k where k have it."""
+    largest, _, tied = peak(logits)
+    counts = torch.ones_like(largest)
+    if tied.any():
+        counts[tied] /= (logits[tied] == largest[tied][:, None]).sum(-1)
+    return largest, counts
 
 
-def credit(own: Float[Tensor, "*B"], largest: Float[Tensor, "*B"], many: Int[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """How likely it is that a token is taken, by its `own` logit and the `peak` of all: 1, or 1/k where k tokens share the largest, else 0."""
-    return torch.where(own == largest, 1 / many, 0.0)
+def credit(own: Float[Tensor, "*B"], largest: Float[Tensor, "*B"], counts: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """How likely it is that a token is taken, by its `own` logit and what is `shared`: 1, or 1/k where k tokens have the largest logit, else 0."""
+    return torch.where(own == largest, counts, 0.0)
 
 
 def firsts(scores: Sequence[float]) -> list[int]:

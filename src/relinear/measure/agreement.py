@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from relinear.linearize.loading import load_teacher
 from relinear.measure import _documents
 from relinear.measure._limit import limit_of
-from relinear.measure._logits import float32_head
+from relinear.measure._logits import float32_head, peak
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
@@ -59,10 +59,12 @@ def compare(theirs: _documents.Piece, ours: _documents.Piece):
 
 def _compared(their_logits: Tensor, their_targets: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     (teacher_loss, p), (loss, q) = _documents.losses(their_logits, their_targets), _documents.losses(logits, targets)
-    first, their_first = (x == x.amax(-1, keepdim=True) for x in (logits, their_logits))
-    many, their_many = first.sum(-1), their_first.sum(-1)
-    same = (first & their_first).sum(-1) / (many * their_many)
-    return {"kl": (p.exp() * (p - q)).sum(-1), "top1": same, "tied": (many * their_many > 1).float(), "loss": loss, "teacher_loss": teacher_loss}
+    (largest, best, several), (their_largest, their_best, theirs_several) = peak(logits), peak(their_logits)
+    same, tied = (best == their_best).float(), several | theirs_several
+    if tied.any():
+        first, their_first = logits[tied] == largest[tied][:, None], their_logits[tied] == their_largest[tied][:, None]
+        same[tied] = (first & their_first).sum(-1) / (first.sum(-1) * their_first.sum(-1))
+    return {"kl": (p.exp() * (p - q)).sum(-1), "top1": same, "tied": tied.float(), "loss": loss, "teacher_loss": teacher_loss}
 
 
 def kl(rows: Sequence[_documents.Read], bands: Sequence[str]) -> _documents.Mean:

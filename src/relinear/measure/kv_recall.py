@@ -19,6 +19,7 @@ from relinear.get.needles import Cutter, noise
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask, mean_of, share_of
 from relinear.measure._limit import limit_of
+from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -131,9 +132,10 @@ def answers(model: PreTrainedModel, lists: Sequence[PairList], options: Options,
         batches += [own[at : at + size] for at in range(0, len(own), size)]
     steps = max(len(answer) for x in lists for answer in x.answers)
     found: list[tuple[int, Answered]] = []
-    for batch in tqdm(share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0):
-        prompts = torch.tensor([lists[i].prompt for i in batch])
-        found += zip(batch, ask(model, prompts, [lists[i].answers for i in batch], steps), strict=True)
+    with float32_head(model):  # once, not for each batch
+        for batch in tqdm(share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0):
+            prompts = torch.tensor([lists[i].prompt for i in batch])
+            found += zip(batch, ask(model, prompts, [lists[i].answers for i in batch], steps), strict=True)
     by_list = dict(gathered(found))
     return [by_list[i] for i in range(len(lists))]
 

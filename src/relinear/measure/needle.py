@@ -17,6 +17,7 @@ from relinear.get.needles import Cutter, Needle
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask, mean_of, share_of
 from relinear.measure._limit import limit_of
+from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -142,9 +143,10 @@ def answers(model: PreTrainedModel, tokenizer, length: int, prompts: list[tuple[
     steps = max(len(answer) for _, needle in prompts for answer in needle.answers)
     size = max(options.batch_tokens // length, 1)
     found: list[tuple[int, Answered]] = []
-    for at in tqdm(share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0):
-        batch = [needle for _, needle in prompts[at : at + size]]
-        found += enumerate(ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at)
+    with float32_head(model):  # once, not for each batch
+        for at in tqdm(share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0):
+            batch = [needle for _, needle in prompts[at : at + size]]
+            found += enumerate(ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at)
     by_prompt = dict(gathered(found))
     return [
         Asked(length, depth, needle, by_prompt[i], tokenizer.decode(by_prompt[i].greedy)) for i, (depth, needle) in enumerate(prompts)
