@@ -58,7 +58,7 @@ def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None
 
 @contextmanager
 def _products_of_bfloat16() -> Iterator[None]:
-    """A context in which torch multiplies float32 numbers as if they were bfloat16, and adds the products in float32. That is exact where they are, and
+    """A context in which torch multiplies float32 numbers as if they were bfloat16, and adds products in float32. That is exact where they are, and
     twice as fast on a processor with instructions for bfloat16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
