@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from relinear.linearize.loading import load_teacher
 from relinear.measure import _documents
 from relinear.measure._limit import limit_of
-from relinear.measure._logits import float32_head, peak
+from relinear.measure._logits import peak
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
@@ -45,8 +45,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         for theirs, ours in zip(*both, strict=True):
             yield ours.position, compare(theirs, ours)
 
-    with float32_head(teacher), float32_head(model):
-        documents, rows = _documents.read(data, options, limit, score, job.name)
+    documents, rows = _documents.read(data, options, limit, score, job.name, teacher, model)
     job.items(_documents.items(documents, rows))
     yield from _documents.over_bands(job, documents, rows, options, limit, {"kl": kl, "top1": top1, "perplexity_ratio": ratio, "tied": tied})
 

@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from relinear.measure import _documents
 from relinear.measure._limit import limit_of
-from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
@@ -36,8 +35,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         for position, logits, targets in _documents.pieces(model, tokens, separator, options.piece):
             yield position, {"loss": _documents.losses(logits, targets)[0]}
 
-    with float32_head(model):
-        documents, rows = _documents.read(data, options, limit, score, job.name)
+    documents, rows = _documents.read(data, options, limit, score, job.name, model)
     job.items(_documents.items(documents, rows))
     yield from _documents.over_bands(job, documents, rows, options, limit, {"perplexity": perplexity})
 
