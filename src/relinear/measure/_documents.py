@@ -93,7 +93,8 @@ def read(data: Path, options: Options, limit: Limit, score: Score, name: str, *m
     """Sums of the values of `score` over the stretches that `options` choose, as far as the `limit` allows.
 
     `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its tokens, by the `models`, whose logits are
-    float32. Of several processes each takes its share. Raises UserError before any work where a document is shorter than the positions, FloatingPointError for a value that is not finite.
+    float32. Of several processes each takes its share. Raises UserError before any work where a document is shorter than the positions,
+    FloatingPointError for a value that is not finite.
     """
     documents, last = Whole(data), options.positions[-1]
     chosen = [e for i in documents.first(options.documents) for e in documents.excerpts(i, last, options.excerpts)]
