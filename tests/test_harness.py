@@ -105,7 +105,7 @@ def test_every_task_reports_what_the_tables_read(model):
     metrics, items = smoke(model, dict.fromkeys(available()))
     for name, task in metrics.items():
         both = name in {"piqa", "hellaswag", "arc_easy", "arc_challenge", "mmlu_continuation"}
-        keys = {"acc", "acc_stderr", "n", "num_fewshot"} | ({"acc_norm", "acc_norm_stderr"} if both else set())
+        keys = {"acc", "acc_stderr", "tied", "tied_stderr", "n", "num_fewshot"} | ({"acc_norm", "acc_norm_stderr"} if both else set())
         assert set(task) == keys
         assert task["num_fewshot"] == (5 if name.startswith("mmlu") else 0)
         rows = [item for item in items if item["task"] == name]

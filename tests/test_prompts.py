@@ -16,6 +16,7 @@ from relinear.get.packed import IGNORED
 from relinear.get.prompts import READERS, build
 from relinear.linearize.model import linearize
 from relinear.measure import rouge
+from relinear.measure._answering import Written
 from relinear.plan.job import Job
 from relinear.plan.strict import ConfigError, parse
 from relinear.stages.prompts import Options
@@ -105,8 +106,8 @@ def test_prompts_of_several_lengths_are_answered_together_as_alone(asked, method
     model = teacher() if method is None else linearize(teacher(), method)
     prompts = [list(range(10, 10 + n)) for n in (5, 9, 9, 3)]
     settings = {"padding": END, "eos_token_id": END, "max_new_tokens": 5}
-    together = rouge.write(model, prompts, asked, batch_size=4, **settings)
-    assert together == rouge.write(model, prompts, asked, batch_size=1, **settings)
+    together = [written.tokens for written in rouge.write(model, prompts, "toy", batch_size=4, **settings)]
+    assert together == [written.tokens for written in rouge.write(model, prompts, "toy", batch_size=1, **settings)]
     greedy = model(torch.tensor([prompts[0]])).logits[0, -1].argmax().item()
     assert together[0][0] == greedy and all(len(tokens) == 5 or END in tokens for tokens in together)
 
@@ -115,14 +116,14 @@ def test_the_scores_are_those_of_what_was_written_up_to_its_end(asked, monkeypat
     said = ["{0}", "{0} And more words.", ""]
     right = [one.output for one in heldout.read(asked.parents["data"])]
     answers = [[*TOKENIZER(x.format(y))["input_ids"], *([END, 65] if i != 1 else [])] for i, (x, y) in enumerate(zip(said, right, strict=False))]
-    monkeypatch.setattr(rouge, "write", lambda *_, **__: answers)
+    monkeypatch.setattr(rouge, "write", lambda *_, **__: [Written(tokens, i == 1) for i, tokens in enumerate(answers)])
     readings = {r.metric: r for r in rouge.measure(teacher(), asked.parents["data"], options(), asked)}
     n = len(right[1].split())
     expected = [1.0, 2 * n / (2 * n + 3), 0.0]
     rows = [json.loads(line) for line in (asked.out / "items.jsonl").read_text().splitlines()]
     assert [row["rouge1"] for row in rows] == pytest.approx(expected) and [row["ended"] for row in rows] == [True, False, True]
     assert readings["rouge1"].value == pytest.approx(sum(expected) / 3) and readings["rouge1"].n == 3 and readings["rouge1"].of == "stories"
-    assert readings["ended"].value == pytest.approx(2 / 3) and readings["rougeL"].stderr > 0
+    assert readings["ended"].value == pytest.approx(2 / 3) and readings["tied"].value == pytest.approx(1 / 3) and readings["rougeL"].stderr > 0
 
 
 def test_more_prompts_than_there_are_and_one_beyond_the_positions_are_refused(asked):

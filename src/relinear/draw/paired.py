@@ -159,7 +159,9 @@ def _outcome(row: Mapping[str, Any], metric: str) -> float | None:
     """An item's value of a metric that is the mean over needles, pairs or answers. None for any other metric, and for a row without a value."""
     if metric == "exact_match" and "exact" in row:
         return float(row["exact"])
-    if metric == "choice" and "choice" in row:
+    if metric == "choice" and "chosen" in row:
+        return float(row["chosen"])
+    if metric == "choice" and "choice" in row:  # of an earlier version
         return float(row["choice"] == row["value"] if "value" in row else row["choice"] == row["asked"])
     if metric == "token_accuracy" and "tokens_right" in row:
         return sum(row["tokens_right"]) / len(row["tokens_right"])

@@ -17,6 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.get.beginning import begun
 from relinear.get.text import document_separator
 
 HEADER = "There is important information hidden in a long text. Find it and remember it. I will ask you about it."
@@ -33,7 +34,7 @@ ATTEMPTS = 1000  # the most attempts to draw a key with so many tokens
 class Needle(NamedTuple):
     """A prompt and its right answer. Of the keys the first in the text comes first; `asked` is the index of the one that is asked for."""
 
-    prompt: list[int]  # exactly `length` tokens, of which the question is the end
+    prompt: list[int]  # exactly `length` tokens, which begin as the tokenizer begins a text, and of which the question is the end
     names: list[str]
     keys: list[str]
     answers: list[list[int]]  # the tokens that follow the prompt, were each key the right one: a space, the key, a full stop
@@ -119,7 +120,10 @@ def example(
         numbers += [drawn] * (drawn not in numbers)
     needles, tails = zip(*(_needle(cutter, name, key, mention) for name, key in zip(names, numbers, strict=True)), strict=True)
     asked = rng.randrange(keys)
-    header, question = cutter.ids(HEADER), cutter.ids(f"\n\nWhat is the {names[asked]} pass key? The {names[asked]} pass key is")
+    header, question = (
+        begun(cutter.tokenizer, cutter.ids(HEADER)),
+        cutter.ids(f"\n\nWhat is the {names[asked]} pass key? The {names[asked]} pass key is"),
+    )
     room = length - len(header) - len(question) - sum(map(len, needles))
     pieces = _pieces(filler, rng.randrange(len(filler)), room)
     if len(pieces) <= keys:

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from relinear.errors import UserError
 from relinear.files import aside
 from relinear.linearize.loading import load_teacher
+from relinear.linearize.writing import own_settings
 from relinear.machine.hardware import place
 from relinear.plan.job import Job
 
@@ -41,10 +42,10 @@ def complete(
 ) -> list[tuple[str, bool]]:
     """A sampled continuation of each prompt, and whether it came to an end by itself."""
     batch = tokenizer(prompts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    out = model.generate(
-        **batch, max_new_tokens=new_tokens, do_sample=True, temperature=temperature, top_p=top_p, top_k=0,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )[:, batch["input_ids"].shape[1] :]  # fmt: skip
+    sampled = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with own_settings(model, max_new_tokens=new_tokens, **sampled, **ends):
+        out = model.generate(**batch)[:, batch["input_ids"].shape[1] :]
     ended = (out == tokenizer.eos_token_id).any(1).tolist()
     return list(zip(tokenizer.batch_decode(out, skip_special_tokens=True), ended, strict=True))
 

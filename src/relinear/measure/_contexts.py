@@ -16,6 +16,7 @@ from relinear.errors import UserError
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask
 from relinear.measure._limit import limit_of
+from relinear.measure._logits import float32_head
 from relinear.measure._rope import NAMES, POSSIBLE, reach, scalable, scaled
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
@@ -109,7 +110,8 @@ def _read(model, prompts: Mapping[int, Sequence[Prompt]], steps: int, options: O
         own, size = list(group), max(options.batch_tokens // length, 1)
         batches += [own[at : at + size] for at in range(0, len(own), size)]
     mine, found = share(batches), []
-    with tqdm(total=sum(len(p.tokens) for b in mine for p in b), desc=name, unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+    total = sum(len(p.tokens) for b in mine for p in b)
+    with float32_head(model), tqdm(total=total, desc=name, unit="tok", unit_scale=True, disable=rank() > 0) as bar:
         for batch in mine:
             tokens = torch.tensor([prompt.tokens for prompt in batch])
             found += zip(map(_key, batch), ask(model, tokens, [prompt.candidates for prompt in batch], steps), strict=True)

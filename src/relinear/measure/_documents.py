@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +19,7 @@ from relinear.errors import UserError
 from relinear.get.whole import Excerpt, Whole
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._limit import Limit
+from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -87,11 +89,12 @@ Score = Callable[[int, Int64[Tensor, "B S+T"]], Iterable[tuple[int, Mapping[str,
 
 
 @torch.inference_mode()
-def read(data: Path, options: Options, limit: Limit, score: Score, name: str) -> tuple[Whole, list[Read]]:
+def read(data: Path, options: Options, limit: Limit, score: Score, name: str, *models: PreTrainedModel) -> tuple[Whole, list[Read]]:
     """Sums of the values of `score` over the stretches that `options` choose, as far as the `limit` allows.
 
-    `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its tokens. Of several processes each takes its
-    share. Raises UserError before any work where a document is shorter than the positions, FloatingPointError for a value that is not finite.
+    `score(separator, tokens)` gives for each piece its first position and named values ``[B, T]`` of its tokens, by the `models`, whose logits are
+    float32. Of several processes each takes its share. Raises UserError before any work where a document is shorter than the positions,
+    FloatingPointError for a value that is not finite.
     """
     documents, last = Whole(data), options.positions[-1]
     chosen = [e for i in documents.first(options.documents) for e in documents.excerpts(i, last, options.excerpts)]
@@ -103,7 +106,9 @@ def read(data: Path, options: Options, limit: Limit, score: Score, name: str) ->
     batches = [chosen[i : i + options.batch_size] for i in range(0, len(chosen), options.batch_size)] if bands else []
     rows: list[Read] = []
     mine = share(batches)
-    with tqdm(total=length * sum(map(len, mine)), desc=name, unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+    with ExitStack() as heads, tqdm(total=length * sum(map(len, mine)), desc=name, unit="tok", unit_scale=True, disable=rank() > 0) as bar:
+        for model in models:
+            heads.enter_context(float32_head(model))
         for batch in mine:
             tokens = torch.stack([excerpt.tokens[: separator + length] for excerpt in batch])
             rows += _summed(batch, score(separator, tokens), bands, bar)
@@ -179,7 +184,7 @@ def items(documents: Whole, rows: Iterable[Read]) -> Iterator[dict[str, Any]]:
         yield {"document": document, "source": source, "sha256": documents.digests[document], "start": start, "positions": row.sums}
 
 
-def losses(logits: Float[Tensor, "B T V"], targets: Int64[Tensor, "B T"]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T V"]]:
+def losses(logits: Float[Tensor, "*B T V"], targets: Int64[Tensor, "*B T"]) -> tuple[Float[Tensor, "*B T"], Float[Tensor, "*B T V"]]:
     """The loss of each token in nats, and the log-probabilities of all tokens, in float32."""
     logs = logits.float().log_softmax(-1)
     return -logs.gather(-1, targets[..., None]).squeeze(-1), logs

@@ -40,6 +40,7 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.machine.distributed import agreed, gathered, rank, share
+from relinear.measure._logits import credit, firsts, float32_head, shared
 from relinear.plan.strict import WORKFLOW, read_yaml
 
 TASKS = WORKFLOW / "tasks"
@@ -89,12 +90,17 @@ def score(
             again, also with another number of processes, `score` returns the same as if it had never stopped. None: keep nothing.
 
     Returns:
-        metrics: task -> {acc, acc_stderr, acc_norm, acc_norm_stderr, n, num_fewshot}, as fractions; acc_norm (log-likelihood
-            per character of the choice) where the harness's own task reports it. Each is a mean over items, so MMLU's is the
-            micro average; the standard error is lm-eval's for a mean, the sample standard deviation over sqrt(n).
-        items: a row for each item, {task, doc_id, target, scores, acc, acc_norm}. `doc_id` is its place in the data file,
-            `scores` the log-likelihood of each choice, `target` the right one's index (LAMBADA: the right word). MMLU's rows
-            have their `subject` too.
+        metrics: task -> {acc, acc_stderr, acc_norm, acc_norm_stderr, tied, tied_stderr, n, num_fewshot}, as fractions; acc_norm
+            (log-likelihood per character of the choice) where the harness's own task reports it; tied, the share of items in
+            which several choices come first. Each is a mean over items, so MMLU's is the micro average; the standard error is
+            lm-eval's for a mean, the sample standard deviation over sqrt(n).
+        items: a row for each item, {task, doc_id, target, scores, acc, acc_norm, tied}. `doc_id` is its place in the data file,
+            `scores` the log-likelihood of each choice, `target` the right one's index (LAMBADA: the right word), `tied` how many
+            choices come first by `scores` (LAMBADA: over how many likeliest tokens the credit is shared). MMLU's rows have
+            their `subject` too.
+
+    Logits are float32, whatever the model's dtype. Where k choices come first, the right one among them counts 1/k: what the
+    harness's argmax, which takes the first of them, would give on average if the choices were shuffled.
     """
     check_tasks(tasks)
     for name, limit in tasks.items():
@@ -121,6 +127,8 @@ def score(
         for metric in (metric for metric in METRICS if metric in rows[0]):
             values = [row[metric] for row in rows]
             metrics[name] |= {metric: mean(values), f"{metric}_stderr": mean_stderr(values)}
+        several = [float(row["tied"] > 1) for row in rows]
+        metrics[name] |= {"tied": mean(several), "tied_stderr": mean_stderr(several)}
         metrics[name] |= {"n": len(rows), "num_fewshot": parts[0].config.num_fewshot}
         items += rows
     return metrics, items
@@ -247,13 +255,13 @@ CONVERT = {"arc": from_arc, "boolq": from_boolq, "lambada": from_lambada}
 
 
 class LocalLM(HFLM):
-    """The harness's transformers adapter with two savings: the output head is applied only where a choice is scored, and a shared prefix is
-    read once. Each input then goes on from the state, or the keys and values, after the prefix.
+    """The harness's transformers adapter with logits in float32 and two savings: the output head is applied only where a choice is scored, and a
+    shared prefix is read once. Each input then goes on from the state, or the keys and values, after the prefix.
 
     HFLM takes the logits and their log-softmax at every position of the padded batch: with a vocabulary of 49152 that is
-    more arithmetic and far more memory than the rest of a small model. Of all tasks' tokens half are MMLU's examples. Same inputs, same
-    numbers to rounding; also with several processes, which share the batches that one would make, and all get all answers. What was
-    answered before an interruption is read from `work`.
+    more arithmetic and far more memory than the rest of a small model. Of all tasks' tokens half are MMLU's examples. Same inputs, and of
+    a model in float32 the same numbers to rounding. HFLM rounds the logits of a model in bfloat16 to 8 bits, and choices tie. Several
+    processes share the batches that one would make, and all get all answers. What was answered before an interruption is read from `work`.
     """
 
     _tokens: Mapping[str, np.ndarray] = {}  # tokens of the texts that are being scored
@@ -292,8 +300,11 @@ class LocalLM(HFLM):
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, override_bs: int = 0
-    ) -> list[tuple[float, bool]]:
-        """For each (strings, context tokens, choice tokens): (log-likelihood of the choice, is it the greedy one)."""
+    ) -> list[tuple[float, float]]:
+        """For each (strings, context tokens, choice tokens): (log-likelihood of the choice, is it the greedy one).
+
+        The second is 1 or 0, and in between where tokens tie: the chance of the choice, were each of its tokens drawn among the likeliest.
+        """
         groups = defaultdict(list)  # input -> the requests it answers: choices of one token share their input, as in HFLM
         for number, (_, context, choice) in enumerate(requests):
             groups[tuple((context + choice)[:-1])].append(number)
@@ -314,7 +325,7 @@ class LocalLM(HFLM):
         )  # fmt: skip
         new = []
         path = Path(os.devnull) if self.work is None else self.work / f"{name}.{rank()}"
-        with torch.inference_mode(), bar, path.open("ab", buffering=0) as file:
+        with torch.inference_mode(), float32_head(self.model), bar, path.open("ab", buffering=0) as file:
             for shared, batch in batches:
                 padded = pad_sequence([torch.tensor(tokens[shared:]) for tokens in batch], batch_first=True).to(self.device)
                 # The places at which any row is scored, without those between: prompts of a batch differ in length by more than a choice has tokens.
@@ -344,7 +355,7 @@ class LocalLM(HFLM):
         past.batch_repeat_interleave(rows)
         return past
 
-    def _kept(self, name: str) -> list[tuple[int, float, bool]]:
+    def _kept(self, name: str) -> list[tuple[int, float, float]]:
         """The answers of earlier attempts at a call, with any number of processes. Each line of their files is a batch."""
         answers = []
         for path in [] if self.work is None else sorted(self.work.glob(f"{name}.*")):
@@ -353,7 +364,7 @@ class LocalLM(HFLM):
                     answers += json.loads(line)
         return answers
 
-    def _scored(self, logits: Tensor, choices: list[list[int]], asked: list[tuple[int, int, int]]) -> list[tuple[int, float, bool]]:
+    def _scored(self, logits: Tensor, choices: list[list[int]], asked: list[tuple[int, int, int]]) -> list[tuple[int, float, float]]:
         """(number, log-likelihood, greedy) of each choice; `asked`: its number, its row of `logits`, and where in the row it ends.
 
         The whole batch is read at once, since reading a number waits for all work of the GPU.
@@ -362,10 +373,11 @@ class LocalLM(HFLM):
         rows = torch.tensor([row for (_, row, _), n in zip(asked, lengths, strict=True) for _ in range(n)])
         places = torch.tensor([at for (_, _, end), n in zip(asked, lengths, strict=True) for at in range(end - n, end)])
         tokens = torch.tensor([token for choice in choices for token in choice], device=logits.device)
-        logp = F.log_softmax(logits[rows.to(logits.device), places.to(logits.device)], dim=-1, dtype=self.softmax_dtype)
-        chosen, greedy = logp.gather(1, tokens[:, None])[:, 0].cpu(), (logp.argmax(-1) == tokens).cpu()
+        scored = logits[rows.to(logits.device), places.to(logits.device)]
+        greedy = credit(scored.gather(1, tokens[:, None])[:, 0], *shared(scored)).cpu()
+        chosen = F.log_softmax(scored, dim=-1, dtype=self.softmax_dtype).gather(1, tokens[:, None])[:, 0].cpu()
         parts = zip(asked, chosen.split(lengths), greedy.split(lengths), strict=True)
-        return [(number, values.sum().item(), bool(best.all())) for (number, _, _), values, best in parts]
+        return [(number, values.sum().item(), best.prod().item()) for (number, _, _), values, best in parts]
 
 
 def _row(name: str, part: ConfigurableTask, sample: dict) -> dict:
@@ -376,6 +388,7 @@ def _row(name: str, part: ConfigurableTask, sample: dict) -> dict:
     found = sum(example in prompt for example in examples)
     if found != shots:
         raise RuntimeError(f"{part.task_name}: got {found} examples in the prompt, not {shots}: {prompt[:200]!r}")
+    fair, tied = _fair(part, doc, sample)
     return {
         "task": name,
         **({"subject": doc["subject"]} if "subject" in doc else {}),
@@ -383,5 +396,20 @@ def _row(name: str, part: ConfigurableTask, sample: dict) -> dict:
         # WinoGrande puts its options into the prompt, and the right option's index where others have the prompt
         "target": part.doc_to_text(doc) if part.multiple_input else sample["target"],
         "scores": [response[0][0] for response in sample["resps"]],
-        **{metric: sample[metric] for metric in METRICS if metric in sample},
+        **{metric: fair[metric] for metric in METRICS if metric in sample},
+        "tied": tied,
     }
+
+
+def _fair(part: ConfigurableTask, doc: dict, sample: dict) -> tuple[dict[str, float], int]:
+    """An item's accuracies as the harness has them, with 1/k for a right choice that is one of k that come first; and how many come first."""
+    answers = [response[0] for response in sample["resps"]]
+    if part.OUTPUT_TYPE != "multiple_choice":  # is the one answer the greedy continuation?
+        [(_, greedy)] = answers
+        return {"acc": greedy}, round(1 / greedy) if greedy else 1
+    found = part.doc_to_text(doc) if part.multiple_input else part.doc_to_target(doc)
+    choices, scores = part.doc_to_choice(doc), [score for score, _ in answers]
+    right = {choices.index(x) if isinstance(x, str) else x for x in (found if isinstance(found, list) else [found])}
+    by = {"acc": firsts(scores), "acc_norm": firsts([score / len(text) for score, text in zip(scores, choices, strict=True)])}
+    fair = {metric: sum(i in right for i in first) / len(first) if len(first) > 1 else sample.get(metric) for metric, first in by.items()}
+    return fair, len(by["acc"])

@@ -19,6 +19,7 @@ from pydantic import Field
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.get.beginning import begun
 from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
 from relinear.plan.job import Job
@@ -66,8 +67,9 @@ class Item(NamedTuple):
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """`f1`, the largest token F1 with a right answer after SQuAD's normalisation, and `contains`, whether what was written contains one: of
-    "answers" and of each set, at {answer: inside} and {answer: beyond}; and `left_out`, the share of a set's questions whose answer does not
-    stand in the passage word for word, or stands in the question: of these nobody can say where the answer is.
+    "answers" and of each set, at {answer: inside} and {answer: beyond}; `left_out`, the share of a set's questions whose answer does not stand
+    in the passage word for word, or stands in the question: of these nobody can say where the answer is; and `tied` of "answers", the share in which
+    a token was drawn among equals.
 
     Writes `items.jsonl`. Raises UserError before any work for items that are not there, and for a prompt beyond the model's positions.
     """
@@ -86,18 +88,19 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; {reads}. A prompt is never cut")
     written = generated(model, tokenizer, items, options, job)
     rows: list[dict[str, Any]] = []
-    for item, text in zip(items, written, strict=True):
+    for item, (text, drawn) in zip(items, written, strict=True):
         f1 = max(float(f1_abstractive([text], [answer])) for answer in item.answers)
         said = f" {normalize_answer(text)} "
         contains = any(f" {normalize_answer(answer)} " in said for answer in item.answers)
         rows.append({"set": item.set, "item": item.number, "answer": item.side, "distance": item.distance, "written": text,
-                     "right": list(item.answers), "f1": f1, "contains": contains})  # fmt: skip
+                     "right": list(item.answers), "f1": f1, "contains": contains, "drawn": drawn})  # fmt: skip
     job.items(rows)
     for name in (OF, *options.items):
         for side in SIDES:
             if own := [row for row in rows if row["answer"] == side and name in (OF, row["set"])]:
                 yield Reading("f1", name, {"answer": side}, *mean_of(row["f1"] for row in own))
                 yield Reading("contains", name, {"answer": side}, *share_of(row["contains"] for row in own))
+    yield Reading("tied", OF, {}, *share_of(row["drawn"] for row in rows))
 
 
 def questions(name: str, data: Path, job: Job) -> list[Question]:
@@ -151,7 +154,7 @@ def placed(name: str, whole: Sequence[Question], tokenizer: PreTrainedTokenizerB
         cut = tokenizer(passage + tail, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         begins = [start for start, _ in cut["offset_mapping"]]
         distance = len(begins) - sum(start <= max(ends) for start in begins) + 1
-        found.append(Item(name, number, cut["input_ids"], right, distance, SIDES[distance > window]))
+        found.append(Item(name, number, begun(tokenizer, cut["input_ids"]), right, distance, SIDES[distance > window]))
     return found
 
 
@@ -174,9 +177,12 @@ def sample(items: Sequence[Item], wanted: int | None, seed: str) -> list[Item]:
     return sorted([*sides[0][: wanted - beyond], *sides[1][:beyond]], key=lambda item: item.number)
 
 
-def generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], options: Options, job: Job) -> list[str]:
-    """The first line that a model writes greedily behind each prompt."""
+def generated(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Item], options: Options, job: Job
+) -> list[tuple[str, bool]]:
+    """The first line that a model writes greedily behind each prompt, and whether a token was drawn among equals."""
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     prompts = [item.prompt for item in items]
-    answers = write(model, prompts, job, batch_size=options.batch_size, padding=padding, max_new_tokens=options.new_tokens, min_new_tokens=1)
-    return [text.strip().partition("\n")[0] for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+    answers = write(model, prompts, job.name, batch_size=options.batch_size, padding=padding, max_new_tokens=options.new_tokens, min_new_tokens=1)
+    texts = tokenizer.batch_decode([answer.tokens for answer in answers], skip_special_tokens=True)
+    return [(text.strip().partition("\n")[0], answer.drawn) for text, answer in zip(texts, answers, strict=True)]

@@ -15,6 +15,7 @@ from pydantic import Field
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.get.beginning import begun
 from relinear.measure import _contexts
 from relinear.measure._answering import Answered, mean_of, share_of
 from relinear.measure._contexts import ALONE, Prompt
@@ -61,7 +62,7 @@ class Hidden(NamedTuple):
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """Of the set's name, at {context} and {context, depth}: `f1`, the largest token F1 with a right answer after SQuAD's normalisation;
     `contains`, whether what was written contains one; and `gain`, nats by which the context makes the first right answer likelier than the question
-    does without it.
+    does without it. At {context} also `tied`, how often a token of the answer was drawn among equals.
 
     At {context: 0} the first two of the question alone: what a model knows or guesses. Contexts that the model cannot read are not defined, and
     say why. Writes `items.jsonl`. Raises UserError before any work for a context that is too short for a passage, or too long for all of them.
@@ -83,13 +84,14 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
             f1 = max(float(f1_abstractive([text], [answer])) for answer in question.answers)
             contains = any(f" {normalize_answer(answer)} " in said for answer in question.answers)
             row = {"set": options.set, "item": question.number, "context": context, "written": text, "right": list(question.answers), "f1": f1,
-                   "contains": contains}  # fmt: skip
+                   "contains": contains, "drawn": answered.drawn}  # fmt: skip
             gain = _nats(found[ALONE][i]) - _nats(answered)
             rows.append(row if context == ALONE else row | {"depth": depth, "behind": hidden[context][i].behind, "gain": gain})
     job.items(rows)
     for context in found:
         own = [row for row in rows if row["context"] == context]
         yield from _readings(options.set, {"context": context}, own)
+        yield Reading("tied", options.set, {"context": context}, *share_of(row["drawn"] for row in own))
         for depth in sorted({row["depth"] for row in own}) if context != ALONE else ():
             yield from _readings(options.set, {"context": context, "depth": depth}, [row for row in own if row["depth"] == depth])
     yield from _contexts.unread(model, SCORES, options.set, [context for context in options.contexts if context not in found])
@@ -127,9 +129,9 @@ def hide(
     shown = "\n" + "".join(f"Question: {example}\nAnswer: {answer}\n" for example, answer in EXAMPLES)
     tail, candidates = ids(f"{shown}Question: {question.question}\nAnswer:"), [ids(f" {question.answers[0]}")]
     if context == ALONE:
-        return Hidden(Prompt(tail, candidates), len(tail))
+        return Hidden(Prompt(begun(tokenizer, tail), candidates), len(tail))
     gold = ids(f"{question.passage}\n\n")
-    total = context - len(tail) - options.new_tokens  # of all passages
+    total = context - len(begun(tokenizer, tail)) - options.new_tokens  # of all passages
     room = total - len(gold)
     if room < 0:
         needs = context - room
@@ -147,7 +149,7 @@ def hide(
     before = [0, *accumulate(map(len, pieces))]
     at = min(range(len(before)), key=lambda i: abs(before[i] + len(gold) / 2 - depth * total))
     body = [token for piece in (*pieces[:at], gold, *pieces[at:]) for token in piece]
-    return Hidden(Prompt([*body, *tail], candidates), total - before[at] - len(gold) + len(tail))
+    return Hidden(Prompt(begun(tokenizer, [*body, *tail]), candidates), total - before[at] - len(gold) + len(tail))
 
 
 @functools.cache

@@ -14,10 +14,12 @@ from pydantic import Field
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
+from relinear.get.beginning import begun
 from relinear.get.needles import Cutter, noise
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask, mean_of, share_of
 from relinear.measure._limit import limit_of
+from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -67,7 +69,8 @@ class PairList(NamedTuple):
 
 def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Job) -> Iterator[Reading]:
     """Of "pairs", at {pairs}: `exact_match`, the greedy answer is the value with the end of its line; `choice`, the value has the largest
-    log-probability a token of all pairs' values; `nats`, of the right answer, a token; `chance` of `choice`; and `length`, the prompts' tokens.
+    log-probability a token of all pairs' values, 1/k where k values have; `nats`, of the right answer, a token; `chance` of `choice`; `tied`, how
+    often several values had the largest or a greedy token was drawn among equals; and `length`, the prompts' tokens.
 
     Pairs whose prompt is longer than the model can read are not defined, and their readings say why. Writes `items.jsonl`.
     Raises UserError before any work for a tokenizer that cannot write the words.
@@ -85,14 +88,16 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
         rows += [
             {
                 "item": len(rows) + i, "pairs": pairs, "distance": x.distance, "key": x.pairs[x.asked][0], "value": x.pairs[x.asked][1],
-                "answer": tokenizer.decode(a.greedy), "exact": _exact(x, a), "choice": x.pairs[a.choice][1], "nats": -a.mean(x.asked),
+                "answer": tokenizer.decode(a.greedy), "exact": _exact(x, a), "choice": x.pairs[a.choice][1], "chosen": a.chosen(x.asked),
+                "nats": -a.mean(x.asked), "tied": len(a.firsts), "drawn": a.drawn,
             }
             for i, (x, a) in enumerate(zip(lists, answered, strict=True))
         ]  # fmt: skip
         yield Reading("exact_match", OF, at, *share_of(_exact(x, a) for x, a in zip(lists, answered, strict=True)))
-        yield Reading("choice", OF, at, *share_of(a.choice == x.asked for x, a in zip(lists, answered, strict=True)))
+        yield Reading("choice", OF, at, *share_of(a.chosen(x.asked) for x, a in zip(lists, answered, strict=True)))
         yield Reading("nats", OF, at, *mean_of(-a.mean(x.asked) for x, a in zip(lists, answered, strict=True)))
         yield Reading("chance", OF, at, 1 / pairs, None, len(lists))
+        yield Reading("tied", OF, at, *share_of(a.tied or a.drawn for a in answered))
         yield Reading("length", OF, at, *mean_of(len(x.prompt) for x in lists))
     job.items(rows)
 
@@ -106,7 +111,7 @@ def drawn(cutter: Cutter, pairs: int, gap: int, seed: str) -> PairList:
     filler = [token for sentence in noise(cutter) for token in sentence]
     between = (filler * (gap // len(filler) + 1))[:gap]
     tail = [*between, *cutter.ids(AGAIN), *_begin(cutter, keys[asked])]
-    prompt = [*cutter.ids(HEADER), *(token for line in lines for token in line), *tail]
+    prompt = begun(cutter.tokenizer, [*cutter.ids(HEADER), *(token for line in lines for token in line), *tail])
     answers = [[*cutter.ids(f" {value}"), *cutter.ids("\n")] for value in values]
     return PairList(prompt, list(zip(keys, values, strict=True)), answers, asked, sum(map(len, lines[asked + 1 :])) + len(tail))
 
@@ -127,9 +132,10 @@ def answers(model: PreTrainedModel, lists: Sequence[PairList], options: Options,
         batches += [own[at : at + size] for at in range(0, len(own), size)]
     steps = max(len(answer) for x in lists for answer in x.answers)
     found: list[tuple[int, Answered]] = []
-    for batch in tqdm(share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0):
-        prompts = torch.tensor([lists[i].prompt for i in batch])
-        found += zip(batch, ask(model, prompts, [lists[i].answers for i in batch], steps), strict=True)
+    with float32_head(model):  # once, not for each batch
+        for batch in tqdm(share(batches), desc=f"{job.name} {len(lists[0].pairs)} pairs", unit="batch", disable=rank() > 0):
+            prompts = torch.tensor([lists[i].prompt for i in batch])
+            found += zip(batch, ask(model, prompts, [lists[i].answers for i in batch], steps), strict=True)
     by_list = dict(gathered(found))
     return [by_list[i] for i in range(len(lists))]
 

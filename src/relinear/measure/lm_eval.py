@@ -12,7 +12,7 @@ from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token", "tasks")
 
-METRICS = ("acc", "acc_norm")
+METRICS = ("acc", "acc_norm", "tied")
 
 
 class Options(Strict):
@@ -25,7 +25,9 @@ class Options(Strict):
 
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
-    """`acc` and, where the task has it, `acc_norm` of each task, as fractions. Writes `items.jsonl`, each item's scores.
+    """`acc` and, where the task has it, `acc_norm` of each task, and `tied`, the share of items in which several choices come first, as fractions.
+
+    Logits are float32, and the right one of k choices that come first counts 1/k. Writes `items.jsonl`, each item's scores, and how many come first.
 
     An interrupted measurement loses the batch of choices that each process was at.
     """

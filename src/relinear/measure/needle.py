@@ -17,6 +17,7 @@ from relinear.get.needles import Cutter, Needle
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import Answered, ask, mean_of, share_of
 from relinear.measure._limit import limit_of
+from relinear.measure._logits import float32_head
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -71,9 +72,9 @@ class Asked(NamedTuple):
         return self.answered.greedy[: len(answer)] == answer
 
     @property
-    def chosen(self) -> bool:
-        """Whether the asked answer is the likeliest of the choices."""
-        return self.answered.choice == self.needle.asked
+    def chosen(self) -> float:
+        """Whether the asked answer is the likeliest of the choices: 1, or 1/k where k are, else 0."""
+        return self.answered.chosen(self.needle.asked)
 
     @property
     def kind(self) -> str:
@@ -85,8 +86,9 @@ class Asked(NamedTuple):
         needle, asked = self.needle, self.needle.asked
         return {
             "item": item, "length": self.length, "depth": self.depth, "distance": needle.distance, "names": needle.names, "keys": needle.keys,
-            "asked": asked, "answer": self.text, "kind": self.kind, "exact": self.exact, "choice": self.answered.choice,
-            "scores": [self.answered.mean(i) for i in range(len(needle.keys))], "tokens_right": self.answered.likeliest[asked],
+            "asked": asked, "answer": self.text, "kind": self.kind, "exact": self.exact, "choice": self.answered.choice, "chosen": self.chosen,
+            "tied": len(self.answered.firsts), "drawn": self.answered.drawn, "tokens_right": self.answered.likeliest[asked],
+            "scores": [self.answered.mean(i) for i in range(len(needle.keys))],
         }  # fmt: skip
 
 
@@ -94,10 +96,11 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
     """Of "needle", at {length}, {length, depth}, {length, distance} (of the bin that ends there) and {length, beyond}:
 
     `exact_match`, the greedy answer is the key with its full stop; `token_accuracy`, of the answer's tokens, each behind the right ones;
-    `choice`, the asked key has the largest log-probability a token of the prompt's; `nats`, of the right answer, a token.
+    `choice`, the asked key has the largest log-probability a token of the prompt's, 1/k where k keys have; `nats`, of the right answer, a token.
 
-    At {length} also `chance` of `choice`; `error`, the share of each of `KINDS`; and `not_informative` of "floor" (the choice is less than three
-    standard errors above chance), "ceiling" (every cell is right) and "copying" (more than half are keys that were not asked for): 1 or 0.
+    At {length} also `chance` of `choice`; `tied`, how often several keys had the largest or a greedy token was drawn among equals; `error`, the
+    share of each of `KINDS`; and `not_informative` of "floor" (the choice is less than three standard errors above chance), "ceiling" (every cell is
+    right) and "copying" (more than half are keys that were not asked for): 1 or 0.
     A length beyond what the model can read is not defined, and its readings say why. Writes `items.jsonl`.
 
     Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot write them.
@@ -140,9 +143,10 @@ def answers(model: PreTrainedModel, tokenizer, length: int, prompts: list[tuple[
     steps = max(len(answer) for _, needle in prompts for answer in needle.answers)
     size = max(options.batch_tokens // length, 1)
     found: list[tuple[int, Answered]] = []
-    for at in tqdm(share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0):
-        batch = [needle for _, needle in prompts[at : at + size]]
-        found += enumerate(ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at)
+    with float32_head(model):  # once, not for each batch
+        for at in tqdm(share(range(0, len(prompts), size)), desc=f"{job.name} {length}", unit="batch", disable=rank() > 0):
+            batch = [needle for _, needle in prompts[at : at + size]]
+            found += enumerate(ask(model, torch.tensor([n.prompt for n in batch]), [n.answers for n in batch], steps), at)
     by_prompt = dict(gathered(found))
     return [
         Asked(length, depth, needle, by_prompt[i], tokenizer.decode(by_prompt[i].greedy)) for i, (depth, needle) in enumerate(prompts)
@@ -182,6 +186,7 @@ def readings(length: int, asked: Sequence[Asked], options: Options) -> Iterator[
         yield from _scores({"length": length, "beyond": options.beyond}, far)
     at, chance = {"length": length}, 1 / options.keys
     yield Reading("chance", OF, at, chance, None, len(asked))
+    yield Reading("tied", OF, at, *share_of(a.answered.tied or a.answered.drawn for a in asked))
     kinds = Counter(a.kind for a in asked)
     for kind in KINDS:
         yield Reading("error", kind, at, *share_of(a.kind == kind for a in asked))

@@ -35,7 +35,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         for position, logits, targets in _documents.pieces(model, tokens, separator, options.piece):
             yield position, {"loss": _documents.losses(logits, targets)[0]}
 
-    documents, rows = _documents.read(data, options, limit, score, job.name)
+    documents, rows = _documents.read(data, options, limit, score, job.name, model)
     job.items(_documents.items(documents, rows))
     yield from _documents.over_bands(job, documents, rows, options, limit, {"perplexity": perplexity})
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.get.beginning import begun
 from relinear.get.qasper import paper
 from relinear.measure import _contexts
 from relinear.measure._answering import mean_of, share_of
@@ -56,7 +57,8 @@ class Question(NamedTuple):
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """Of "qasper", at {context}: `acc`, the share of questions whose answer is the likelier of Yes and No; `balanced_acc`, the mean of that share
     over both answers; `macro_f1`, the mean of both answers' F1; `gain`, nats by which the context makes the right answer likelier than the
-    question does without it; and `cut`, the share of papers that did not fit.
+    question does without it; `cut`, the share of papers that did not fit; and `tied`, how often both answers
+    were as likely: there one is drawn.
 
     At {context: 0} the first three of the question alone; at {} `majority`, the share of the commoner answer. Contexts that the model cannot read
     are not defined, and say why. Writes `items.jsonl`. Raises UserError before any work for a context without room for any of a paper.
@@ -74,7 +76,8 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         for i, (question, right, choice) in enumerate(zip(asked, gold, choices, strict=True)):
             hit, weight = choice == right, len(gold) / (len(sizes) * sizes[right])
             row = {"set": SET, "item": question.number, "context": context, "gold": question.answer, "said": CHOICES[choice], "acc": hit,
-                   "balanced_acc": weight * hit, "scores": [found[context][i].mean(k) for k in range(len(CHOICES))]}  # fmt: skip
+                   "balanced_acc": weight * hit, "tied": len(found[context][i].firsts),
+                   "scores": [found[context][i].mean(k) for k in range(len(CHOICES))]}  # fmt: skip
             rows.append(row if context == ALONE else row | {"gain": nats[context][i] - nats[ALONE][i], "cut": not whole[context][i]})
     job.items(rows)
     yield Reading("majority", OF, {}, *share_of(right == sizes.most_common(1)[0][0] for right in gold))
@@ -83,6 +86,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         yield Reading("acc", OF, at, *share_of(row["acc"] for row in own))
         yield Reading("balanced_acc", OF, at, *mean_of(row["balanced_acc"] for row in own))
         yield Reading("macro_f1", OF, at, *macro_f1(gold, said[context]))
+        yield Reading("tied", OF, at, *share_of(row["tied"] > 1 for row in own))
         if context != ALONE:
             yield Reading("gain", OF, at, *mean_of(row["gain"] for row in own))
             yield Reading("cut", OF, at, *share_of(row["cut"] for row in own))
@@ -133,7 +137,7 @@ def built(
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     candidates = [ids(f" {choice}") for choice in CHOICES]
-    shots = ids("".join(f"{q.evidence}\nQuestion: {q.question}\nAnswer: {q.answer}\n\n" for q in shown))
+    shots = begun(tokenizer, ids("".join(f"{q.evidence}\nQuestion: {q.question}\nAnswer: {q.answer}\n\n" for q in shown)))
     papers = {title: ids(text) for title, text in {q.title: q.text for q in asked}.items()}
     tails = [ids(f"\nQuestion: {q.question}\nAnswer:") for q in asked]
     longest = len(shots) + max(map(len, tails)) + max(map(len, candidates))

@@ -29,7 +29,7 @@ class Options(Strict):
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """`rouge1`, `rouge2` and `rougeL`, the mean F1 of unigrams, bigrams and of the longest common subsequence, and `ended`, the share of answers that
-    come to an end by themselves: of the data's name.
+    come to an end by themselves; and `tied`, the share in which a token was drawn among equals: of the data's name.
 
     Writes `items.jsonl`, a line a prompt. Raises UserError before any work for data without prompts, for more prompts than there are, and for one
     beyond the model's positions.
@@ -46,14 +46,15 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
     scorer, of, found = RougeScorer(list(ROUGE), use_stemmer=True), job.settings["data"], []
     settings = {"batch_size": options.batch_size, "padding": tokenizer.eos_token_id, "max_new_tokens": options.new_tokens}
-    answers = write(model, [one.prompt for one in asked], job, **settings, eos_token_id=tokenizer.eos_token_id)
-    for number, (one, tokens) in enumerate(zip(asked, answers, strict=True)):
+    answers = write(model, [one.prompt for one in asked], job.name, **settings, eos_token_id=tokenizer.eos_token_id)
+    for number, (one, (tokens, drawn)) in enumerate(zip(asked, answers, strict=True)):
         ended = tokenizer.eos_token_id in tokens
         text = tokenizer.decode(tokens[: tokens.index(tokenizer.eos_token_id)] if ended else tokens, skip_special_tokens=True).strip()
         scores = scorer.score(one.output, text)
-        found.append({"set": of, "item": number, "written": text, "right": one.output, "ended": ended,
+        found.append({"set": of, "item": number, "written": text, "right": one.output, "ended": ended, "drawn": drawn,
                       **{name: scores[name].fmeasure for name in ROUGE}})  # fmt: skip
     job.items(found)
     for name in ROUGE:
         yield Reading(name, of, {}, *mean_of(row[name] for row in found))
     yield Reading("ended", of, {}, *share_of(row["ended"] for row in found))
+    yield Reading("tied", of, {}, *share_of(row["drawn"] for row in found))

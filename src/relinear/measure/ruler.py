@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field
 from scipy.special import zeta
-from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
-from relinear.machine.distributed import gathered, rank, share
-from relinear.measure._answering import mean_of, share_of
+from relinear.get.beginning import begun
+from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
 from relinear.measure.kv_recall import KEYS, VALUES
 from relinear.plan.job import Job
@@ -89,7 +87,7 @@ Draw = Callable[[random.Random, int], Question | None]  # by a seed, and how muc
 
 def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> Iterator[Reading]:
     """Of each task, at {length}: `contains`, the mean share of the right words that the answer contains in any case, RULER's score; `chance`, that
-    of naming as many words of the text at random.
+    of naming as many words of the text at random; and `tied`, the share of answers in which a token was drawn among equals.
 
     A length beyond what the model can read is not defined, and its readings say why. Writes `items.jsonl`. Raises UserError before any work for a
     length without room.
@@ -106,14 +104,21 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
         if limit.tokens is not None and length > limit.tokens:
             yield Reading("contains", task, at, None, None, 0, limit.why)
             continue
-        written = answers(model, tokenizer, own, length, options.new_tokens or NEW_TOKENS[task], options.batch_tokens, f"{job.name} {task} {length}")
+        padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        prompts, steps = [_ids(tokenizer, question.text) for question in own], options.new_tokens or NEW_TOKENS[task]
+        answers = write(
+            model, prompts, f"{job.name} {task} {length}", batch_size=max(options.batch_tokens // length, 1), padding=padding,
+            max_new_tokens=steps, min_new_tokens=1,
+        )  # fmt: skip
+        written = tokenizer.batch_decode([answer.tokens for answer in answers], skip_special_tokens=True)
         scores = [contains(text, question.right) for text, question in zip(written, own, strict=True)]
         rows += [
-            {"set": task, "length": length, "item": i, "written": text, "right": question.right, "contains": score}
-            for i, (text, question, score) in enumerate(zip(written, own, scores, strict=True))
+            {"set": task, "length": length, "item": i, "written": text, "right": question.right, "contains": score, "drawn": answer.drawn}
+            for i, (text, question, score, answer) in enumerate(zip(written, own, scores, answers, strict=True))
         ]
         one = all(len(question.right) == 1 for question in own)
         yield Reading("contains", task, at, *(share_of(score == 1 for score in scores) if one else mean_of(scores)))
+        yield Reading("tied", task, at, *share_of(answer.drawn for answer in answers))
         if own[0].words:
             yield Reading("chance", task, at, float(np.mean([len(question.right) / question.words for question in own])), None, len(own))
         else:
@@ -239,28 +244,5 @@ def frequent(rng: random.Random, many: int, vocabulary: int) -> Question:
     return Question(FWE.format(context=" ".join(text)), names[1:4], sum(count > 0 for count in counts[1:]))
 
 
-def answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question], length: int, steps: int, batch_tokens: int, name: str
-) -> list[str]:  # fmt: skip
-    """The text that a model writes greedily behind each prompt, at most `steps` tokens. Each of several processes asks a share."""
-    size = max(batch_tokens // length, 1)
-    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    found: list[tuple[int, str]] = []
-    model.eval()
-    for at in tqdm(share(range(0, len(asked), size)), desc=name, unit="batch", disable=rank() > 0):
-        prompts = [_ids(tokenizer, question.text) for question in asked[at : at + size]]
-        longest = max(map(len, prompts))
-        rows = torch.tensor([[*[padding] * (longest - len(prompt)), *prompt] for prompt in prompts], device=model.device)
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=rows, attention_mask=mask, do_sample=False, temperature=None, top_p=None, top_k=None, max_new_tokens=steps,
-                min_new_tokens=1, pad_token_id=padding,
-            )  # fmt: skip
-        found += enumerate(tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True), at)
-    by_question = dict(gathered(found))
-    return [by_question[i] for i in range(len(asked))]
-
-
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return begun(tokenizer, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

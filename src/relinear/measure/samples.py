@@ -10,6 +10,7 @@ from pydantic import Field
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from relinear.get.beginning import begun
 from relinear.get.text import PROMPT
 from relinear.measure._answering import ask, mean_of, share_of
 from relinear.plan.job import Job
@@ -55,9 +56,9 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 def worded(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """The prompt's tokens, up to where the answer begins."""
     if tokenizer.chat_template is None:
-        return tokenizer(PROMPT.format(instruction=question))["input_ids"]
+        return begun(tokenizer, tokenizer(PROMPT.format(instruction=question), add_special_tokens=False)["input_ids"])
     text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has what a text begins with
 
 
 def until(tokens: Sequence[int], end: int) -> tuple[list[int], bool]:
