@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 from test_laws import CASES, close, name, of, teacher, tokens
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from relinear import cli, linearize
 from relinear.files import sha256
@@ -248,7 +248,9 @@ def test_a_model_loaded_again_goes_on_with_the_cache(tmp_path):
         (torch.ones(1, 9), r"= \[2, 9\]; got \[1, 9\]"),
         (torch.ones(9), r"= \[2, 9\]; got \[9\]"),
         (mask_of([1] * 8 + [0], [1] * 9), "padding after a token where a state is kept.*use_cache=False"),
-        (mask_of([1] * 5 + [0] + [1] * 3, [1] * 9), "padding after a token where a state is kept"),
+        (mask_of([1] * 5 + [0] + [1] * 3, [1] * 9), r"padding between tokens in rows \[0\] of 2"),
+        (mask_of([1] * 3 + [0, 0] + [1] * 4, [1] * 9), "has read 5 tokens of row 0, but attention_mask shows 3 .*Possible: the whole texts again"),
+        (mask_of([1] * 9, [0] + [1] * 8), "has read 5 tokens of row 1, but attention_mask shows 4 .*Possible: the whole texts again"),
     ],
 )
 def test_a_piece_with_a_wrong_mask_is_refused_and_leaves_the_cache_as_it_was(mask, message):
@@ -270,8 +272,72 @@ def test_right_padding_is_harmless_where_no_state_is_kept(case):
     mask = torch.ones_like(ids)
     mask[0, 21:] = 0
     close(model(ids, attention_mask=mask, use_cache=False).logits[0, :21], model(ids[:1, :21], use_cache=False).logits[0])
+    scored = model(ids, attention_mask=mask)  # nothing asks for a state, and none can be made
+    assert scored.past_key_values is None
+    close(scored.logits[0, :21], model(ids[:1, :21], use_cache=False).logits[0])
     with pytest.raises(ValueError, match="padding after a token"):
-        model(ids, attention_mask=mask)
+        model(ids, attention_mask=mask, use_cache=True)
+
+
+def test_a_conversation_whose_mask_hides_what_the_cache_has_read_is_refused_and_the_advice_can_be_followed():
+    model, first, new = of(GREEDY), tokens(6), tokens(5, seed=2)
+    cache = model.make_cache()
+    model(first, past_key_values=cache)  # row 1 had ended after 4 tokens
+    whole, mask = torch.cat([first, new], 1), mask_of([1] * 11, [1] * 4 + [0, 0] + [1] * 5)
+    with pytest.raises(ValueError, match="has read 6 tokens of row 1, but attention_mask shows 4 .*padded on the left, with a new cache"):
+        generate(model, whole, mask, past_key_values=cache)
+    row, left = torch.cat([first[1:, :4], new[1:]], 1), mask_of([1] * 11, [0, 0] + [1] * 9)
+    again = generate(model, torch.cat([whole[:1], torch.nn.functional.pad(row, (2, 0))]), left, past_key_values=model.make_cache())
+    assert torch.equal(again[1, 2:], generate(model, row)[0])
+
+
+@pytest.mark.parametrize("use_cache", [None, False, True])
+def test_padding_between_tokens_is_refused_with_and_without_a_cache(use_cache):
+    with pytest.raises(ValueError, match=r"padding between tokens in rows \[1\] of 2; possible: padding on one side"):
+        of(GREEDY)(tokens(5), attention_mask=mask_of([1] * 5, [1, 0, 1, 1, 1]), use_cache=use_cache)
+
+
+def test_a_state_that_was_not_handed_on_is_refused():
+    """What a release that renames the cache's argument once did: each step read one token without history."""
+    model = of(GREEDY)
+    for given, message in (
+        ({"attention_mask": torch.ones(2, 6)}, r"= \[2, 1\]; got \[2, 6\]; the columns before are of a past, but no cache came"),
+        ({"position_ids": torch.full((2, 1), 5)}, "no cache came, but position_ids begin at 5.*Possible: the cache that has read them"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(tokens(1), use_cache=True, **given)
+    with pytest.raises(TypeError, match="a cache is given once, as cache or past_key_values; got one as memory"):
+        model(tokens(1), use_cache=True, memory=cache_of(model))
+    with pytest.raises(TypeError, match="got one as past_key_values and as cache"):
+        model(tokens(1), past_key_values=cache_of(model), cache=cache_of(model))
+    close(model(tokens(1), cache=cache_of(model)).logits, model(tokens(1), past_key_values=cache_of(model)).logits)
+
+
+def test_another_kind_of_cache_is_refused_and_not_ignored():
+    model = of(GREEDY)
+    with pytest.raises(ValueError, match="cache_implementation='static'.*possible: leave cache_implementation out"):
+        generate(model, tokens(3), cache_implementation="static")
+    with pytest.raises(ValueError, match="cache_implementation='quantized'"):
+        model.generate(tokens(3), generation_config=GenerationConfig(cache_implementation="quantized"))
+    assert torch.equal(generate(model, tokens(3), cache_implementation="dynamic"), generate(model, tokens(3)))
+    with pytest.raises(TypeError, match="past_key_values is a RecurrentCache; got DynamicCache|cache is a RecurrentCache; got DynamicCache"):
+        model(tokens(3), past_key_values=DynamicCache())
+
+
+def test_attention_weights_are_refused_and_not_left_empty():
+    model = of(GREEDY)
+    for call in (lambda: model(tokens(3), output_attentions=True), lambda: generate(model, tokens(3), output_attentions=True)):
+        with pytest.raises(ValueError, match="output_attentions=True: .*no T x T weights.*attention_weights"):
+            call()
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_generate_computes_the_logits_of_the_last_position_alone(case):
+    model, shapes = of(case), []
+    hook = model.lm_head.register_forward_hook(lambda module, given, logits: shapes.append(tuple(logits.shape)))
+    generate(model, tokens(300, batch=1), max_new_tokens=3)
+    hook.remove()
+    assert shapes == [(1, 1, model.config.vocab_size)] * 3
 
 
 def test_a_linearized_model_cannot_assist_another():

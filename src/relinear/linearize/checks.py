@@ -4,10 +4,13 @@ Looking at a mask's values waits for the device, so it is done once a prompt; a 
 """
 
 import warnings
+from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
+from relinear.linearize.releases import CACHE_NAMES
 from relinear.linearize.state import RecurrentCache
 
 BEYOND = (
@@ -42,6 +45,8 @@ def check_prompt(prompt: Tensor, mask: Tensor | None, cache: RecurrentCache | No
         possible = sorted({length, seen + length})
         if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] not in possible:
             raise ValueError(f"attention_mask must be {' or '.join(str([batch, n]) for n in possible)}; got {list(mask.shape)}")
+        if cache is not None and mask.shape[1] >= seen:
+            check_read(mask, cache)
         check_padding(mask)
     whole = mask is None or mask.shape[1] == length  # transformers' rule: the prompt is the whole sequence, or what its mask ends with
     if whole and seen >= length:
@@ -51,18 +56,102 @@ def check_prompt(prompt: Tensor, mask: Tensor | None, cache: RecurrentCache | No
         )
 
 
-def check_piece(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None) -> None:
-    """Raise ValueError for a mask of another shape than ``[B, past + T]``, or with padding that a kept state would count as the past."""
+def take_cache(kwargs: dict[str, Any]) -> RecurrentCache | None:
+    """Move the cache out of a call's arguments, by the name of any release. Raises TypeError for another kind, and for another name."""
+    found = {name: value for name, value in kwargs.items() if value is not None and (name in CACHE_NAMES or isinstance(value, Cache))}
+    for name in {*CACHE_NAMES, *found}:
+        kwargs.pop(name, None)
+    if not found:
+        return None
+    (name, cache), *more = found.items()
+    if more or name not in CACHE_NAMES:  # a release that renames the argument must not leave its cache behind
+        raise TypeError(f"a cache is given once, as {' or '.join(CACHE_NAMES)}; got one as {' and as '.join(found)}")
+    if not isinstance(cache, RecurrentCache):
+        raise TypeError(f"a linearized model's {name} is a RecurrentCache; got {type(cache).__name__}")
+    return cache
+
+
+def check_outputs(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError where attention weights are asked for: no layer makes them."""
+    asked = kwargs.get("output_attentions")
+    if asked or (asked is None and model.config.output_attentions):
+        raise ValueError(
+            "got output_attentions=True: linearized layers make no T x T weights; possible: leave it out, or ask a layer's method for them, "
+            "attention_layers()[i].method.attention_weights(inputs)"
+        )
+
+
+def check_generation(model: PreTrainedModel, settings: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for settings that `generate` would ignore: another implementation of the cache, and attention weights."""
+    asked = kwargs.get("cache_implementation") or getattr(settings, "cache_implementation", None)
+    if asked not in (None, "dynamic", model.generation_config.cache_implementation):  # a hub folder names its teacher's
+        raise ValueError(
+            f"got cache_implementation={asked!r}: a linearized model has one kind of cache, its recurrent states, of fixed size; possible: "
+            "leave cache_implementation out, or past_key_values=model.make_cache()"
+        )
+    check_outputs(model, {"output_attentions": kwargs.get("output_attentions") or getattr(settings, "output_attentions", None)})
+
+
+def _misread(real: Tensor, cache: RecurrentCache | None) -> Tensor:
+    """In which rows a mask ``[B, past + T]`` shows another number of past tokens than the cache has read."""
+    if cache is None or cache.lengths is None:
+        return torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    return real[:, : cache.get_seq_length()].sum(1) != cache.lengths
+
+
+def check_read(mask: Tensor, cache: RecurrentCache | None) -> None:
+    """Raise ValueError for a mask ``[B, past + T]`` that shows another number of past tokens than the cache has read."""
+    if rows := _misread(mask.bool(), cache).nonzero().flatten().tolist():
+        row = rows[0]
+        raise ValueError(
+            f"the cache has read {int(cache.lengths[row])} tokens of row {row}, but attention_mask shows "
+            f"{int(mask[row, : cache.get_seq_length()].sum())} of them. A recurrent state cannot take a token back, such as the padding that is "
+            "fed to a row which ends before others. Possible: the whole texts again, padded on the left, with a new cache; or a batch of one"
+        )
+
+
+def check_mask(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None, told: bool) -> bool:
+    """Whether a row ``[B, past + T]`` is padded on the right. Raises ValueError for a mask that no state fits.
+
+    Refused are another shape, padding between tokens, padding on the right where a state is kept (`told`), and a mask that shows another
+    number of past tokens than the cache has read.
+    """
     seen = 0 if cache is None else cache.get_seq_length()
     if mask.shape != (batch, seen + length):
-        raise ValueError(f"attention_mask must be [batch, past + new tokens] = {[batch, seen + length]}; got {list(mask.shape)}")
-    if cache is None or length == 1:
-        return
-    real = mask[:, max(seen - 1, 0) :].bool()
-    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        hint = "" if cache is not None or mask.dim() != 2 or mask.shape[1] <= length else "; the columns before are of a past, but no cache came"
+        raise ValueError(f"attention_mask must be [batch, past + new tokens] = {[batch, seen + length]}; got {list(mask.shape)}{hint}")
+    if _unreadable(mask):
+        return False
+    real = mask.bool()
+    blocks = real[:, 0] + (~real[:, :-1] & real[:, 1:]).sum(1)  # of tokens without padding between them
+    gap, right = blocks > 1, (blocks > 0) & ~real[:, -1]
+    if not bool((gap | right | _misread(real, cache)).any()):  # waits for the device once
+        return False
+    check_read(mask, cache)
+    if rows := gap.nonzero().flatten().tolist():
+        raise ValueError(f"got padding between tokens in rows {rows} of {batch}; possible: padding on one side of a text")
+    if told:
         raise ValueError(
             "got padding after a token where a state is kept; possible: left padding (tokenizer.padding_side = 'left'), or use_cache=False, "
             "since padding on the right changes no token before it"
+        )
+    return True
+
+
+def _unreadable(x: Tensor) -> bool:
+    """Whether values cannot be looked at: nothing may wait for the device while a graph of its kernels is recorded or compiled."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check_start(positions: Tensor, mask: Tensor | None) -> None:
+    """Raise ValueError where a state is to be kept, none is given, and the first token is not the first of its sequence."""
+    if _unreadable(positions):
+        return
+    first = positions[:, 0] if mask is None else positions.where(mask[:, -positions.shape[1] :].bool(), 0)[:, 0]
+    if bool((first > 0).any()):
+        raise ValueError(
+            f"a state is to be kept and no cache came, but position_ids begin at {int(first.max())}: the tokens before are missing. Possible: "
+            "the cache that has read them, as past_key_values; or the whole sequence"
         )
 
 
