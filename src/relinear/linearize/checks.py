@@ -1,6 +1,6 @@
 """Inputs that a linearized model refuses before it computes: prompts, masks and positions that would give wrong answers silently.
 
-Looking at a mask's values waits for the device, so it is done once a prompt; a decode step only compares shapes and counts.
+Looking at a mask's values waits for the device, so it is done once a call, and only where a mask is given.
 """
 
 import warnings
@@ -22,16 +22,16 @@ BEYOND = (
 
 
 def check_padding(mask: Tensor) -> None:
-    """Raise ValueError where a row of a prompt's mask ``[B, T]`` has no token, or padding after one."""
+    """Raise ValueError where a row of a prompt's mask ``[B, T]`` has no token, or ends with padding."""
     real = mask.bool()
-    empty, right = ~real.any(1), (real[:, :-1] & ~real[:, 1:]).any(1)
+    empty, right = ~real.any(1), ~real[:, -1]
     if not bool((empty | right).any()):
         return
     if rows := empty.nonzero().flatten().tolist():
         raise ValueError(f"every row of a prompt needs at least one token; got only padding in rows {rows} of {len(real)}")
     raise ValueError(
-        f"a recurrent state reads tokens in order, so prompts are padded on the left (tokenizer.padding_side = 'left'); "
-        f"got padding after a token in rows {right.nonzero().flatten().tolist()} of {len(real)}"
+        f"the next token follows a prompt's last column, so prompts are padded on the left (tokenizer.padding_side = 'left'); "
+        f"got padding at the end of rows {right.nonzero().flatten().tolist()} of {len(real)}"
     )
 
 
@@ -94,7 +94,7 @@ def check_generation(model: PreTrainedModel, settings: GenerationConfig | None, 
 
 def _misread(real: Tensor, cache: RecurrentCache | None) -> Tensor:
     """In which rows a mask ``[B, past + T]`` shows another number of past tokens than the cache has read."""
-    if cache is None or cache.lengths is None:
+    if cache is None or cache.lengths is None or len(cache.lengths) != len(real):  # another batch size has its own message
         return torch.zeros(len(real), dtype=torch.bool, device=real.device)
     return real[:, : cache.get_seq_length()].sum(1) != cache.lengths
 
@@ -105,37 +105,36 @@ def check_read(mask: Tensor, cache: RecurrentCache | None) -> None:
         row = rows[0]
         raise ValueError(
             f"the cache has read {int(cache.lengths[row])} tokens of row {row}, but attention_mask shows "
-            f"{int(mask[row, : cache.get_seq_length()].sum())} of them. A recurrent state cannot take a token back, such as the padding that is "
-            "fed to a row which ends before others. Possible: the whole texts again, padded on the left, with a new cache; or a batch of one"
+            f"{int(mask[row, : cache.get_seq_length()].sum())}. A recurrent state cannot take a token back, such as the padding that is "
+            "fed to a row which ends before others. Possible: a mask that hides padding when it is fed, or the whole texts with a new cache"
         )
 
 
-def check_mask(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None, told: bool) -> bool:
-    """Whether a row ``[B, past + T]`` is padded on the right. Raises ValueError for a mask that no state fits.
+def check_mask(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None, told: bool) -> tuple[bool, bool]:
+    """Whether a row of a mask ``[B, past + T]`` has padding after its last token, and whether one has padding after a token in this piece.
 
-    Refused are another shape, padding between tokens, padding on the right where a state is kept (`told`), and a mask that shows another
-    number of past tokens than the cache has read.
+    Raises ValueError for a mask of another shape, one that shows another number of past tokens than the cache has read, and, where no state is
+    kept (`told`), for padding between tokens.
     """
     seen = 0 if cache is None else cache.get_seq_length()
     if mask.shape != (batch, seen + length):
         hint = "" if cache is not None or mask.dim() != 2 or mask.shape[1] <= length else "; the columns before are of a past, but no cache came"
         raise ValueError(f"attention_mask must be [batch, past + new tokens] = {[batch, seen + length]}; got {list(mask.shape)}{hint}")
     if _unreadable(mask):
-        return False
+        return False, False
     real = mask.bool()
     blocks = real[:, 0] + (~real[:, :-1] & real[:, 1:]).sum(1)  # of tokens without padding between them
     gap, right = blocks > 1, (blocks > 0) & ~real[:, -1]
-    if not bool((gap | right | _misread(real, cache)).any()):  # waits for the device once
-        return False
-    check_read(mask, cache)
-    if rows := gap.nonzero().flatten().tolist():
-        raise ValueError(f"got padding between tokens in rows {rows} of {batch}; possible: padding on one side of a text")
-    if told:
+    after = ((real.cumsum(1) > 0) & ~real)[:, seen:]
+    wrong, gaps, ends, pauses = torch.stack([_misread(real, cache).any(), gap.any(), right.any(), after.any()]).tolist()  # waits for the device
+    if wrong:
+        check_read(mask, cache)
+    if gaps and not told:
+        rows = gap.nonzero().flatten().tolist()
         raise ValueError(
-            "got padding after a token where a state is kept; possible: left padding (tokenizer.padding_side = 'left'), or use_cache=False, "
-            "since padding on the right changes no token before it"
+            f"got padding between tokens in rows {rows} of {batch}; possible: padding on one side of a text, or a state (use_cache=True)"
         )
-    return True
+    return ends, pauses
 
 
 def _unreadable(x: Tensor) -> bool:

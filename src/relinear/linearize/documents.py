@@ -33,6 +33,29 @@ class Documents(NamedTuple):
     order: Tensor  # [B * T] int64: where each token of the rows stands among the groups' real ones
     positions: Tensor  # [B, T] int64: each token's place in its document
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(group.places.shape[1] for group in self.groups)
+
+
+class Rows(NamedTuple):
+    """The rows of a piece that have as many real tokens."""
+
+    rows: Tensor  # [R] int64
+    places: Tensor  # [R, n] int64: of their real tokens among the tokens of all rows
+
+
+def unpadded(real: Tensor) -> list[Rows]:
+    """The rows of a piece with mask ``[B, T]``, by how many real tokens they have; those without any are left out. Waits for the device."""
+    counts = real.sum(1)
+    found = []
+    for count in sorted({*counts.tolist()} - {0}):
+        rows = (counts == count).nonzero().flatten()
+        places = real[rows].nonzero()[:, 1].view(len(rows), count) + rows[:, None] * real.shape[1]
+        found.append(Rows(rows, places))
+    return found
+
 
 def take(kwargs: dict) -> dict:
     """Move what says where documents begin out of a call's arguments."""

@@ -28,7 +28,7 @@ from relinear.linearize.checks import (
     check_start,
     take_cache,
 )
-from relinear.linearize.documents import documents, refuse_state, take
+from relinear.linearize.documents import documents, refuse_state, take, unpadded
 from relinear.linearize.loading import StrictLoading
 from relinear.linearize.releases import CACHE_NAMES, cache_name, warn_untested
 from relinear.linearize.state import RecurrentCache, nbytes
@@ -63,13 +63,13 @@ class Linearized(StrictLoading):
             cache.bind(self._kind(), batch)
         told = cache is not None or bool(use_cache)  # that a state is kept
         makes = cache is None and (use_cache if use_cache is not None else not self.training and self.config.use_cache)
-        right = attention_mask is not None and check_mask(attention_mask, batch, length, cache, told)
+        right, pauses = (False, False) if attention_mask is None else check_mask(attention_mask, batch, length, cache, told)
         packed = None
         if given or (position_ids is not None and length > 1):
             packed = documents(given, position_ids, attention_mask, (batch, length), x.device)
         if packed is not None and told:
             refuse_state(packed, batch)
-        if makes and not right and packed is None:
+        if makes and not (right and not told) and packed is None:
             if use_cache and position_ids is not None:
                 check_start(position_ids, attention_mask)
             cache = self.make_cache()
@@ -83,11 +83,14 @@ class Linearized(StrictLoading):
             positions = position_ids
         else:
             positions = (counts - 1).clamp(min=0) if packed is None else packed.positions
-        check_positions(self, length + (0 if cache is None else cache.get_seq_length()), positions)
+        longest = length + (0 if cache is None else cache.get_seq_length()) if packed is None else packed.longest
+        check_positions(self, longest, positions)
         if cache is not None:
             cache.lengths = counts[:, -1]
         if packed is not None:
             kwargs["documents"] = packed
+        if pauses and cache is not None:
+            kwargs["unpadded"] = unpadded(real)
         # A 4-D mask passes through transformers' mask building untouched, whatever its version: no T x T matrix is ever made.
         mask = real[:, None, None, : 0 if attention_mask is None else length]
         return super().forward(
@@ -126,6 +129,27 @@ class Linearized(StrictLoading):
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         if model_kwargs.get(cache_name()) is None and generation_config.use_cache is not False:
             model_kwargs[cache_name()] = self.make_cache()
+        if (cache := model_kwargs.get(cache_name())) is not None:
+            cache.ends, cache.generated = generation_config._eos_token_tensor, 0
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        if (cache := model_kwargs.get(cache_name())) is not None:
+            cache.generated += 1
+        return model_kwargs
+
+    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
+        """As in transformers, but that what is fed to a row after its end is padding: its state stays as it was, and the row can go on."""
+        given = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        cache = given.get(cache_name())
+        if cache is not None and cache.ends is not None and cache.generated and len(input_ids) > 1:
+            ended = torch.isin(input_ids[:, -cache.generated :], cache.ends.to(input_ids.device)).cumsum(1).roll(1, 1)
+            ended[:, 0] = 0  # ends before this token
+            mask = given.get("attention_mask")
+            mask = input_ids.new_ones(len(input_ids), cache.get_seq_length() + 1) if mask is None else mask.clone()
+            mask[:, -cache.generated :] *= ended == 0
+            given["attention_mask"] = mask
+        return given
 
     def blocks(self) -> nn.ModuleList:
         """The model's layers, first to last."""
