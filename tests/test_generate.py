@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 import torch
-from test_laws import CASES, close, name, of, teacher, tokens
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from test_laws import CASES, close, name, of, over_pairs, teacher, tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from relinear import cli, linearize
 from relinear.files import sha256
@@ -179,10 +179,13 @@ REFUSED_PROMPTS = {
     "a row of padding tokens": (
         lambda m: {"inputs": mask_of([0, 0, 0], [1, 1, 1]), "attention_mask": None, "pad_token_id": 0}, r"only padding in rows \[0\] of 2",
     ),
-    "right padding": (lambda m: {"attention_mask": mask_of([1, 1, 0], [1, 1, 1])}, r"padded on the left.*got .* in rows \[0\] of 2"),
-    "padding between": (lambda m: {"attention_mask": mask_of([1, 1, 1], [1, 0, 1])}, r"padded on the left.*got .* in rows \[1\] of 2"),
+    "right padding": (lambda m: {"attention_mask": mask_of([1, 1, 0], [1, 1, 1])}, r"padded on the left.*padding at the end of rows \[0\] of 2"),
+    "padding between without a state": (
+        lambda m: {"attention_mask": mask_of([1, 1, 1], [1, 0, 1]), "use_cache": False}, r"padding between tokens in rows \[1\] of 2",
+    ),
     "right padding by tokens": (
-        lambda m: {"inputs": mask_of([1, 2, 0], [1, 2, 3]), "attention_mask": None, "pad_token_id": 0}, r"padded on the left.*rows \[0\] of 2",
+        lambda m: {"inputs": mask_of([1, 2, 0], [1, 2, 3]), "attention_mask": None, "pad_token_id": 0},
+        r"padded on the left.*at the end of rows \[0\] of 2",
     ),
     "a longer mask": (lambda m: {"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2, 3\]; got \[2, 4\]"),
     "a mask of another batch": (lambda m: {"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[2, 3\]; got \[1, 3\]"),
@@ -247,8 +250,8 @@ def test_a_model_loaded_again_goes_on_with_the_cache(tmp_path):
         (torch.ones(2, 4), r"= \[2, 9\]; got \[2, 4\]"),
         (torch.ones(1, 9), r"= \[2, 9\]; got \[1, 9\]"),
         (torch.ones(9), r"= \[2, 9\]; got \[9\]"),
-        (mask_of([1] * 8 + [0], [1] * 9), "padding after a token where a state is kept.*use_cache=False"),
-        (mask_of([1] * 5 + [0] + [1] * 3, [1] * 9), "padding after a token where a state is kept"),
+        (mask_of([1] * 3 + [0, 0] + [1] * 4, [1] * 9), "has read 5 tokens of row 0, but attention_mask shows 3.*Possible: a mask that hides"),
+        (mask_of([1] * 9, [0] + [1] * 8), "has read 5 tokens of row 1, but attention_mask shows 4.*Possible: a mask that hides"),
     ],
 )
 def test_a_piece_with_a_wrong_mask_is_refused_and_leaves_the_cache_as_it_was(mask, message):
@@ -270,8 +273,106 @@ def test_right_padding_is_harmless_where_no_state_is_kept(case):
     mask = torch.ones_like(ids)
     mask[0, 21:] = 0
     close(model(ids, attention_mask=mask, use_cache=False).logits[0, :21], model(ids[:1, :21], use_cache=False).logits[0])
-    with pytest.raises(ValueError, match="padding after a token"):
-        model(ids, attention_mask=mask)
+    scored = model(ids, attention_mask=mask)  # nothing asks for a state, and none can be made
+    assert scored.past_key_values is None
+    close(scored.logits[0, :21], model(ids[:1, :21], use_cache=False).logits[0])
+
+
+def test_a_conversation_whose_mask_hides_what_the_cache_has_read_is_refused_and_the_advice_can_be_followed():
+    model, first, new = of(GREEDY), tokens(6), tokens(5, seed=2)
+    cache = model.make_cache()
+    model(first, past_key_values=cache)  # row 1 had ended after 4 tokens
+    whole, mask = torch.cat([first, new], 1), mask_of([1] * 11, [1] * 4 + [0, 0] + [1] * 5)
+    with pytest.raises(ValueError, match="has read 6 tokens of row 1, but attention_mask shows 4.*or the whole texts with a new cache"):
+        generate(model, whole, mask, past_key_values=cache)
+    again = generate(model, whole, mask, past_key_values=model.make_cache())
+    assert torch.equal(again[1, 11:], generate(model, torch.cat([first[1:, :4], new[1:]], 1))[0, 9:])
+
+
+@over_pairs
+def test_rows_of_a_batch_pause_and_go_on_each_as_it_would_alone(case, family):
+    """Padding after tokens and between them, in pieces and single steps: row 1 pauses in the middle of the first piece and of the steps."""
+    model, real = of(case, family=family), torch.ones(3, 60, dtype=torch.long)
+    real[0, :4] = real[1, 13:20] = real[1, 24:27] = real[2, 25] = real[1, 40:50] = real[2, :23] = 0
+    ids, cache, out, at = tokens(60, batch=3), model.make_cache(), [], 0
+    for length in (20, 2, *[1] * 8, 18, 12):
+        out.append(model(ids[:, at : at + length], attention_mask=real[:, : at + length], past_key_values=cache).logits)
+        at += length
+    out = torch.cat(out, 1)
+    for row in range(3):
+        seen = real[row].bool()
+        close(out[row, seen], model(ids[row, seen][None], use_cache=False).logits[0])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_chats_of_a_batch_that_end_at_different_steps_go_on_from_their_cache(case):
+    model, prompt, mask = of(case), *padded(tokens(20), 3)
+    mask[1] = 1
+    free = [row.tolist() for row in generate(model, prompt, mask)[:, 23:]]
+    first = {t: [[*row, t].index(t) for row in free] for t in free[0] + free[1]}  # the step at which a token ends each row
+    end = max(first, key=lambda t: abs(first[t][0] - first[t][1]))
+    assert abs(first[end][0] - first[end][1]) > 1
+    ending = {"eos_token_id": end, "pad_token_id": end, "max_new_tokens": 12}
+    cache = model.make_cache()
+    answer = generate(model, prompt, mask, past_key_values=cache, **ending)
+    told = answer[:, 23:] == end
+    seen = told.cumsum(1) - told.long() == 0
+    assert not seen.all()
+    whole = torch.cat([answer, tokens(18, seed=5)], 1)
+    shown = torch.cat([mask, seen.long(), torch.ones(2, 18, dtype=torch.long)], 1)
+    after = generate(model, whole, shown, past_key_values=cache)
+    for row in range(2):
+        alone = generate(model, whole[row, shown[row].bool()][None])
+        assert torch.equal(after[row, whole.shape[1] :], alone[0, int(shown[row].sum()) :])
+
+
+@pytest.mark.parametrize("use_cache", [None, False])
+def test_padding_between_tokens_is_refused_with_and_without_a_cache(use_cache):
+    with pytest.raises(ValueError, match=r"padding between tokens in rows \[1\] of 2; possible: padding on one side"):
+        of(GREEDY)(tokens(5), attention_mask=mask_of([1] * 5, [1, 0, 1, 1, 1]), use_cache=use_cache)
+
+
+def test_a_state_that_was_not_handed_on_is_refused():
+    """What a release that renames the cache's argument once did: each step read one token without history."""
+    model = of(GREEDY)
+    for given, message in (
+        ({"attention_mask": torch.ones(2, 6)}, r"= \[2, 1\]; got \[2, 6\]; the columns before are of a past, but no cache came"),
+        ({"position_ids": torch.full((2, 1), 5)}, "no cache came, but position_ids begin at 5.*Possible: the cache that has read them"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(tokens(1), use_cache=True, **given)
+    with pytest.raises(TypeError, match="a cache is given once, as cache or past_key_values; got one as memory"):
+        model(tokens(1), use_cache=True, memory=cache_of(model))
+    with pytest.raises(TypeError, match="got one as past_key_values and as cache"):
+        model(tokens(1), past_key_values=cache_of(model), cache=cache_of(model))
+    close(model(tokens(1), cache=cache_of(model)).logits, model(tokens(1), past_key_values=cache_of(model)).logits)
+
+
+def test_another_kind_of_cache_is_refused_and_not_ignored():
+    model = of(GREEDY)
+    with pytest.raises(ValueError, match="cache_implementation='static'.*possible: leave cache_implementation out"):
+        generate(model, tokens(3), cache_implementation="static")
+    with pytest.raises(ValueError, match="cache_implementation='quantized'"):
+        model.generate(tokens(3), generation_config=GenerationConfig(cache_implementation="quantized"))
+    assert torch.equal(generate(model, tokens(3), cache_implementation="dynamic"), generate(model, tokens(3)))
+    with pytest.raises(TypeError, match="past_key_values is a RecurrentCache; got DynamicCache|cache is a RecurrentCache; got DynamicCache"):
+        model(tokens(3), past_key_values=DynamicCache())
+
+
+def test_attention_weights_are_refused_and_not_left_empty():
+    model = of(GREEDY)
+    for call in (lambda: model(tokens(3), output_attentions=True), lambda: generate(model, tokens(3), output_attentions=True)):
+        with pytest.raises(ValueError, match="output_attentions=True: .*no T x T weights.*attention_weights"):
+            call()
+
+
+@pytest.mark.parametrize("case", FIRST, ids=name)
+def test_generate_computes_the_logits_of_the_last_position_alone(case):
+    model, shapes = of(case), []
+    hook = model.lm_head.register_forward_hook(lambda module, given, logits: shapes.append(tuple(logits.shape)))
+    generate(model, tokens(300, batch=1), max_new_tokens=3)
+    hook.remove()
+    assert shapes == [(1, 1, model.config.vocab_size)] * 3
 
 
 def test_a_linearized_model_cannot_assist_another():
@@ -293,6 +394,15 @@ def test_beyond_the_teacher_s_positions_one_warning_says_what_the_papers_saw(cas
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate(model, tokens(30))
+
+
+def test_packed_rows_are_as_long_as_their_longest_document():
+    model = linearize(teacher(max_position_embeddings=16), "lolcats")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(tokens(30), position_ids=torch.arange(15).repeat(2)[None])
+    with pytest.warns(UserWarning, match="17 positions are more than the 16"):
+        model(tokens(30), position_ids=torch.cat([torch.arange(17), torch.arange(13)])[None])
 
 
 @pytest.mark.parametrize("given", [{"meta": 0}, {"window_rope": False}], ids=str)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -624,3 +625,22 @@ def test_a_linear_part_with_rope_is_the_plain_one_of_turned_keys_and_queries():
     plain.load_state_dict(method.state_dict())
     close(method(inputs)[0], plain(inputs._replace(q=turned[0], k=turned[1]))[0])
     assert method.unbounded_rotary and not plain.unbounded_rotary
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_an_adapter_on_any_linear_layer_trains_and_merges_into_the_same_model(case):
+    model, ids = linearize(teacher(dtype=torch.float32), case[0], **case[1]), tokens(37)
+    linear = {n for n, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and n != "lm_head"}
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=sorted(linear), init_lora_weights=False))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for n, p in adapted.named_parameters():
+            if "lora_" in n:
+                p.normal_(std=0.2)
+            elif "narrow" in n or "method.gate" in n:  # W_2 is 0 at the start, which stops the gradient of W_1
+                p.add_(0.3 * torch.randn_like(p))
+    out = adapted(ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    dead = [n for n, p in adapted.named_parameters() if "lora_" in n and (p.grad is None or not p.grad.any())]
+    assert not dead
+    close(adapted.merge_and_unload()(ids, use_cache=False).logits, out.logits, 1e-4)

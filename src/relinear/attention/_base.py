@@ -90,6 +90,7 @@ class Attention(nn.Module):
 
     Options = Options
     causal_only: ClassVar[bool] = True  # False: it looks at `heads.causal`, in its outputs and in its weights
+    grows: bool = False  # whether the state has a place for each token, so that padding may stand between tokens in it
 
     def __init__(self, heads: Heads, options: Options):
         super().__init__()

@@ -89,6 +89,13 @@ class Options(_base.StateOptions):
         return self
 
 
+def project(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer's output in the precision of x. An adapter that was put around the layer (peft's) is called, not passed by."""
+    if type(layer) is nn.Linear:
+        return nn.functional.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    return layer(x.to(layer.weight.dtype)).to(x.dtype)
+
+
 class PooledState(NamedTuple):
     """The state of a gated part whose gate pools over time: its sums, and the mean of each of its last three keys, with which of them are real."""
 
@@ -159,8 +166,8 @@ class Method(Parts, Attention):
             return nn.functional.logsigmoid(pooled).repeat_interleave(self.states // self.heads.groups, 2).flatten(2)
         x = wide(inputs.x)
         if self.narrow is not None:
-            x = nn.functional.linear(x, self.narrow.weight.to(x.dtype))
-        z = nn.functional.linear(x, self.gate.weight.to(x.dtype), None if self.gate.bias is None else self.gate.bias.to(x.dtype))
+            x = project(self.narrow, x)
+        z = project(self.gate, x)
         if form == "mamba2":
             return -nn.functional.softplus(z) * wide(self.rate).to(z.dtype).exp()
         return nn.functional.logsigmoid(z) / self.options.gate_temperature

@@ -27,6 +27,11 @@ class Method(Attention):
 
     causal_only = False
 
+    @property
+    def grows(self) -> bool:
+        """Whether all keys and values are kept."""
+        return self.heads.window is None
+
     def forward(self, inputs: Inputs, state: SoftmaxState | WindowState | None = None):
         """Head outputs of a piece, and the keys and values after it; an encoder's layer has no state."""
         if not self.heads.causal:

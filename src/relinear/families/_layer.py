@@ -1,5 +1,7 @@
 """The layer that takes an attention layer's place, with the teacher's projections around a method, and the places of such layers in a model."""
 
+import functools
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -50,14 +52,49 @@ class LinearizedAttention(nn.Module):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+    def apart(self, attend: Callable[[Inputs], Tensor], inputs: Inputs, documents) -> Tensor:
+        """Head outputs of packed rows, each document by itself (`relinear.linearize.documents.Documents`)."""
+        batch, length = inputs.x.shape[:2]
+        tokens = [None if x is None else x.expand(batch, *x.shape[1:]).flatten(0, 1) for x in inputs[:-1]]
+        outputs = []
+        for places, real, inside in documents.groups:
+            y = attend(Inputs(*(None if x is None else x[places] for x in tokens), real))
+            outputs.append(y.flatten(0, 1)[inside])
+        return torch.cat(outputs)[documents.order].unflatten(0, (batch, length))
+
+    def in_turn(self, inputs: Inputs, layer, unpadded) -> Tensor:
+        """Head outputs of a piece with padding between or after its tokens: rows with as many tokens together, and without their padding, so
+        that it moves no window (`relinear.linearize.documents.Rows`). A row without tokens keeps its state."""
+        batch, length = inputs.x.shape[:2]
+        if layer.state is None:
+            layer.state = self.method.init_state(batch, inputs.x.device)
+        tokens = [None if x is None else x.expand(batch, *x.shape[1:]).flatten(0, 1) for x in inputs[:-1]]
+        y = inputs.v.new_zeros(batch * length, self.method.heads.heads, self.method.heads.dim)
+        for rows, places in unpadded:
+            part, after = self.attend(Inputs(*(None if x is None else x[places] for x in tokens)), layer.rows(rows))
+            y = y.index_copy(0, places.flatten(), part.flatten(0, 1).to(y.dtype))
+            layer.put(rows, after)
+        layer.advance(layer.state, length)
+        return y.unflatten(0, (batch, length))
+
+    def forward(
+        self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, cache=None, documents=None, unpadded=None, **kwargs
+    ):
         # `Linearized.forward` sends the padding mask down as [B, 1, 1, T]; with no column, or None, every token is real.
         key_mask = None if attention_mask is None or attention_mask.shape[-1] == 0 else attention_mask[:, 0, 0]
         inputs = self.inputs(hidden_states, position_embeddings, key_mask)
         if self.recording is not None:
             self.recording.append(hidden_states)
-            return self.output(softmax_output(inputs, self.method.heads).flatten(2)), None
-        layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+            teacher = functools.partial(softmax_output, heads=self.method.heads)
+            y = teacher(inputs) if documents is None else self.apart(teacher, inputs, documents)
+            return self.output(y.flatten(2)), None
+        if documents is not None:
+            y = self.apart(lambda document: self.attend(document, None)[0], inputs, documents)
+            return self.output(y.to(hidden_states.dtype).flatten(2)), None
+        cache = past_key_values if cache is None else cache  # transformers calls it `cache` from 5.24 on
+        layer = None if cache is None else cache.layers[self.layer_idx]
+        if unpadded is not None and not self.method.grows:
+            return self.output(self.in_turn(inputs, layer, unpadded).to(hidden_states.dtype).flatten(2)), None
         y, state = self.attend(inputs, None if layer is None else layer.state)
         if layer is not None:
             layer.advance(state, hidden_states.shape[1])

@@ -1,13 +1,16 @@
 """Inputs that a linearized model refuses before it computes: prompts, masks and positions that would give wrong answers silently.
 
-Looking at a mask's values waits for the device, so it is done once a prompt; a decode step only compares shapes and counts.
+Looking at a mask's values waits for the device, so it is done once a call, and only where a mask is given.
 """
 
 import warnings
+from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
+from relinear.linearize.releases import CACHE_NAMES
 from relinear.linearize.state import RecurrentCache
 
 BEYOND = (
@@ -19,16 +22,16 @@ BEYOND = (
 
 
 def check_padding(mask: Tensor) -> None:
-    """Raise ValueError where a row of a prompt's mask ``[B, T]`` has no token, or padding after one."""
+    """Raise ValueError where a row of a prompt's mask ``[B, T]`` has no token, or ends with padding."""
     real = mask.bool()
-    empty, right = ~real.any(1), (real[:, :-1] & ~real[:, 1:]).any(1)
+    empty, right = ~real.any(1), ~real[:, -1]
     if not bool((empty | right).any()):
         return
     if rows := empty.nonzero().flatten().tolist():
         raise ValueError(f"every row of a prompt needs at least one token; got only padding in rows {rows} of {len(real)}")
     raise ValueError(
-        f"a recurrent state reads tokens in order, so prompts are padded on the left (tokenizer.padding_side = 'left'); "
-        f"got padding after a token in rows {right.nonzero().flatten().tolist()} of {len(real)}"
+        f"the next token follows a prompt's last column, so prompts are padded on the left (tokenizer.padding_side = 'left'); "
+        f"got padding at the end of rows {right.nonzero().flatten().tolist()} of {len(real)}"
     )
 
 
@@ -42,6 +45,8 @@ def check_prompt(prompt: Tensor, mask: Tensor | None, cache: RecurrentCache | No
         possible = sorted({length, seen + length})
         if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] not in possible:
             raise ValueError(f"attention_mask must be {' or '.join(str([batch, n]) for n in possible)}; got {list(mask.shape)}")
+        if cache is not None and mask.shape[1] >= seen:
+            check_read(mask, cache)
         check_padding(mask)
     whole = mask is None or mask.shape[1] == length  # transformers' rule: the prompt is the whole sequence, or what its mask ends with
     if whole and seen >= length:
@@ -51,18 +56,101 @@ def check_prompt(prompt: Tensor, mask: Tensor | None, cache: RecurrentCache | No
         )
 
 
-def check_piece(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None) -> None:
-    """Raise ValueError for a mask of another shape than ``[B, past + T]``, or with padding that a kept state would count as the past."""
+def take_cache(kwargs: dict[str, Any]) -> RecurrentCache | None:
+    """Move the cache out of a call's arguments, by the name of any release. Raises TypeError for another kind, and for another name."""
+    found = {name: value for name, value in kwargs.items() if value is not None and (name in CACHE_NAMES or isinstance(value, Cache))}
+    for name in {*CACHE_NAMES, *found}:
+        kwargs.pop(name, None)
+    if not found:
+        return None
+    (name, cache), *more = found.items()
+    if more or name not in CACHE_NAMES:  # a release that renames the argument must not leave its cache behind
+        raise TypeError(f"a cache is given once, as {' or '.join(CACHE_NAMES)}; got one as {' and as '.join(found)}")
+    if not isinstance(cache, RecurrentCache):
+        raise TypeError(f"a linearized model's {name} is a RecurrentCache; got {type(cache).__name__}")
+    return cache
+
+
+def check_outputs(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError where attention weights are asked for: no layer makes them."""
+    asked = kwargs.get("output_attentions")
+    if asked or (asked is None and model.config.output_attentions):
+        raise ValueError(
+            "got output_attentions=True: linearized layers make no T x T weights; possible: leave it out, or ask a layer's method for them, "
+            "attention_layers()[i].method.attention_weights(inputs)"
+        )
+
+
+def check_generation(model: PreTrainedModel, settings: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError for settings that `generate` would ignore: another implementation of the cache, and attention weights."""
+    asked = kwargs.get("cache_implementation") or getattr(settings, "cache_implementation", None)
+    if asked not in (None, "dynamic", model.generation_config.cache_implementation):  # a hub folder names its teacher's
+        raise ValueError(
+            f"got cache_implementation={asked!r}: a linearized model has one kind of cache, its recurrent states, of fixed size; possible: "
+            "leave cache_implementation out, or past_key_values=model.make_cache()"
+        )
+    check_outputs(model, {"output_attentions": kwargs.get("output_attentions") or getattr(settings, "output_attentions", None)})
+
+
+def _misread(real: Tensor, cache: RecurrentCache | None) -> Tensor:
+    """In which rows a mask ``[B, past + T]`` shows another number of past tokens than the cache has read."""
+    if cache is None or cache.lengths is None or len(cache.lengths) != len(real):  # another batch size has its own message
+        return torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    return real[:, : cache.get_seq_length()].sum(1) != cache.lengths
+
+
+def check_read(mask: Tensor, cache: RecurrentCache | None) -> None:
+    """Raise ValueError for a mask ``[B, past + T]`` that shows another number of past tokens than the cache has read."""
+    if rows := _misread(mask.bool(), cache).nonzero().flatten().tolist():
+        row = rows[0]
+        raise ValueError(
+            f"the cache has read {int(cache.lengths[row])} tokens of row {row}, but attention_mask shows "
+            f"{int(mask[row, : cache.get_seq_length()].sum())}. A recurrent state cannot take a token back, such as the padding that is "
+            "fed to a row which ends before others. Possible: a mask that hides padding when it is fed, or the whole texts with a new cache"
+        )
+
+
+def check_mask(mask: Tensor, batch: int, length: int, cache: RecurrentCache | None, told: bool) -> tuple[bool, bool]:
+    """Whether a row of a mask ``[B, past + T]`` has padding after its last token, and whether one has padding after a token in this piece.
+
+    Raises ValueError for a mask of another shape, one that shows another number of past tokens than the cache has read, and, where no state is
+    kept (`told`), for padding between tokens.
+    """
     seen = 0 if cache is None else cache.get_seq_length()
     if mask.shape != (batch, seen + length):
-        raise ValueError(f"attention_mask must be [batch, past + new tokens] = {[batch, seen + length]}; got {list(mask.shape)}")
-    if cache is None or length == 1:
-        return
-    real = mask[:, max(seen - 1, 0) :].bool()
-    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        hint = "" if cache is not None or mask.dim() != 2 or mask.shape[1] <= length else "; the columns before are of a past, but no cache came"
+        raise ValueError(f"attention_mask must be [batch, past + new tokens] = {[batch, seen + length]}; got {list(mask.shape)}{hint}")
+    if _unreadable(mask):
+        return False, False
+    real = mask.bool()
+    blocks = real[:, 0] + (~real[:, :-1] & real[:, 1:]).sum(1)  # of tokens without padding between them
+    gap, right = blocks > 1, (blocks > 0) & ~real[:, -1]
+    after = ((real.cumsum(1) > 0) & ~real)[:, seen:]
+    wrong, gaps, ends, pauses = torch.stack([_misread(real, cache).any(), gap.any(), right.any(), after.any()]).tolist()  # waits for the device
+    if wrong:
+        check_read(mask, cache)
+    if gaps and not told:
+        rows = gap.nonzero().flatten().tolist()
         raise ValueError(
-            "got padding after a token where a state is kept; possible: left padding (tokenizer.padding_side = 'left'), or use_cache=False, "
-            "since padding on the right changes no token before it"
+            f"got padding between tokens in rows {rows} of {batch}; possible: padding on one side of a text, or a state (use_cache=True)"
+        )
+    return ends, pauses
+
+
+def _unreadable(x: Tensor) -> bool:
+    """Whether values cannot be looked at: nothing may wait for the device while a graph of its kernels is recorded or compiled."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check_start(positions: Tensor, mask: Tensor | None) -> None:
+    """Raise ValueError where a state is to be kept, none is given, and the first token is not the first of its sequence."""
+    if _unreadable(positions):
+        return
+    first = positions[:, 0] if mask is None else positions.where(mask[:, -positions.shape[1] :].bool(), 0)[:, 0]
+    if bool((first > 0).any()):
+        raise ValueError(
+            f"a state is to be kept and no cache came, but position_ids begin at {int(first.max())}: the tokens before are missing. Possible: "
+            "the cache that has read them, as past_key_values; or the whole sequence"
         )
 
 

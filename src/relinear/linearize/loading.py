@@ -29,11 +29,11 @@ class StrictLoading:
     _keep_in_fp32_modules_strict = ("method",)
 
     @classmethod
-    def from_pretrained(cls, source, *args, use_safetensors: bool | None = None, **kwargs):
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, use_safetensors: bool | None = None, **kwargs):
         """As transformers'; pickled weights (`.bin`) are refused."""
         if use_safetensors is False:
             raise ValueError("a linearized model is loaded from safetensors only; got use_safetensors=False")
-        return super().from_pretrained(source, *args, use_safetensors=True, **kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, use_safetensors=True, **kwargs)
 
     def load_adapter(self, peft_model_id=None, *args, **kwargs):
         """As transformers'; the adapter must be whole and safetensors."""

@@ -4,8 +4,9 @@ A linearized model is a transformers model: its class is a subclass of the teach
 projections under the teacher's names, so that peft targets, checkpoints and `generate()` work as before.
 """
 
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,19 @@ from relinear.attention import load, options
 from relinear.attention._base import Heads
 from relinear.errors import UserError
 from relinear.families._layer import Layout, LinearizedAttention
-from relinear.linearize.checks import check_padding, check_piece, check_positions, check_prompt
+from relinear.linearize.checks import (
+    check_generation,
+    check_mask,
+    check_outputs,
+    check_padding,
+    check_positions,
+    check_prompt,
+    check_start,
+    take_cache,
+)
+from relinear.linearize.documents import documents, refuse_state, take, unpadded
 from relinear.linearize.loading import StrictLoading
+from relinear.linearize.releases import CACHE_NAMES, cache_name, warn_untested
 from relinear.linearize.state import RecurrentCache, nbytes
 
 
@@ -33,42 +45,65 @@ class Linearized(StrictLoading):
         super().__init__(config)
         swap(self, self.layout, config.relinear, self.causal)
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                use_cache=None, **kwargs):  # fmt: skip
-        """The output of the teacher's class, computed on the recurrent cache; a new cache where `use_cache` asks for one and none is given."""
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, use_cache=None, **kwargs):
+        """The output of the teacher's class, computed on the recurrent cache. The arguments are the teacher's.
+
+        A new cache is made where `use_cache` asks for one and none is given. Where nothing asks, an evaluated model makes one if it can: not
+        for rows that are padded on the right, nor for rows of several documents. Raises ValueError for inputs that no state fits.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"give input_ids or inputs_embeds; got {'neither' if input_ids is None else 'both'}")
         x = input_ids if input_ids is not None else inputs_embeds
         batch, length = x.shape[:2]
-        use_cache = (not self.training and self.config.use_cache) if use_cache is None else use_cache
-        cache = self.make_cache() if past_key_values is None and use_cache else past_key_values
-        if cache is not None and not isinstance(cache, RecurrentCache):
-            raise TypeError(f"a linearized model's past_key_values is a RecurrentCache; got {type(cache).__name__}")
+        cache, given = take_cache(kwargs), take(kwargs)
+        check_outputs(self, kwargs)
         if length == 0:
             raise ValueError(f"got a piece of 0 tokens, of shape {list(x.shape)}; possible: at least one")
         if cache is not None:
             cache.bind(self._kind(), batch)
-        if attention_mask is not None:
-            check_piece(attention_mask, batch, length, cache)
+        told = cache is not None or bool(use_cache)  # that a state is kept
+        makes = cache is None and (use_cache if use_cache is not None else not self.training and self.config.use_cache)
+        right, pauses = (False, False) if attention_mask is None else check_mask(attention_mask, batch, length, cache, told)
+        packed = None
+        if given or (position_ids is not None and length > 1):
+            packed = documents(given, position_ids, attention_mask, (batch, length), x.device)
+        if packed is not None and told:
+            refuse_state(packed, batch)
+        if makes and not (right and not told) and packed is None:
+            if use_cache and position_ids is not None:
+                check_start(position_ids, attention_mask)
+            cache = self.make_cache()
+            cache.bind(self._kind(), batch)
         # Masks cover the past too; the state remembers it, so the layers need this piece's columns only.
         real = torch.ones(batch, length, dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask[:, -length:].bool()
         counts = real.cumsum(1) if cache is not None or attention_mask is not None else torch.arange(1, length + 1, device=x.device)[None]
         if cache is not None and cache.lengths is not None:
             counts = counts + cache.lengths[:, None]
-        positions = (counts - 1).clamp(min=0) if position_ids is None else position_ids
-        check_positions(self, length + (0 if cache is None else cache.get_seq_length()), positions)
+        if position_ids is not None:
+            positions = position_ids
+        else:
+            positions = (counts - 1).clamp(min=0) if packed is None else packed.positions
+        longest = length + (0 if cache is None else cache.get_seq_length()) if packed is None else packed.longest
+        check_positions(self, longest, positions)
         if cache is not None:
             cache.lengths = counts[:, -1]
+        if packed is not None:
+            kwargs["documents"] = packed
+        if pauses and cache is not None:
+            kwargs["unpadded"] = unpadded(real)
         # A 4-D mask passes through transformers' mask building untouched, whatever its version: no T x T matrix is ever made.
         mask = real[:, None, None, : 0 if attention_mask is None else length]
         return super().forward(
-            input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, past_key_values=cache,
-            position_ids=positions, use_cache=bool(use_cache), **kwargs,
+            input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, position_ids=positions,
+            use_cache=cache is not None and use_cache is not False, **{cache_name(): cache}, **kwargs,
         )  # fmt: skip
 
     def generate(self, inputs=None, *args, **kwargs):
         """As in transformers, with a recurrent cache. Raises ValueError for a prompt, mask or cache that cannot be continued."""
+        check_generation(self, args[0] if args else kwargs.get("generation_config"), kwargs)
         prompt = next((p for p in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if p is not None), None)
         if prompt is not None:
-            check_prompt(prompt, kwargs.get("attention_mask"), kwargs.get("past_key_values"))
+            check_prompt(prompt, kwargs.get("attention_mask"), next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None))
         return super().generate(inputs, *args, **kwargs)
 
     def make_cache(self) -> RecurrentCache:
@@ -92,8 +127,29 @@ class Linearized(StrictLoading):
         return mask
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = self.make_cache()
+        if model_kwargs.get(cache_name()) is None and generation_config.use_cache is not False:
+            model_kwargs[cache_name()] = self.make_cache()
+        if (cache := model_kwargs.get(cache_name())) is not None:
+            cache.ends, cache.generated = generation_config._eos_token_tensor, 0
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        if (cache := model_kwargs.get(cache_name())) is not None:
+            cache.generated += 1
+        return model_kwargs
+
+    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
+        """As in transformers, but that what is fed to a row after its end is padding: its state stays as it was, and the row can go on."""
+        given = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        cache = given.get(cache_name())
+        if cache is not None and cache.ends is not None and cache.generated and len(input_ids) > 1:
+            ended = torch.isin(input_ids[:, -cache.generated :], cache.ends.to(input_ids.device)).cumsum(1).roll(1, 1)
+            ended[:, 0] = 0  # ends before this token
+            mask = given.get("attention_mask")
+            mask = input_ids.new_ones(len(input_ids), cache.get_seq_length() + 1) if mask is None else mask.clone()
+            mask[:, -cache.generated :] *= ended == 0
+            given["attention_mask"] = mask
+        return given
 
     def blocks(self) -> nn.ModuleList:
         """The model's layers, first to last."""
@@ -118,11 +174,13 @@ class LinearizedEncoder(Linearized):
     causal = False
     _is_stateful = False
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                use_cache=None, logits_to_keep=None, **kwargs):  # fmt: skip
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, use_cache=None, logits_to_keep=None, **kwargs):
         """The output of the teacher's class, from one pass. Raises UserError where a cache is asked for."""
-        if past_key_values is not None or use_cache:
+        if use_cache or any(kwargs.pop(name, None) is not None for name in CACHE_NAMES):
             raise UserError(NO_DECODING.format(name=type(self).__name__))
+        check_outputs(self, kwargs)
+        if given := take(kwargs):
+            raise ValueError(f"an encoder reads one text a row; got {', '.join(given)}. Possible: texts side by side, padded, with attention_mask")
         x = input_ids if input_ids is not None else inputs_embeds
         batch, length = x.shape[:2]
         if attention_mask is not None and attention_mask.shape != (batch, length):
@@ -164,13 +222,29 @@ class LinearizedEncoder(Linearized):
 NO_DECODING = "{name} is an encoder: its tokens see each other both ways, so it reads whole texts and does not decode; possible: a causal model"
 
 
+def _called_as(teacher: type[PreTrainedModel], mixed: type[Linearized]) -> Callable:
+    """`mixed.forward` with the signature of the teacher's. Trainer, TRL and generate() read it: for labels, columns and logits_to_keep."""
+    signature = inspect.signature(teacher.forward)
+    names = tuple(p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
+
+    def forward(self, *args, **kwargs):
+        if len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+            raise TypeError(f"forward takes {', '.join(names)}, each once; got {len(args)} by position and {', '.join(kwargs) or 'none'} by name")
+        return mixed.forward(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+    forward.__signature__, forward.__doc__ = signature, mixed.forward.__doc__
+    return forward
+
+
 def _classes(teacher: type[PreTrainedModel], layout: Layout) -> tuple[type, type[PreTrainedModel]]:
     """The linearized config and model class of one teacher class."""
+    warn_untested()
     base = teacher.config_class
     config = type(f"Relinear{base.__name__}", (base,), {"model_type": f"relinear_{base.model_type}", "__module__": __name__})
     name = f"Relinear{teacher.__name__}"
     mixed = Linearized if layout.swapped.causal else LinearizedEncoder
-    model = type(name, (mixed, teacher), {"config_class": config, "layout": layout, "__module__": __name__})
+    forward = _called_as(teacher, mixed)
+    model = type(name, (mixed, teacher), {"config_class": config, "layout": layout, "forward": forward, "__module__": __name__})
     globals().update({config.__name__: config, name: model})  # found by pickle and by transformers under their own names
     return config, model
 

@@ -7,11 +7,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-def tree_map(fn, state):
-    """Apply `fn` to every tensor of a nested tuple of tensors (methods' states are NamedTuples of tensors)."""
+def tree_map(fn, state, *others):
+    """Apply `fn` to every tensor of a nested tuple of tensors (methods' states are NamedTuples of tensors), and to those of others like it."""
     if isinstance(state, Tensor):
-        return fn(state)
-    parts = [tree_map(fn, s) for s in state]
+        return fn(state, *others)
+    parts = [tree_map(fn, *s) for s in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
@@ -34,6 +34,14 @@ class RecurrentLayer(CacheLayerMixin):
     def advance(self, state, tokens: int) -> None:
         """Take over the state after `tokens` more tokens."""
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
+
+    def rows(self, rows: Tensor):
+        """The state of some sequences of the batch."""
+        return tree_map(lambda x: x.index_select(0, rows), self.state)
+
+    def put(self, rows: Tensor, after) -> None:
+        """Take over the state of some sequences; the others stay where they are."""
+        self.state = tree_map(lambda old, new: old.to(new.dtype).index_copy(0, rows, new), self.state, after)
 
     def lazy_initialization(self, *args, **kwargs) -> None:
         """Do nothing: the layer makes its state itself."""
@@ -91,6 +99,8 @@ class RecurrentCache(Cache):
         super().__init__(layers=[RecurrentLayer() for _ in range(layers)])
         self.lengths: Tensor | None = None  # [B] int64
         self.owner: dict[str, Any] | None = None  # method and shape of the model that filled it
+        self.ends: Tensor | None = None  # the tokens that end a sequence of the `generate` that goes on
+        self.generated = 0  # tokens that it has chosen for each sequence
 
     def bind(self, owner: dict[str, Any], batch: int) -> None:
         """Raises ValueError where the cache was filled by another kind of model, or for another batch size."""

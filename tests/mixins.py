@@ -1,0 +1,58 @@
+"""transformers' own tests of a model, of its source distribution, on a linearized Llama. Run by tests/test_mixins.py in a process of its own.
+
+The method is in METHOD, as "name" or "name:option=value,...".
+"""
+
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+# The distribution leaves out these two modules, whose tests are of exporters and of decoding.
+for module, mixin in (("exporters", "ExportTesterMixin"), ("generation", "GenerationTesterMixin")):
+    inner = "test_export" if module == "exporters" else "test_utils"
+    sys.modules[f"tests.{module}"] = ModuleType(f"tests.{module}")
+    sys.modules[f"tests.{module}.{inner}"] = ModuleType(f"tests.{module}.{inner}")
+    setattr(sys.modules[f"tests.{module}.{inner}"], mixin, type(mixin, (), {}))
+
+import unittest  # noqa: E402
+
+from tests.test_modeling_common import ModelTesterMixin, ids_tensor  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from relinear.linearize.model import CLASSES, recipe_of  # noqa: E402
+
+NAME, _, given = os.environ["METHOD"].partition(":")
+OPTIONS = {k: int(v) for k, v in (item.split("=") for item in given.split(",") if item)}
+CONFIG, MODEL = CLASSES[LlamaForCausalLM]
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+class Tester:
+    """What the mixin asks of a model's tester."""
+
+    batch_size, seq_length, is_training, num_hidden_layers, hidden_size = 3, 7, True, 2, 32
+
+    def get_config(self):
+        with torch.device("meta"):
+            recipe = recipe_of(LlamaForCausalLM(LlamaConfig(**SIZES)), NAME, **OPTIONS)
+        return CONFIG(**SIZES, relinear=recipe)
+
+    def prepare_config_and_inputs_for_common(self):
+        ids = ids_tensor([self.batch_size, self.seq_length], SIZES["vocab_size"] - 3) + 3
+        return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class TestLinearized(ModelTesterMixin, unittest.TestCase):
+    all_model_classes = (MODEL,)
+    has_attentions = False  # output_attentions is refused: no layer makes T x T weights
+
+    def setUp(self):
+        self.model_tester = Tester()
+
+    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
+        return {**inputs_dict, **({"labels": inputs_dict["input_ids"]} if return_labels else {})}

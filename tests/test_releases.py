@@ -1,0 +1,115 @@
+"""The laws under the oldest and the newest transformers of the range, here and in an exported folder."""
+
+import re
+import tomllib
+import warnings
+
+import pytest
+import releases
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+from test_laws import teacher
+
+from relinear import linearize
+from relinear.linearize import releases as known
+from relinear.share.selfcontained import write_code
+
+ENDS = {"oldest": releases.OLDEST, "newest": releases.NEWEST}
+# The small law: every method and every family, with its cache against full passes; then what else a release can break silently.
+LAWS = (
+    "test_every_teacher_family_generates_what_full_passes_generate or test_a_document_in_a_packed_row or "
+    "test_a_state_that_was_not_handed_on or test_generate_computes_the_logits_of_the_last_position or "
+    "test_what_generate_returns or test_a_trainer_trains_and_evaluates"
+)
+RUN = """
+import sys, pytest, transformers
+assert transformers.__version__.startswith(sys.argv[1]), transformers.__version__
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_laws.py", "tests/test_documents.py", "tests/test_generate.py",
+                      "tests/test_trainer.py", "-k", sys.argv[2]]))
+"""
+# Runs without relinear.
+EXPORTED = """
+import sys, torch, transformers
+from transformers import AutoModelForCausalLM
+release, *folders = sys.argv[1:]
+assert transformers.__version__.startswith(release), transformers.__version__
+for folder in folders:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    ids = prompt = torch.arange(22).view(2, 11)
+    cached = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=None)
+    for _ in range(30):
+        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(cached, ids), folder
+    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    apart = torch.cat([model(part).logits for part in prompt[:1].split([5, 6], 1)], 1)
+    torch.testing.assert_close(model(prompt[:1], position_ids=positions).logits, apart)
+    print("right", folder)
+assert not any(name.partition(".")[0] == "relinear" for name in sys.modules)
+"""
+
+
+def release_of(requirements) -> str:
+    return requirements[0].partition("==")[2].rstrip(".*")
+
+
+def test_the_range_is_what_is_tested():
+    project = tomllib.loads((releases.ROOT / "pyproject.toml").read_text())["project"]
+    [wanted] = [r for r in map(Requirement, project["dependencies"]) if r.name == "transformers"]
+    oldest, newest = (".".join(map(str, end)) for end in (known.OLDEST, known.NEWEST))
+    assert str(wanted.specifier) == f"<{known.NEWEST[0]}.{known.NEWEST[1] + 1},>={oldest}"
+    assert Version(release_of(releases.OLDEST)).release[:2] == known.OLDEST
+    assert Version(release_of(releases.NEWEST)).release[:2] == known.NEWEST
+    assert release_of(releases.NEWEST) == newest
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_laws_hold_under_the_release(end):
+    folder = releases.or_skip(releases.installed, ENDS[end])
+    ours = tuple(releases.ROOT / name for name in ("src", "kernels", "tests"))
+    run = releases.python(folder, "-c", RUN, release_of(ENDS[end]), LAWS, paths=ours)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
+    passed = int(re.search(r"(\d+) passed", run.stdout)[1])
+    assert passed > 100 and "failed" not in run.stdout, run.stdout[-2000:]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Folders with their own code: a method with a window, one with a gate, and a hybrid with softmax layers."""
+    folders = []
+    for i, (family, method, given) in enumerate((
+        ("llama", "lolcats", {"window": 4}), ("gemma3", "lizard", {"window": 4}), ("gpt2", "hedgehog", {"keep_softmax_layers": [0]}),
+    )):  # fmt: skip
+        model, folder = linearize(teacher(family, torch.float32), method, **given), tmp_path_factory.mktemp("exported") / f"model{i}"
+        write_code(model, folder)
+        model.save_pretrained(folder)
+        folders.append(str(folder))
+    return folders
+
+
+@pytest.mark.parametrize("end", [*ENDS, "locked"])
+def test_an_exported_folder_generates_what_full_passes_generate(exported, end, tmp_path):
+    folder = tmp_path if end == "locked" else releases.or_skip(releases.installed, ENDS[end])
+    release = "" if end == "locked" else release_of(ENDS[end])
+    run = releases.python(folder, "-c", EXPORTED, release, *exported, HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
+    assert run.stdout.count("right") == len(exported)
+
+
+@pytest.mark.parametrize(("release", "warned"), [("5.16.1", True), ("5.17.0", False), ("5.24.3", False), ("5.25.0.dev0", True), ("6.0.0", True)])
+def test_a_release_outside_the_range_is_said(release, warned, monkeypatch):
+    monkeypatch.setattr(known.transformers, "__version__", release)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        known.warn_untested.__wrapped__()
+    assert len(said) == warned
+    if warned:
+        assert re.search(
+            rf"tested with transformers 5.17 to 5.24; got {release}.*Possible: pip install 'transformers>=5.17,<5.25'", str(said[0].message)
+        )
+
+
+def test_a_release_that_names_the_cache_in_a_third_way_is_an_error(monkeypatch):
+    monkeypatch.setattr(known.GenerationMixin, "prepare_inputs_for_generation", lambda self, input_ids, memory=None: {})
+    with pytest.raises(ImportError, match="hands caches on under another name than cache or past_key_values; Possible: pip install"):
+        known.cache_name.__wrapped__()
