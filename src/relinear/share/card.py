@@ -1,13 +1,13 @@
 """The model card of an exported folder, with the model, its making, its scores, the work that it stands on and its limits; and texts of licences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from relinear.draw.planned import measured_in
 from relinear.draw.render import markdown
 from relinear.get.assets import default_cache
 from relinear.plan.plan import Plan
+from relinear.plan.readings import load
 from relinear.plan.strict import WORKFLOW
 from relinear.share.runs import Chain
 
@@ -15,12 +15,13 @@ SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "b
 NO_TRAINING = "Nothing was trained."
 
 
-def card(run: Path, chain: Chain, records: Mapping[Path, dict[str, Any]]) -> str:
-    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the run's, by their folders."""
+def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measured: Iterable[Path]) -> str:
+    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the run's, by their folders; `measured`
+    the folders of the measurements to show."""
     plan = Plan(scale=next(iter(records.values()))["scale"])
     teacher = chain.model.name
     methods = [link.method for link in chain.links if link.method != "softmax"]
-    title = f"{run.name}, {'linearized from' if methods else 'adapted from'} {teacher}"
+    title = f"{run}, {'linearized from' if methods else 'adapted from'} {teacher}"
     sources = dict(_sources(plan, teacher, records))
     head = ["---", "library_name: transformers", f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]", f"base_model: {teacher}"]
     if sources:
@@ -31,7 +32,7 @@ def card(run: Path, chain: Chain, records: Mapping[Path, dict[str, Any]]) -> str
         *head, "---", "", f"# {title}", "", *made, "", "## How it was made", "",
         markdown(["Step", "Tokens", "Rate", "Data", "Commit"], steps, align="left") if steps else NO_TRAINING, "",
         "`relinear.json` has the hashes of everything it was made from.", "", "## Scores", "",
-        markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(run)]) else "None was measured.", "",
+        markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(measured)]) else "None was measured.", "",
         f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error. The teacher's own numbers are in the suite's tables.",
         "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
         *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()), "",
@@ -69,12 +70,13 @@ def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
     return [folder.name, f"{record['tokens']:,}", str(recipe.get("lr", "")), data, f"`{commit}`"]
 
 
-def _scores(run: Path) -> Iterator[list[str]]:
-    """The measurements of the run, one row for each reading."""
+def _scores(measured: Iterable[Path]) -> Iterator[list[str]]:
+    """One row for each reading of these measurements that is shown."""
+    folders = {folder.name: folder for folder in measured}
     for measure, metric in SCORES.items():
-        if (found := measured_in(run, measure)) is None:
+        if measure not in folders:
             continue
-        for reading in found.readings:
+        for reading in load(folders[measure]).readings:
             if reading.metric == metric and reading.value is not None:
                 error = f" ± {reading.stderr:.2g}" if reading.stderr is not None else ""
                 yield [reading.of, reading.metric, f"{reading.value:.4g}{error}", f"{reading.n:,}"]

@@ -7,7 +7,8 @@ relinear` must come before: transformers ignores an adapter silently where peft 
 
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
+from relinear.machine.mode import as_umask
 from relinear.plan.job import DTYPES
 from relinear.share.card import card, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
@@ -46,7 +48,8 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
     _require_ours(out)
     chain = chain_of(run)
-    model, read = assemble(*chain), verify_records(run, chain)
+    model, steps = assemble(*chain), verify_records(run, chain)
+    measured = measurements(run, steps)
     last = chain.steps[-1:]  # the adapter of any other step is in the weights
     adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / name).is_file()]
     if not (merge or adapter):
@@ -65,34 +68,70 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
             shutil.copy(path, scratch)
         if adapter:
             _forget_base(scratch / Path(ADAPTER[0]).name)
-        own = {folder: read[folder] for folder in (chain.model, *chain.steps)}
-        write_text(scratch / CARD, card(run, chain, own))
-        for name, (_, text) in licences(chain, own).items():
+        write_text(scratch / CARD, card(run.name, chain, steps, measured))
+        for name, (_, text) in licences(chain, steps).items():
             shutil.copyfile(text, scratch / name)
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
-        write_json(scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, read), "merged": merge, "dtype": dtype, "files": files})
+        as_umask(scratch)
+        write_json(
+            scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, {**steps, **measured}), "merged": merge, "dtype": dtype, "files": files}
+        )
     return out
 
 
 def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
-    """The records of the run's model, of each step that trained it, of whichever run, and of the run's measurements, by their folders.
+    """The records of the run's model and of each step that trained it, of whichever run, by their folders.
 
-    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made smaller; those that
-    the model is loaded from were checked with the chain.
+    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made
+    smaller; those that the model is loaded from were checked with the chain.
     """
-    folders = [chain.model, *chain.steps, *(path.parent for path in sorted(run.glob("*/run.json")))]
-    read = {folder: record for folder in folders if (record := records.read(folder))}
-    places = {records.place(folder): folder for folder in read}
-    committed = (run.parents[1] / MANIFEST).is_file()
+    read = {folder: record for folder in (chain.model, *chain.steps) if (record := records.read(folder))}
     for own, record in read.items():
-        for role, parent in record["parents"].items():
-            made = places.get(records.place(parent["path"]))
-            if made is not None and parent["key"] != read[made]["key"]:
-                raise UserError(f"{own} was made from another {role} than {made}; {again(record)}")
-        for name in () if committed else record["artefacts"]:
-            if wrong := records.difference(own, record, name):
-                raise UserError(f"{wrong}; {again(record)}")
+        if wrong := _wrong(own, record, _keys(run, read), () if _committed(run) else record["artefacts"]):
+            raise UserError(f"{wrong}; {again(record)}")
     return read
+
+
+def measurements(run: Path, steps: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """The records of the run's measurements that were taken of this model, by their folders.
+
+    One line on stderr names those that were not, or whose files are others by now: the model is whole without them.
+    """
+    read = {path.parent: record for path in sorted(run.glob("*/run.json")) if (record := records.read(path.parent))["measure"]}
+    keys, found = _keys(run, {**steps, **read}), {}
+    for own, record in read.items():
+        names = record["artefacts"].keys() & {"metrics.json"} if _committed(run) else record["artefacts"]
+        if wrong := _wrong(own, record, keys, names):
+            print(f"left out: {wrong}", file=sys.stderr)
+        else:
+            found[own] = record
+    return found
+
+
+def _committed(run: Path) -> bool:
+    """Whether a run lies in committed results."""
+    return (run.parents[1] / MANIFEST).is_file()
+
+
+def _keys(run: Path, read: Mapping[Path, dict[str, Any]]) -> dict[Path, tuple[Path, str]]:
+    """The folder and the key of each record, by its place in the results.
+
+    A committed run's model lies elsewhere, and was compared by its weights (`chain_of`): its key is that of the committed record.
+    """
+    keys = {records.place(folder): (folder, record["key"]) for folder, record in read.items()}
+    for place in keys:
+        if place.parts[0] == "models" and (committed := records.read(run.parents[1] / place)):
+            keys[place] = (run.parents[1] / place, committed["key"])
+    return keys
+
+
+def _wrong(own: Path, record: Mapping[str, Any], keys: Mapping[Path, tuple[Path, str]], files: Iterable[str]) -> str | None:
+    """The way in which a folder is not what its record says: made from another parent, or a file that differs. None where it is."""
+    for role, parent in record["parents"].items():
+        made, key = keys.get(records.place(parent["path"]), (None, None))
+        if made is not None and parent["key"] != key:
+            return f"{own} was made from another {role} than {made}"
+    return next((wrong for name in files if (wrong := records.difference(own, record, name))), None)
 
 
 def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dict[str, Any]:
