@@ -284,6 +284,41 @@ def write_crate(
     print(write(run, out))
 
 
+@app.command("linearize")
+def linearize_own(
+    model: Annotated[str, typer.Argument(help="A folder with config.json, safetensors and a tokenizer, or a name on the hub.")],
+    data: Annotated[str, typer.Option(help="A file or a folder (.jsonl, .json, .parquet, .txt, .md), or a data set on the hub.")],
+    method: Annotated[str, typer.Option(help="lolcats, lizard, hedgehog, supra, t2r, or a run of runs.yaml, whose recipe is taken.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="The folder to make, which transformers loads.")],
+    tokens: Annotated[int | None, typer.Option(min=1, help="Unique training tokens of each step. Default: all, at most 10M.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often each step reads them.")] = 2,
+    seq_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence. Default: 1024, or as many as the model reads.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences in one pass.")] = 1,
+    accumulate: Annotated[int, typer.Option(min=1, help="Passes in one step.")] = 8,
+    heldout_tokens: Annotated[int, typer.Option(min=4, help="Held-out tokens to measure on, at most.")] = 32768,
+    column: Annotated[str | None, typer.Option(help="The column that holds the text. Default: text, or instruction and output.")] = None,
+    reader: Annotated[str | None, typer.Option(help="A file of get/readers. Default: by the file's ending.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help=f"What it computes in: {', '.join(PRECISIONS)}.")] = "auto",
+    seed: Seed = None, results: Results = Path("results"), threads: Threads = None,
+) -> None:  # fmt: skip
+    """Linearize a model of your own on a text of your own by a paper's recipe: transfer, finetuning, perplexity beside the teacher's, export.
+
+    The same command goes on where an interrupted one stopped. Its work lies in <results>/own-<name of the out folder>.
+    """
+    require_clone()  # the recipes are in workflow/
+    own = importlib.import_module("relinear.own")
+    amounts = own.Amounts(tokens, epochs, seq_len, batch_size, accumulate, heldout_tokens)
+
+    def run_node(plan: Plan, node: Node) -> None:
+        run(plan, node, threads, None)
+
+    if device is not None:
+        importlib.import_module("relinear.machine.hardware").device_of(device)
+    print(own.run(model, data, method, out, run_node=run_node, results=results, amounts=amounts, reader=reader, column=column, device=device,
+                  dtype=dtype, seed=seed or 0))  # fmt: skip
+
+
 @app.command("tasks")
 @planned
 def write_tasks(plan, out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")]) -> None:

@@ -8,11 +8,15 @@ from relinear.draw.render import markdown
 from relinear.get.assets import default_cache
 from relinear.plan.plan import Plan
 from relinear.plan.readings import load
+from relinear.plan.scale import scales
 from relinear.plan.strict import WORKFLOW
 from relinear.share.runs import Chain
 
 SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
 NO_TRAINING = "Nothing was trained."
+TABLES = " The teacher's own numbers are in the suite's tables."
+MADE_HERE = ("smoke", "written")  # texts that come with no asset
+UNKNOWN = "not stated"  # a licence
 
 
 def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measured: Iterable[Path]) -> str:
@@ -24,8 +28,8 @@ def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measure
     title = f"{run}, {'linearized from' if methods else 'adapted from'} {teacher}"
     sources = dict(_sources(plan, teacher, records))
     head = ["---", "library_name: transformers", f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]", f"base_model: {teacher}"]
-    if sources:
-        head.append(f"license: {next(iter(sources.values()))[0].lower()}")
+    if sources and (licence := next(iter(sources.values()))[0]) != UNKNOWN:
+        head.append(f"license: {licence.lower()}")
     made = [_made(link.method, link.options) for link in chain.links]
     steps = [_step(folder, records[folder]) for folder in chain.steps]
     lines = [
@@ -33,7 +37,7 @@ def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measure
         markdown(["Step", "Tokens", "Rate", "Data", "Commit"], steps, align="left") if steps else NO_TRAINING, "",
         "`relinear.json` has the hashes of everything it was made from.", "", "## Scores", "",
         markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(measured)]) else "None was measured.", "",
-        f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error. The teacher's own numbers are in the suite's tables.",
+        f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error.{TABLES if plan.scale in scales() else ''}",
         "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
         *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()), "",
         "## What it does not do", "", *(f"- {line}" for line in _limits(methods)),
@@ -49,7 +53,7 @@ def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, 
     """
     plan = Plan(scale=next(iter(records.values()))["scale"])
     found = {"LICENSE": ("of relinear, whose code and numbers are here", WORKFLOW.parent / "LICENSE")}
-    for name, _ in _sources(plan, chain.model.name, records):
+    for name in (name for name, _ in _sources(plan, chain.model.name, records) if name in plan.catalogue):
         for path in sorted((default_cache() / plan.catalogue[name].folder).rglob("LICENSE")):
             found[f"LICENSE-{name}"] = (f"as it came with {name}", path)
     return found
@@ -86,9 +90,11 @@ def _sources(plan: Plan, teacher: str, records: Mapping[Path, dict[str, Any]]) -
     """The assets that the model began with and was trained on: name -> licence and attribution."""
     known = plan.models.get(teacher)
     data = [entry["name"] for record in records.values() for entry in record["datasets"] if entry.get("role") == "train"]
-    for name in dict.fromkeys([*(known.assets if known else ()), *data]):
+    for name in dict.fromkeys([*(known.assets if known else [teacher]), *data]):
         if asset := plan.catalogue.get(name):
             yield name, (asset.licence, asset.attribution)
+        elif name not in MADE_HERE:
+            yield name, (UNKNOWN, "brought by who made this folder; its licence is theirs to say")
 
 
 def _limits(methods: list[str]) -> Iterator[str]:

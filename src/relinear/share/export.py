@@ -46,7 +46,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
-    _require_ours(out)
+    require_ours(out)
     chain = chain_of(run)
     model, steps = assemble(*chain), verify_records(run, chain)
     measured = measurements(run, steps)
@@ -144,7 +144,7 @@ def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dic
     }
 
 
-def _require_ours(out: Path) -> None:
+def require_ours(out: Path) -> None:
     """Raises UserError unless `out` is free, empty, or an export with nothing added to it."""
     if not out.exists():
         return
