@@ -21,6 +21,7 @@ from test_packaging import PYPROJECT
 from test_stage import Mirror
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+import relinear as relinear_package
 from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
 from relinear.files import sha256
@@ -509,6 +510,80 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         torch.save((pixels, AutoModel.from_pretrained(out)(pixels).logits), f"{out}.pt")
     alone = {"PYTHONPATH": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ALONE, out, *(tmp_path / str(n) for n in range(len(models))), **alone)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- models that no run made ---
+
+HIDDEN = ALONE.split("import torch")[0]
+READ = """
+import torch
+from transformers import AutoModelForCausalLM
+
+ids, logits = torch.load(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.fixture
+def mine(plan, tmp_path):
+    """A model that somebody linearized and trained in Python, its tokenizer, and the path of its logits of some tokens."""
+    model = linearize(load(plan.root / "models/tiny"), "lolcats", window=8)
+    model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(p.grad if p.grad is not None else 0)
+    model.zero_grad()
+    with torch.inference_mode():
+        torch.save((tokens(41), model.eval()(tokens(41)).logits), tmp_path / "logits.pt")
+    return model, AutoTokenizer.from_pretrained(plan.root / "models/tiny")
+
+
+@pytest.mark.parametrize("way", ["in Python", "by the verb"])
+def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformers(mine, tmp_path, monkeypatch, way):
+    model, tokenizer = mine
+    if way == "in Python":
+        assert relinear_package.export(model, tmp_path / "out", tokenizer) == tmp_path / "out"
+        assert not hasattr(model.config, "auto_map"), "the model in memory is as it was"
+    else:
+        for saved in (model, tokenizer):
+            saved.save_pretrained(tmp_path / "saved")
+        assert relinear(monkeypatch, "export", str(tmp_path / "saved"), str(tmp_path / "out"))[0] == 0
+    done = python(HIDDEN + READ, tmp_path / "out", tmp_path / "logits.pt", PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no record of how it was trained" in (tmp_path / "out/README.md").read_text() and (tmp_path / "out/LICENSE").is_file()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("a").input_ids == tokenizer("a").input_ids
+    relinear_package.export(model, tmp_path / "out")  # takes the place of an earlier export
+    assert not (tmp_path / "out/tokenizer.json").exists()
+
+
+def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
+    model, _ = mine
+    with pytest.raises(UserError, match="a LlamaForCausalLM is not linearized"):
+        relinear_package.export(load(plan.root / "models/tiny"), tmp_path / "out")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="did not write"):
+        relinear_package.export(model, tmp_path)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="infinite or none"):
+        relinear_package.export(model, tmp_path / "out")
+    with pytest.raises(UserError, match=r"merge it first, model = model.merge_and_unload\(\)"):
+        relinear_package.export(get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_save_pretrained_alone_says_in_our_words_what_is_missing(mine, tmp_path):
+    model, _ = mine
+    model.save_pretrained(tmp_path / "saved")
+    alone = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(HIDDEN + READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)
+    assert done.returncode == 1 and "ImportError: this folder holds the weights of a linearized model and not its code" in done.stderr
+    assert "upgrade" not in done.stderr
+    done = python(READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)  # installed, and not imported
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = python(f"import relinear\n{READ}".replace(", trust_remote_code=True", ""), tmp_path / "saved", tmp_path / "logits.pt", **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -258,18 +258,22 @@ def run_benchmark(results: Results = Path("results")) -> None:
 
 @app.command("export")
 def export_run(
-    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>, or a linearized model's, by save_pretrained.")],
     out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make; one that an earlier export made is replaced.")],
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
-    dtype: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")] = "float32",
+    dtype: Annotated[str | None, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}. Default: float32 of a run, else as saved.")] = None,
 ) -> None:
-    """Write a run as a folder that transformers, peft and lm-eval load."""
+    """Write a run, or a linearized model of your own, as a folder that transformers, peft and lm-eval load."""
+    sharing = importlib.import_module("relinear.share.export")
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
+    if sharing.is_saved_model(run):
+        print(sharing.export_folder(run, out, dtype))
+        return
     require_clone()  # the card names data and licences
-    from relinear.share.export import export
-
-    print(export(run, out, merge=merge, dtype=dtype))
+    print(sharing.export(run, out, merge=merge, dtype=dtype or "float32"))
 
 
 @app.command("crate")

@@ -1,8 +1,11 @@
 """The model card of an exported folder, with the model, its making, its scores, the work that it stands on and its limits; and texts of licences."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from relinear.draw.render import markdown
 from relinear.get.assets import default_cache
@@ -43,6 +46,30 @@ def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measure
         "## What it does not do", "", *(f"- {line}" for line in _limits(methods)),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def card_of_model(model: PreTrainedModel) -> str:
+    """The text of README.md for a linearized model that no run made."""
+    recipe = model.config.relinear
+    teacher = type(model).__bases__[1].__name__
+    lines = [
+        "---", "library_name: transformers", f"tags: [relinear, {recipe['method']}]", "---", "", f"# A linearized {teacher}", "",
+        _made(recipe["method"], recipe["options"]), "", "## How it was made", "",
+        "It was given to `relinear.export` as it is. relinear has no record of how it was trained, of its data or of their licences.", "",
+        "## What it does not do", "", *(f"- {line}" for line in _limits([recipe["method"]])),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def licence() -> Path | None:
+    """The text of this suite's licence, in the clone or in the installed package; None where neither has one."""
+    if (clone := WORKFLOW.parent / "LICENSE").is_file():
+        return clone
+    try:
+        installed = metadata.files("relinear") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(file.locate()) for file in installed if file.name == "LICENSE"), None)
 
 
 def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, tuple[str, Path]]:

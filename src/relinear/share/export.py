@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear import records
 from relinear.draw.render import write_text
@@ -24,9 +24,11 @@ from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.machine.mode import as_umask
 from relinear.plan.job import DTYPES
-from relinear.share.card import card, licences
+from relinear.share.card import card, card_of_model, licence, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
+from relinear.share.tensors import load_folder
+from relinear.weights import files_of, require_finite
 
 CARD = "README.md"
 RECORD = "relinear.json"  # names the files that this module wrote and their sources; a folder without it is never replaced
@@ -77,6 +79,53 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
             scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, {**steps, **measured}), "merged": merge, "dtype": dtype, "files": files}
         )
     return out
+
+
+def export_model(model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    """Write a linearized model, as it is now, as the transformers folder `out`, whole or not at all; returns `out`.
+
+    The folder has the model's code, so it loads where there is only transformers, by `trust_remote_code=True`. Weights keep their dtypes.
+
+    Raises UserError for a model that is not linearized, one with an adapter that is not merged, weights that are not finite, and an `out` that
+    holds what export did not write.
+    """
+    out = Path(out).resolve()
+    require_ours(out)
+    if isinstance(model, PeftModel) or getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError("the model has an adapter beside its weights; possible: merge it first, model = model.merge_and_unload()")
+    if not isinstance(model, Linearized):
+        raise UserError(f"a {type(model).__name__} is not linearized, so it needs no code of ours; possible: its own save_pretrained")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with folder_aside(out) as scratch:
+        write_code(model, scratch)
+        try:
+            model.save_pretrained(scratch)
+        finally:
+            del model.config.auto_map  # the model in memory is as it was
+        for path in files_of(scratch):
+            require_finite(path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        write_text(scratch / CARD, card_of_model(model))
+        if (text := licence()) is not None:
+            shutil.copyfile(text, scratch / "LICENSE")
+        as_umask(scratch)
+        files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
+        write_json(scratch / RECORD, {"run": None, "method": model.config.relinear, "files": files})
+    return out
+
+
+def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
+    """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies beside it. `dtype` None: as saved."""
+    config = AutoConfig.from_pretrained(folder)
+    torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
+    tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return export_model(load_folder(folder, torch_dtype), out, AutoTokenizer.from_pretrained(folder) if tokens else None)
+
+
+def is_saved_model(folder: Path) -> bool:
+    """Whether a folder is a model's, as save_pretrained writes one, and no run's."""
+    return (folder / "config.json").is_file() and not any(folder.glob("*/run.json"))
 
 
 def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
