@@ -71,6 +71,7 @@ def mine(tmp_path_factory) -> Path:
     (folder / "no-column.jsonl").write_text('{"body": "x"}\n')
     (folder / "short.txt").write_text("Hello.")
     (folder / "paper.pdf").write_text("?")
+    shutil.copytree(folder / "llama", folder / "unweighted", ignore=shutil.ignore_patterns("*.safetensors"))
     tokenizer = byte_tokenizer()
     shutil.copytree(folder / "llama", folder / "endless")
     tokenizer.eos_token = tokenizer.pad_token = None
@@ -208,6 +209,7 @@ REFUSED = {
     "no text": (["llama", "--data", "paper.pdf"], ["ends in .pdf", ".jsonl, .json, .parquet, .txt, .md"]),
     "no file": (["llama", "--data", "nothing.jsonl"], ["no file or folder at nothing.jsonl", "owner/name"]),
     "no model": (["nothing", "--data", "my-text.jsonl"], ["no file or folder at nothing", "config.json and safetensors"]),
+    "no weights": (["unweighted", "--data", "my-text.jsonl"], ["unweighted has no weights: neither model.safetensors nor"]),
     "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
     "an unknown method": (["llama", "--data", "my-text.jsonl", "--method", "lolcat"], ["'lolcat'", "hedgehog, lizard, lolcats, supra, t2r"]),
     "no linear method": (["llama", "--data", "my-text.jsonl", "--method", "teacher_lora"], ["'teacher_lora' has softmax attention"]),

@@ -5,7 +5,7 @@ import importlib
 from relinear.attention import available as available_methods
 
 __all__ = ["available_methods", "export", "linearize", "load_run"]
-__version__ = "0.1.0"  # the package's version, which keys do not count
+__version__ = "0.2.0.dev0"  # the package's version, which keys do not count
 
 # From here on `AutoModelForCausalLM.from_pretrained` loads linearized folders. Imported by name for the reason given below.
 importlib.import_module("relinear.share.registration").install()

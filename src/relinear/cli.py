@@ -471,7 +471,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (lacking := str(error.name).partition(".")[0]) not in SUITE:
             raise
-        print(f"error: this verb needs {lacking}, which is not installed; `pip install 'relinear[suite]'` brings it", file=sys.stderr)
+        print(f"error: this verb needs {lacking}, which is not installed; in a clone, `pip install '.[suite]'` brings it", file=sys.stderr)
         raise SystemExit(1) from None
     except Exception as error:
         if not (said := refusal(error)):

@@ -34,6 +34,7 @@ from relinear.stages import _training
 from relinear.stages import text as text_stage
 from relinear.stages._stage import Node
 from relinear.train.finetune import require_targets
+from relinear.weights import files_of
 
 SCALE = "own"  # the scale's name in records
 RECIPES = {"lolcats": "lolcats_window"}  # method -> the run of runs.yaml with its recipe, where that has another name
@@ -269,7 +270,8 @@ def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
 
 
 def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
-    """The entry of models.yaml of a folder's model. Raises UserError for a model whose attention no family knows."""
+    """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one whose attention no family knows."""
+    files_of(folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

@@ -31,8 +31,10 @@ import importlib
 try:
     found = importlib.import_module("relinear.linearize.model")
 except ModuleNotFoundError as error:
+    if error.name.partition(".")[0] not in ("relinear", "relinear_kernels"):
+        raise
     raise ImportError(
-        "this folder holds the weights of a linearized model and not its code. Possible: install relinear and `import relinear` first; or, where "
+        "this folder holds the weights of a linearized model and not its code. Possible: install relinear, from a clone of its repository; or, where "
         "relinear is installed, `relinear export FOLDER OUT` or relinear.export(model, OUT), which write a folder that transformers loads alone"
     ) from error
 globals().update({kind.__name__: kind for pair in found.CLASSES.values() for kind in pair})
