@@ -64,7 +64,7 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 		done; \
 		test "$$python" || { \
 			echo "error: found no Python 3.11 or 3.12 with venv and pip (python3-venv on Debian); tried: $(PYTHON)." >&2; \
-			echo "Name one: make setup PYTHON=/path/to/python3.12" >&2; \
+			echo "Name one: make setup PYTHON=/path/to/python3.12. To get one: uv python install 3.12, or conda env create -f environment.yml." >&2; \
 			exit 1; \
 		}; \
 		echo "relinear: [1/3] making .venv with $$("$$python" --version)"; \

@@ -135,8 +135,12 @@ def test_too_small_a_source_says_asked_and_got(tmp_path):
 
 
 def test_unknown_sources_are_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="no text source 'pile'; have wikipedia-intros, brown"):
+    with pytest.raises(ValueError, match="no text source 'pile': .* end in nothing; .* one of brown, instructions, .* wikipedia_intros"):
         list(documents("pile", tmp_path))
+    with pytest.raises(ValueError, match="no reader 'pile' of texts; have brown, "):
+        list(documents("brown", tmp_path, reader="pile"))
+    with pytest.raises(ValueError, match="'brown' is read by 'brown', which has no columns"):
+        list(documents("brown", tmp_path, column="text"))
     with pytest.raises(ValueError, match="no documents of 'brown'"):
         list(documents("brown", tmp_path))
     with pytest.raises(ValueError, match=r"no folder was given for \['brown'\]; have smoke"):

@@ -133,11 +133,6 @@ def test_links_lead_to_files_of_the_repository_too(page):
         assert "://" in link or (ROOT / page).parent.joinpath(link).is_file(), link
 
 
-def test_the_readme_is_short():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.split()) <= 1250 and len(text.splitlines()) <= 126
-
-
 # --- the report ---
 
 

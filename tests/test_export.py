@@ -21,6 +21,7 @@ from test_packaging import PYPROJECT
 from test_stage import Mirror
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+import relinear as relinear_package
 from relinear import available_methods, linearize, load_run
 from relinear.errors import UserError
 from relinear.files import sha256
@@ -231,12 +232,10 @@ def rewrite(path: Path, change) -> None:
          ["adapter_config.json is not what its run.json says", "`relinear finetune hedgehog --scale smoke` again"]),
         (lambda run: rewrite(run / "distill/run.json", lambda c: c.update(key="0")),
          ["was made from another distill", "`relinear finetune hedgehog --scale smoke` again"]),
-        (lambda run: rewrite(run / "gate/metrics.json", lambda c: c.update(passed=True)),
-         ["metrics.json is not what its run.json says", "`relinear measure hedgehog gate --scale smoke` again"]),
         (lambda run: rewrite(run.parents[1] / "models/tiny/run.json", lambda c: c.update(key="0")),
          ["was made from another model", "`relinear distill hedgehog --scale smoke` again"]),
     ],
-    ids=["no run", "no model", "other tensors", "another file", "another parent", "another measurement", "another model"],
+    ids=["no run", "no model", "other tensors", "another file", "another parent", "another model"],
 )  # fmt: skip
 def test_a_folder_that_is_no_whole_run_is_refused(run, tmp_path, damage, named):
     damage(run)
@@ -251,6 +250,93 @@ def test_a_step_of_another_run_that_is_another_one_now_is_noticed(run, tmp_path)
     said = r"runs/more/finetune was made from another hedgehog/finetune than .*`relinear finetune more --scale smoke` again"
     with pytest.raises(UserError, match=said):
         export(run.parent / "more", tmp_path / "out")
+
+
+OTHER_MEASUREMENTS = {
+    "of another model": ("run.json", lambda c: c["parents"]["finetune"].update(key="0"), "commonsense was made from another finetune than"),
+    "changed since": ("metrics.json", lambda c: c.update(passed=True), "commonsense/metrics.json is not what its run.json says"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MEASUREMENTS)
+def test_a_measurement_that_is_not_of_this_model_is_left_out_of_the_card_and_stops_nothing(run, tmp_path, capsys, case):
+    file, damage, said = OTHER_MEASUREMENTS[case]
+    rewrite(run / "commonsense" / file, damage)
+    out = export(run, tmp_path / "out")
+    assert f"left out: {run}/{said}" in capsys.readouterr().err
+    assert "runs/hedgehog/commonsense" not in json.loads((out / RECORD).read_text())["stages"]
+    card = (out / "README.md").read_text()
+    assert "| mmlu " in card and "| piqa " not in card
+
+
+def test_what_is_written_has_the_mode_that_a_new_file_has(plan, run, tmp_path):
+    """safetensors gives its files to their owner alone."""
+    step = folder(plan, "hedgehog") / "distill"
+    assert (step / "method.safetensors").stat().st_mode == (step / "run.json").stat().st_mode
+    before = os.umask(0o027)
+    try:
+        out = export(run, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {p.name: p.stat().st_mode & 0o777 for p in out.iterdir()} == {p.name: 0o640 for p in out.iterdir()}
+
+
+# --- what is committed ---
+
+REFERENCE = ROOT / "results/reference"
+COMMITTED = sorted({REFERENCE / Path(*path.relative_to(REFERENCE).parts[:3]) for path in REFERENCE.glob("*/runs/**/*.safetensors")})
+PLAIN = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+for folder in sys.argv[1:]:
+    ids, logits = torch.load(folder + ".pt")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(ids, use_cache=False).logits, logits, rtol=1e-4, atol=1e-4)
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+    assert written[0, -1] == logits[0, -1].argmax(), folder
+    assert AutoTokenizer.from_pretrained(folder, trust_remote_code=True).decode(ids[0]) == "The capital of France is"
+"""
+
+
+def test_the_pages_say_which_committed_runs_have_weights():
+    [said] = re.findall(r"The weights of (.*?) are committed", " ".join((ROOT / "docs/models.md").read_text().split()))
+    assert sorted(re.findall(r"`(\w+)`", said)) == [run.name for run in COMMITTED]
+
+
+@pytest.fixture(scope="module")
+def results(smollm2, tmp_path_factory) -> Path:
+    """Results as in a clone in which the teacher was made: the committed runs that have weights, and their model."""
+    root = tmp_path_factory.mktemp("committed")
+    for run in COMMITTED:
+        shutil.copytree(run, root / run.relative_to(ROOT / "results"))
+    scale = COMMITTED[0].parents[1]
+    assert {run.parents[1] for run in COMMITTED} == {scale}
+    shutil.copy(scale / "reference.json", root / "reference" / scale.name)
+    [model] = (scale / "models").glob("smollm2-*")
+    shutil.copytree(model, root / "reference" / scale.name / "models" / model.name)
+    made = root / scale.name / "models" / model.name
+    shutil.copytree(smollm2, made)
+    record = json.loads((model / "run.json").read_text())
+    files = {p.name: {"sha256": sha256(p), "bytes": p.stat().st_size} for p in sorted(made.iterdir())}
+    # Made by this version of the code, which may have another key than the version that the runs began with.
+    (made / "run.json").write_text(json.dumps(record | {"key": "0" * 64, "artefacts": files}))
+    return root
+
+
+@pytest.mark.slow
+def test_every_committed_run_whose_weights_are_there_is_exported_and_read_by_plain_transformers(results, tmp_path):
+    out = {run.name: export(results / run.relative_to(ROOT / "results"), tmp_path / run.name, dtype="bfloat16") for run in COMMITTED}
+    prompt = AutoTokenizer.from_pretrained(out["lizard"])("The capital of France is", return_tensors="pt").input_ids
+    for run in COMMITTED:
+        with torch.inference_mode():
+            whole, read = (model(prompt, use_cache=False).logits for model in (
+                load_run(results / run.relative_to(ROOT / "results")), load(out[run.name], dtype=torch.float32)))  # fmt: skip
+        assert (read - whole).square().mean() < (2e-2) ** 2 * whole.square().mean(), run
+        torch.save((prompt, read), f"{out[run.name]}.pt")
+    done = python(PLAIN, *out.values(), PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_what_cannot_be_asked_for(plan, tmp_path):
@@ -424,6 +510,80 @@ def test_a_self_contained_folder_needs_no_relinear(tmp_path):
         torch.save((pixels, AutoModel.from_pretrained(out)(pixels).logits), f"{out}.pt")
     alone = {"PYTHONPATH": "", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ALONE, out, *(tmp_path / str(n) for n in range(len(models))), **alone)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- models that no run made ---
+
+HIDDEN = ALONE.split("import torch")[0]
+READ = """
+import torch
+from transformers import AutoModelForCausalLM
+
+ids, logits = torch.load(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+torch.testing.assert_close(model(ids).logits, logits, rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.fixture
+def mine(plan, tmp_path):
+    """A model that somebody linearized and trained in Python, its tokenizer, and the path of its logits of some tokens."""
+    model = linearize(load(plan.root / "models/tiny"), "lolcats", window=8)
+    model(tokens(16), labels=tokens(16), use_cache=False).loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(p.grad if p.grad is not None else 0)
+    model.zero_grad()
+    with torch.inference_mode():
+        torch.save((tokens(41), model.eval()(tokens(41)).logits), tmp_path / "logits.pt")
+    return model, AutoTokenizer.from_pretrained(plan.root / "models/tiny")
+
+
+@pytest.mark.parametrize("way", ["in Python", "by the verb"])
+def test_a_model_that_somebody_trained_is_exported_and_read_by_plain_transformers(mine, tmp_path, monkeypatch, way):
+    model, tokenizer = mine
+    if way == "in Python":
+        assert relinear_package.export(model, tmp_path / "out", tokenizer) == tmp_path / "out"
+        assert not hasattr(model.config, "auto_map"), "the model in memory is as it was"
+    else:
+        for saved in (model, tokenizer):
+            saved.save_pretrained(tmp_path / "saved")
+        assert relinear(monkeypatch, "export", str(tmp_path / "saved"), str(tmp_path / "out"))[0] == 0
+    done = python(HIDDEN + READ, tmp_path / "out", tmp_path / "logits.pt", PYTHONPATH="", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no record of how it was trained" in (tmp_path / "out/README.md").read_text() and (tmp_path / "out/LICENSE").is_file()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("a").input_ids == tokenizer("a").input_ids
+    relinear_package.export(model, tmp_path / "out")  # takes the place of an earlier export
+    assert not (tmp_path / "out/tokenizer.json").exists()
+
+
+def test_what_cannot_be_exported_says_what_to_do(plan, mine, tmp_path):
+    model, _ = mine
+    with pytest.raises(UserError, match="a LlamaForCausalLM is not linearized"):
+        relinear_package.export(load(plan.root / "models/tiny"), tmp_path / "out")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="did not write"):
+        relinear_package.export(model, tmp_path)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="infinite or none"):
+        relinear_package.export(model, tmp_path / "out")
+    with pytest.raises(UserError, match=r"merge it first, model = model.merge_and_unload\(\)"):
+        relinear_package.export(get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_save_pretrained_alone_says_in_our_words_what_is_missing(mine, tmp_path):
+    model, _ = mine
+    model.save_pretrained(tmp_path / "saved")
+    alone = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(HIDDEN + READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)
+    assert done.returncode == 1 and "ImportError: this folder holds the weights of a linearized model and not its code" in done.stderr
+    assert "upgrade" not in done.stderr
+    done = python(READ, tmp_path / "saved", tmp_path / "logits.pt", **alone)  # installed, and not imported
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = python(f"import relinear\n{READ}".replace(", trust_remote_code=True", ""), tmp_path / "saved", tmp_path / "logits.pt", **alone)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -40,6 +40,7 @@ FLOORS = [
     {"tracking"},
     {"stage"},
     {"status", "share", "benchmarks", "campaign"},
+    {"own"},
     {"cli"},
 ]
 

@@ -128,7 +128,7 @@ def use(wheel: Path, folder: Path) -> None:
         said = command(*verb)
         assert said.startswith("1: error: this verb reads workflow/, which is in a clone") and said.count("\n") == 1, said
     said = command("track", "ui", "--results", str(folder / "results"))
-    assert said == "1: error: this verb needs mlflow, which is not installed; `pip install 'relinear[suite]'` brings it\n", said
+    assert said == "1: error: this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it\n", said
 
 
 def test_the_core_is_a_whole_program_and_says_what_else_needs(wheel, tmp_path):
@@ -153,4 +153,4 @@ def test_in_a_clone_without_the_suite_a_verb_names_what_it_lacks(monkeypatch, tm
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr("relinear.tracking.live.install_signal_handlers", lambda: None)
     said = command(*verb)
-    assert said == f"1: error: this verb needs {lacking}, which is not installed; `pip install 'relinear[suite]'` brings it\n"
+    assert said == f"1: error: this verb needs {lacking}, which is not installed; in a clone, `pip install '.[suite]'` brings it\n"

@@ -4,8 +4,8 @@ import importlib
 
 from relinear.attention import available as available_methods
 
-__all__ = ["available_methods", "linearize", "load_run"]
-__version__ = "0.1.0"  # the package's version, which keys do not count
+__all__ = ["available_methods", "export", "linearize", "load_run"]
+__version__ = "0.2.0.dev0"  # the package's version, which keys do not count
 
 # From here on `AutoModelForCausalLM.from_pretrained` loads linearized folders. Imported by name for the reason given below.
 importlib.import_module("relinear.share.registration").install()
@@ -16,6 +16,8 @@ def __getattr__(name: str):
     # not every module of the package counts as depending on it (relinear.plan.code).
     if name == "linearize":
         return importlib.import_module("relinear.linearize")
+    if name == "export":
+        return importlib.import_module("relinear.share.export").export_model
     if name == "load_run":
         return importlib.import_module("relinear.share.runs").load_run
     raise AttributeError(f"module 'relinear' has no attribute {name!r}; have {', '.join(__all__)}")

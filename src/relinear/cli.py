@@ -289,18 +289,22 @@ def run_benchmark(results: Results = Path("results")) -> None:
 
 @app.command("export")
 def export_run(
-    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
+    run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>, or a linearized model's, by save_pretrained.")],
     out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make; one that an earlier export made is replaced.")],
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
-    dtype: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")] = "float32",
+    dtype: Annotated[str | None, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}. Default: float32 of a run, else as saved.")] = None,
 ) -> None:
-    """Write a run as a folder that transformers, peft and lm-eval load."""
+    """Write a run, or a linearized model of your own, as a folder that transformers, peft and lm-eval load."""
+    sharing = importlib.import_module("relinear.share.export")
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
+    if sharing.is_saved_model(run):
+        print(sharing.export_folder(run, out, dtype))
+        return
     require_clone()  # the card names data and licences
-    from relinear.share.export import export
-
-    print(export(run, out, merge=merge, dtype=dtype))
+    print(sharing.export(run, out, merge=merge, dtype=dtype or "float32"))
 
 
 @app.command("crate")
@@ -313,6 +317,41 @@ def write_crate(
     from relinear.share.crate import write
 
     print(write(run, out))
+
+
+@app.command("linearize")
+def linearize_own(
+    model: Annotated[str, typer.Argument(help="A folder with config.json, safetensors and a tokenizer, or a name on the hub.")],
+    data: Annotated[str, typer.Option(help="A file or a folder (.jsonl, .json, .parquet, .txt, .md), or a data set on the hub.")],
+    method: Annotated[str, typer.Option(help="lolcats, lizard, hedgehog, supra, t2r, or a run of runs.yaml, whose recipe is taken.")],
+    out: Annotated[Path, typer.Option(callback=_folder, help="The folder to make, which transformers loads.")],
+    tokens: Annotated[int | None, typer.Option(min=1, help="Unique training tokens of each step. Default: all, at most 10M.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often each step reads them.")] = 2,
+    seq_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence. Default: 1024, or as many as the model reads.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences in one pass.")] = 1,
+    accumulate: Annotated[int, typer.Option(min=1, help="Passes in one step.")] = 8,
+    heldout_tokens: Annotated[int, typer.Option(min=4, help="Held-out tokens to measure on, at most.")] = 32768,
+    column: Annotated[str | None, typer.Option(help="The column that holds the text. Default: text, or instruction and output.")] = None,
+    reader: Annotated[str | None, typer.Option(help="A file of get/readers. Default: by the file's ending.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help=f"What it computes in: {', '.join(PRECISIONS)}.")] = "auto",
+    seed: Seed = None, results: Results = Path("results"), threads: Threads = None,
+) -> None:  # fmt: skip
+    """Linearize a model of your own on a text of your own by a paper's recipe: transfer, finetuning, perplexity beside the teacher's, export.
+
+    The same command goes on where an interrupted one stopped. Its work lies in <results>/own-<name of the out folder>.
+    """
+    require_clone()  # the recipes are in workflow/
+    own = importlib.import_module("relinear.own")
+    amounts = own.Amounts(tokens, epochs, seq_len, batch_size, accumulate, heldout_tokens)
+
+    def run_node(plan: Plan, node: Node) -> None:
+        run(plan, node, threads, None)
+
+    if device is not None:
+        importlib.import_module("relinear.machine.hardware").device_of(device)
+    print(own.run(model, data, method, out, run_node=run_node, results=results, amounts=amounts, reader=reader, column=column, device=device,
+                  dtype=dtype, seed=seed or 0))  # fmt: skip
 
 
 @app.command("tasks")
@@ -463,7 +502,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (lacking := str(error.name).partition(".")[0]) not in SUITE:
             raise
-        print(f"error: this verb needs {lacking}, which is not installed; `pip install 'relinear[suite]'` brings it", file=sys.stderr)
+        print(f"error: this verb needs {lacking}, which is not installed; in a clone, `pip install '.[suite]'` brings it", file=sys.stderr)
         raise SystemExit(1) from None
     except Exception as error:
         if not (said := refusal(error)):

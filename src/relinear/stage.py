@@ -28,6 +28,7 @@ from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
 from relinear.machine.disk import sync
+from relinear.machine.mode import as_umask
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
 from relinear.plan.names import digest
@@ -96,6 +97,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         job.hardware["processes"] = size
         _agree(True)
         _run(plan, node, job, key, parents, work, progress)
+        as_umask(out)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if ours and contents(record) == contents(records.read(out)):
             # Its time stays, so that rules, which compare times, do not make its children anew.

@@ -30,22 +30,15 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from relinear.files import sha256
-from relinear.plan.assets import Asset, AssetError, catalogue
+from relinear.plan.assets import Asset, AssetError, Own, catalogue, default_cache
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
 CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
 READ_SIZE = 1 << 20  # bytes
 
 
-def default_cache() -> Path:
-    """`$RELINEAR_CACHE`, else `$XDG_CACHE_HOME/relinear`, else `~/.cache/relinear`."""
-    if chosen := os.environ.get("RELINEAR_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relinear"
-
-
-def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset] | None = None) -> Path:
-    """Return the folder of the asset's members, obtaining it first if the cache lacks it.
+def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset | Own] | None = None) -> Path:
+    """Return the folder of the asset's members, obtaining it first if the cache lacks it. One of this machine is returned as it lies, a file too.
 
     Members keep their paths inside the archive. A cached folder's file sizes are always compared with its
     record; `verify=True` compares the sha256 of every file as well (0.1 s per 100 MB). Hub assets live in the
@@ -55,6 +48,12 @@ def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets
     that matches nothing; an unsafe path in the archive; too little disk space; no hub.
     """
     asset = _lookup(name, catalogue() if assets is None else assets)
+    if isinstance(asset, Own):
+        if verify and asset.sha256 != (now := asset.hashed()):
+            raise AssetError(
+                f"asset {name!r} was changed meanwhile: {asset.path} has the sha256 {now}, it had {asset.sha256}; give the command again"
+            )
+        return asset.path
     if asset.source == "hub":
         return _obtain_from_hub(asset)
     cache = default_cache() if cache is None else Path(cache)
@@ -118,14 +117,13 @@ def _from_hub(asset: Asset) -> Path | None:
     return None
 
 
-def manifest(names: Iterable[str], assets: Mapping[str, Asset] | None = None) -> list[dict]:
+def manifest(names: Iterable[str], assets: Mapping[str, Asset | Own] | None = None) -> list[dict]:
     """Where each asset comes from and under which licence: one record a name, in the order given."""
     assets = catalogue() if assets is None else assets
-    fields = {"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"}
-    return [_lookup(name, assets).model_dump(include=fields) for name in names]
+    return [_lookup(name, assets).row for name in names]
 
 
-def _lookup(name: str, assets: Mapping[str, Asset]) -> Asset:
+def _lookup(name: str, assets: Mapping[str, Asset | Own]) -> Asset | Own:
     if name not in assets:
         raise AssetError(f"no asset {name!r}; have {', '.join(sorted(assets))}")
     return assets[name]

@@ -74,7 +74,7 @@ def work(job: Job) -> dict:
     """Open or make the model by its family and save it once as a plain transformers folder."""
     entry = job.settings["model"]
     source = "random" if entry["init"] == "random" else [job.assets[name] for name in entry["assets"]]
-    shape = save_model(source, job.out, family=entry["family"], options=entry["options"], seed=job.seed)
+    shape = save_model(source, job.out, entry.get("dtype", "bfloat16"), family=entry["family"], options=entry["options"], seed=job.seed)
     for said, found in (("positions", "max_positions"), ("causal", "causal")):
         if shape[found] != entry[said]:
             raise UserError(f"models.yaml says {said}: {entry[said]}; this model has {shape[found]}")

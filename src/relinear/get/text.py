@@ -8,14 +8,10 @@ Whether a document is held out depends on a hash of its text and on nothing else
 nor the other sources can move it, and two copies of a document are always on the same side.
 """
 
-import gzip
 import hashlib
-import json
-import re
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -23,41 +19,30 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.get import readers
 from relinear.get.packed import IGNORED, order
+from relinear.get.readers._document import Document
 from relinear.plan.job import Job
 
 HELDOUT_SHARE = 0.1  # the share of every source's documents
 CHUNK = 256  # documents tokenised at once
 
-# The wording of Stanford Alpaca, which LoLCATs finetunes with.
-PROMPT = (
-    "Below is an instruction that describes a task. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Response:\n"
-)
-PROMPT_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
-)
 
+def documents(name: str, folder: Path | None = None, *, reader: str | None = None, column: str | None = None) -> Iterator[Document]:
+    """The documents of a source, read from its asset's folder or file (`smoke` needs none), in a fixed order.
 
-class Document(NamedTuple):
-    """A text to learn, after a prompt that is read but not learned (empty for plain text)."""
+    Args:
+        reader: a file of get/readers; None: the one of the source's name, else by the endings of its files.
+        column: of rows, the one that holds the text.
 
-    text: str
-    prompt: str = ""
-
-
-def documents(name: str, folder: Path | None = None) -> Iterator[Document]:
-    """The documents of a source, read from its asset's folder (`smoke` needs none), in a fixed order.
-
-    Raises `UserError` for an unknown source or one whose folder holds no documents.
+    Raises `UserError` for a source that nothing reads, and for one whose folder holds no documents.
     """
-    if name not in READERS:
-        raise UserError(f"no text source {name!r}; have {', '.join(READERS)}")
+    files = [] if folder is None else [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+    read = readers.load(chosen := readers.chosen(name, files, reader)).read
+    if column is not None and "column" not in inspect.signature(read).parameters:
+        raise UserError(f"{name!r} is read by {chosen!r}, which has no columns; leave `column` out")
     count = 0
-    for document in READERS[name](folder):
+    for document in read(folder) if column is None else read(folder, column=column):
         count += 1
         yield document
     if count == 0:
@@ -91,11 +76,13 @@ def build_text(
     heldout_source: str,
     seed: int,
     train_sources: Sequence[str] | None = None,
+    reader: str | None = None,
+    column: str | None = None,
 ) -> dict:
     """Write `{train,heldout}_{tokens,labels}.npy` (flat int32) into `out`; return counts and sha256s.
 
-    `sources` maps each source's name to its folder; all are trained on, or only `train_sources`. Documents to
-    train on are shuffled by `seed`; held-out ones, all of `heldout_source`, come in the order of their hash,
+    `sources` maps each source's name to its folder; all are trained on, or only `train_sources`. `reader` and `column`
+    are those of `documents`. Documents to train on are shuffled by `seed`; held-out ones, all of `heldout_source`, come in the order of their hash,
     so every seed is scored on the same text. A stream is a prefix of the one that a larger budget gives.
     Labels equal tokens, except `IGNORED` on separators and on prompts; an instruction's response ends in EOS.
 
@@ -109,7 +96,7 @@ def build_text(
     facts: dict = {"sources": {}}
     for name, folder in sources.items():
         content, count = hashlib.sha256(), 0
-        for document in documents(name, folder):
+        for document in documents(name, folder, reader=reader, column=column):
             digest = _digest(document)
             content.update(digest)
             count += 1
@@ -147,7 +134,7 @@ def work(job: Job) -> dict:
     return build_text(
         job.out, AutoTokenizer.from_pretrained(job.parents["model"]), folders, train_sources=settings["sources"],
         train_tokens=settings["train_tokens"], heldout_tokens=settings["heldout_tokens"], heldout_source=settings["heldout_source"],
-        seed=job.seed,
+        seed=job.seed, reader=settings.get("reader"), column=settings.get("column"),
     )  # fmt: skip
 
 
@@ -189,60 +176,3 @@ def _stream(split: str, chosen: Sequence[Document], tokenizer: PreTrainedTokeniz
         f"{split}: {budget} tokens asked for, {len(tokens)} got from all {len(chosen)} documents "
         f"(held out: {HELDOUT_SHARE:.0%} of every source's); lower the budget or add a source"
     )
-
-
-def _wikipedia(folder: Path) -> Iterator[Document]:
-    for path in sorted(folder.rglob("summaries_en-us.json")):
-        for article in json.loads(path.read_text(encoding="utf-8")).values():
-            yield Document(article["extract"])
-
-
-def _brown(folder: Path) -> Iterator[Document]:
-    """`The/at jury/nn said/vbd ./.` -> `The jury said.`"""
-    for path in sorted(folder.rglob("c[a-r][0-9][0-9]")):
-        words = re.sub(r"(\S+)/\S+", r"\1", path.read_text(encoding="utf-8"))
-        quoted = words.replace("`` ", '"').replace(" ''", '"')
-        spaced = re.sub(r" ([.,;:?!])", r"\1", re.sub(r" +", " ", quoted))
-        yield Document(re.sub(r"\s*\n\s*", "\n\n", spaced).strip())
-
-
-def _linux_doc(folder: Path) -> Iterator[Document]:
-    for path in sorted(folder.rglob("*.rst.gz")):
-        if "translations" not in path.parts:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                yield Document(file.read())
-
-
-def _instructions(folder: Path) -> Iterator[Document]:
-    """Records of Alpaca's schema from `*.json` (a list) or `*.jsonl` (one a line), or from one such file."""
-    paths = [folder] if folder.is_file() else sorted([*folder.glob("*.json"), *folder.glob("*.jsonl")])
-    for path in paths:
-        content = path.read_text(encoding="utf-8")
-        records = map(json.loads, content.splitlines()) if path.suffix == ".jsonl" else json.loads(content)
-        for number, record in enumerate(records):
-            if not {"instruction", "input", "output"} <= record.keys():
-                keys = ", ".join(record)
-                raise UserError(f"{path}, record {number}: got {keys}; expected instruction, input, output")
-            template = PROMPT_WITH_INPUT if record["input"] else PROMPT
-            yield Document(record["output"], template.format_map(record))
-
-
-def _smoke(_folder: None) -> Iterator[Document]:
-    """512 stories of a name, an animal and a place: a text whose regularities a tiny model can learn."""
-    names = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
-    animals = ("fox", "owl", "cat", "hare", "wolf", "toad", "crow", "deer")
-    places = ("mill", "lake", "barn", "hill", "road", "well", "gate", "farm")
-    for name, animal, place in product(names, animals, places):
-        yield Document(
-            f"{name} saw the {animal} by the {place}. The {animal} looked at {name} and left the {place}. {name} told a friend about the {animal}."
-        )
-
-
-READERS = {
-    "wikipedia-intros": _wikipedia,
-    "brown": _brown,
-    "linux-doc": _linux_doc,
-    "alpaca-cleaned": _instructions,
-    "written": _instructions,
-    "smoke": _smoke,
-}

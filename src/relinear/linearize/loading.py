@@ -1,5 +1,6 @@
 """Strict loading: transformers warns about a missing tensor and initialises it at random; a linearized model is loaded whole or not at all."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -22,6 +23,24 @@ def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") ->
     return cls.from_pretrained(folder, dtype=dtype, **attention).to(device).eval()
 
 
+STUB = "needs_relinear"
+SAVED = '''"""A linearized model, saved without its code: relinear has that, or a folder that `relinear export` writes."""
+
+import importlib
+
+try:
+    found = importlib.import_module("relinear.linearize.model")
+except ModuleNotFoundError as error:
+    if error.name.partition(".")[0] not in ("relinear", "relinear_kernels"):
+        raise
+    raise ImportError(
+        "this folder holds the weights of a linearized model and not its code. Possible: install relinear, from a clone of its repository; or, where "
+        "relinear is installed, `relinear export FOLDER OUT` or relinear.export(model, OUT), which write a folder that transformers loads alone"
+    ) from error
+globals().update({kind.__name__: kind for pair in found.CLASSES.values() for kind in pair})
+'''
+
+
 class StrictLoading:
     """Mixed in front of a transformers model class. ValueError names what a folder lacks or has too much; safetensors only."""
 
@@ -34,6 +53,16 @@ class StrictLoading:
         if use_safetensors is False:
             raise ValueError("a linearized model is loaded from safetensors only; got use_safetensors=False")
         return super().from_pretrained(pretrained_model_name_or_path, *args, use_safetensors=True, **kwargs)
+
+    def save_pretrained(self, save_directory, *args, is_main_process: bool = True, **kwargs):
+        """As transformers'. A folder without the model's code says, where transformers alone opens it, how to get one that has it."""
+        super().save_pretrained(save_directory, *args, is_main_process=is_main_process, **kwargs)
+        path = Path(save_directory) / "config.json"
+        if is_main_process and path.is_file() and "auto_map" not in (config := json.loads(path.read_text(encoding="utf-8"))):
+            auto = "AutoModelForCausalLM" if self.causal else "AutoModel"
+            own = {"AutoConfig": f"{STUB}.{type(self.config).__name__}", auto: f"{STUB}.{type(self).__name__}"}
+            (path.parent / f"{STUB}.py").write_text(SAVED)
+            path.write_text(json.dumps(config | {"auto_map": own}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def load_adapter(self, peft_model_id=None, *args, **kwargs):
         """As transformers'; the adapter must be whole and safetensors."""

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.get.beginning import begun
-from relinear.get.text import PROMPT
+from relinear.get.readers.instructions import PROMPT
 from relinear.measure._answering import ask, mean_of, share_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading

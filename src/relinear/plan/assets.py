@@ -1,13 +1,18 @@
 """The catalogue of assets: every input that is not in the repository. `relinear.get.assets` obtains them."""
 
+import fnmatch
+import functools
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from relinear.errors import UserError
+from relinear.files import aside, sha256
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
@@ -36,7 +41,7 @@ class Asset(Strict):
     """
 
     name: str
-    source: Literal["pypi", "npm", "debian", "debian-index", "hub"]
+    source: Literal["pypi", "npm", "debian", "debian-index", "hub", "path"]  # path: see Own
     package: str
     version: Annotated[str, Field(min_length=1)]
     sha256: Sha256 | None = None
@@ -80,21 +85,113 @@ class Asset(Strict):
         return self.model_dump(mode="json", exclude=() if self.parts else {"parts", "file", "hub"})
 
     @property
+    def row(self) -> dict[str, Any]:
+        """Where it comes from and under which licence."""
+        return self.model_dump(include={"name", "source", "package", "version", "sha256", "licence", "attribution", "bytes"})
+
+    @property
     def folder(self) -> str:
         """The folder's name in the cache. Another archive or another choice of members has another name."""
         key = hashlib.sha256(json.dumps([self.sha256, sorted(self.members)]).encode()).hexdigest()[:12]
         return f"{self.name}-{self.version}-{key}".replace("/", "_")
 
 
-def catalogue(path: Path = CATALOGUE) -> dict[str, Asset]:
-    """The catalogue: name -> `Asset`. Raises AssetError for a missing file or an invalid entry."""
+class Own(Strict):
+    """An entry that lies on this machine already: a model's folder, a text's file or folder. It is read where it lies.
+
+    Its identity is its content, so a file that is moved makes nothing anew, and one that is edited does. Of a folder the `members` count, shell
+    patterns over the paths in it (`*` also matches `/`); files and folders whose names begin with a dot do not.
+    """
+
+    name: str
+    source: Literal["path"]
+    path: Path  # a relative one begins at the clone
+    members: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    licence: str = "not stated"
+    attribution: str = "a file of one's own"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that count. Raises AssetError where there are none."""
+        if self.path.is_file():
+            return [self.path]
+        if not self.path.is_dir():
+            raise AssetError(f"asset {self.name!r}: no file or folder at {self.path}")
+        found = list(self._found())
+        if not found:
+            raise AssetError(f"asset {self.name!r}: no file in {self.path} matches {', '.join(self.members)}")
+        return found
+
+    def _found(self) -> Iterator[Path]:
+        for path in sorted(p for p in self.path.rglob("*") if p.is_file()):
+            inside = path.relative_to(self.path)
+            shown = not any(part.startswith(".") for part in inside.parts)
+            if shown and any(fnmatch.fnmatchcase(inside.as_posix(), pattern) for pattern in self.members):
+                yield path
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The hash of its content, when it was first asked for."""
+        return self.hashed()
+
+    def hashed(self) -> str:
+        """The hash of its content now: of the file, or of the names and hashes of a folder's files."""
+        if self.path.is_file():
+            return known_sha256(self.path)
+        lines = [f"{known_sha256(path)}  {path.relative_to(self.path).as_posix()}\n" for path in self.files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its content's hash, for keys."""
+        return {"source": self.source, "sha256": self.sha256}
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its name and its content, and under which licence."""
+        size = sum(path.stat().st_size for path in self.files)
+        return {"name": self.name, "source": self.source, "package": self.path.name, "version": self.sha256[:12], "sha256": self.sha256,
+                "licence": self.licence, "attribution": self.attribution, "bytes": size}  # fmt: skip
+
+    @property
+    def folder(self) -> str:
+        """No folder of the cache has this name: it is read where it lies."""
+        return f"{self.name}-{self.sha256[:12]}"
+
+
+def default_cache() -> Path:
+    """`$RELINEAR_CACHE`, else `$XDG_CACHE_HOME/relinear`, else `~/.cache/relinear`."""
+    if chosen := os.environ.get("RELINEAR_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relinear"
+
+
+def known_sha256(path: Path) -> str:
+    """A file's sha256, kept in the cache for as long as its place, size and time are the same: a model takes seconds to hash, in every job."""
+    about = path.stat()
+    key = hashlib.sha256(f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}".encode()).hexdigest()
+    kept = default_cache() / "sha256" / key
+    if kept.is_file():
+        return kept.read_text()
+    found = sha256(path)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with aside(kept) as unfinished:
+        unfinished.write_text(found)
+    return found
+
+
+def catalogue(path: Path = CATALOGUE) -> dict[str, Asset | Own]:
+    """The catalogue: name -> entry. Raises AssetError for a missing file or an invalid entry."""
     try:
-        return {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_settings(path).items()}
+        found = {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_settings(path).items()}
     except ConfigError as error:
         raise AssetError(str(error)) from None
+    clone = path.resolve().parents[1]
+    return {name: asset.model_copy(update={"path": clone / asset.path.expanduser()}) if isinstance(asset, Own) else asset
+            for name, asset in found.items()}  # fmt: skip
 
 
-def _asset(name: str, entry: Any, where: str) -> Asset:
+def _asset(name: str, entry: Any, where: str) -> Asset | Own:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: must hold its settings; got {entry!r}")
-    return parse(Asset, {"name": name, **entry}, where)
+    return parse(Own if entry.get("source") == "path" else Asset, {"name": name, **entry}, where)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
+from relinear.plan.job import DTYPES
 from relinear.plan.options import KEEP, adds_parameters, check_names, check_values, part_names, schema
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
@@ -34,6 +35,7 @@ class Model(Strict):
     positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
     data: str | None = None  # the one data set whose vocabulary it has; it reads that data set in the place of every text
     causal: bool = True  # a token sees those before it only; false: an encoder
+    dtype: Literal[DTYPES] = "bfloat16"  # of its weights as they are saved, and read by everything else
     unique: dict[str, Positive] = {}  # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
 
 

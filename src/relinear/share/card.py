@@ -1,43 +1,75 @@
 """The model card of an exported folder, with the model, its making, its scores, the work that it stands on and its limits; and texts of licences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from relinear.draw.planned import measured_in
+from transformers import PreTrainedModel
+
 from relinear.draw.render import markdown
 from relinear.get.assets import default_cache
 from relinear.plan.plan import Plan
+from relinear.plan.readings import load
+from relinear.plan.scale import scales
 from relinear.plan.strict import WORKFLOW
 from relinear.share.runs import Chain
 
 SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
 NO_TRAINING = "Nothing was trained."
+TABLES = " The teacher's own numbers are in the suite's tables."
+MADE_HERE = ("smoke", "written")  # texts that come with no asset
+UNKNOWN = "not stated"  # a licence
 
 
-def card(run: Path, chain: Chain, records: Mapping[Path, dict[str, Any]]) -> str:
-    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the run's, by their folders."""
+def card(run: str, chain: Chain, records: Mapping[Path, dict[str, Any]], measured: Iterable[Path]) -> str:
+    """The text of README.md: `records` are those of the pretrained model and of the steps that trained the run's, by their folders; `measured`
+    the folders of the measurements to show."""
     plan = Plan(scale=next(iter(records.values()))["scale"])
     teacher = chain.model.name
     methods = [link.method for link in chain.links if link.method != "softmax"]
-    title = f"{run.name}, {'linearized from' if methods else 'adapted from'} {teacher}"
+    title = f"{run}, {'linearized from' if methods else 'adapted from'} {teacher}"
     sources = dict(_sources(plan, teacher, records))
     head = ["---", "library_name: transformers", f"tags: [{', '.join(['relinear', *dict.fromkeys(methods)])}]", f"base_model: {teacher}"]
-    if sources:
-        head.append(f"license: {next(iter(sources.values()))[0].lower()}")
+    if sources and (licence := next(iter(sources.values()))[0]) != UNKNOWN:
+        head.append(f"license: {licence.lower()}")
     made = [_made(link.method, link.options) for link in chain.links]
     steps = [_step(folder, records[folder]) for folder in chain.steps]
     lines = [
         *head, "---", "", f"# {title}", "", *made, "", "## How it was made", "",
         markdown(["Step", "Tokens", "Rate", "Data", "Commit"], steps, align="left") if steps else NO_TRAINING, "",
         "`relinear.json` has the hashes of everything it was made from.", "", "## Scores", "",
-        markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(run)]) else "None was measured.", "",
-        f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error. The teacher's own numbers are in the suite's tables.",
+        markdown(["Of", "Metric", "Value", "n"], scores, align="left") if (scores := [*_scores(measured)]) else "None was measured.", "",
+        f"At scale `{plan.scale}` of relinear. Accuracies are shares; ± is one standard error.{TABLES if plan.scale in scales() else ''}",
         "", "## Whose work it stands on", "", *(f"- {name}: {whose} ({licence})" for name, (licence, whose) in sources.items()),
         *(f"- `{name}`: {of}" for name, (of, _) in licences(chain, records).items()), "",
         "## What it does not do", "", *(f"- {line}" for line in _limits(methods)),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def card_of_model(model: PreTrainedModel) -> str:
+    """The text of README.md for a linearized model that no run made."""
+    recipe = model.config.relinear
+    teacher = type(model).__bases__[1].__name__
+    lines = [
+        "---", "library_name: transformers", f"tags: [relinear, {recipe['method']}]", "---", "", f"# A linearized {teacher}", "",
+        _made(recipe["method"], recipe["options"]), "", "## How it was made", "",
+        "It was given to `relinear.export` as it is. relinear has no record of how it was trained, of its data or of their licences.", "",
+        "## What it does not do", "", *(f"- {line}" for line in _limits([recipe["method"]])),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def licence() -> Path | None:
+    """The text of this suite's licence, in the clone or in the installed package; None where neither has one."""
+    if (clone := WORKFLOW.parent / "LICENSE").is_file():
+        return clone
+    try:
+        installed = metadata.files("relinear") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(file.locate()) for file in installed if file.name == "LICENSE"), None)
 
 
 def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, tuple[str, Path]]:
@@ -48,7 +80,7 @@ def licences(chain: Chain, records: Mapping[Path, dict[str, Any]]) -> dict[str, 
     """
     plan = Plan(scale=next(iter(records.values()))["scale"])
     found = {"LICENSE": ("of relinear, whose code and numbers are here", WORKFLOW.parent / "LICENSE")}
-    for name, _ in _sources(plan, chain.model.name, records):
+    for name in (name for name, _ in _sources(plan, chain.model.name, records) if name in plan.catalogue):
         for path in sorted((default_cache() / plan.catalogue[name].folder).rglob("LICENSE")):
             found[f"LICENSE-{name}"] = (f"as it came with {name}", path)
     return found
@@ -69,12 +101,13 @@ def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
     return [folder.name, f"{record['tokens']:,}", str(recipe.get("lr", "")), data, f"`{commit}`"]
 
 
-def _scores(run: Path) -> Iterator[list[str]]:
-    """The measurements of the run, one row for each reading."""
+def _scores(measured: Iterable[Path]) -> Iterator[list[str]]:
+    """One row for each reading of these measurements that is shown."""
+    folders = {folder.name: folder for folder in measured}
     for measure, metric in SCORES.items():
-        if (found := measured_in(run, measure)) is None:
+        if measure not in folders:
             continue
-        for reading in found.readings:
+        for reading in load(folders[measure]).readings:
             if reading.metric == metric and reading.value is not None:
                 error = f" ± {reading.stderr:.2g}" if reading.stderr is not None else ""
                 yield [reading.of, reading.metric, f"{reading.value:.4g}{error}", f"{reading.n:,}"]
@@ -84,9 +117,11 @@ def _sources(plan: Plan, teacher: str, records: Mapping[Path, dict[str, Any]]) -
     """The assets that the model began with and was trained on: name -> licence and attribution."""
     known = plan.models.get(teacher)
     data = [entry["name"] for record in records.values() for entry in record["datasets"] if entry.get("role") == "train"]
-    for name in dict.fromkeys([*(known.assets if known else ()), *data]):
+    for name in dict.fromkeys([*(known.assets if known else [teacher]), *data]):
         if asset := plan.catalogue.get(name):
             yield name, (asset.licence, asset.attribution)
+        elif name not in MADE_HERE:
+            yield name, (UNKNOWN, "brought by who made this folder; its licence is theirs to say")
 
 
 def _limits(methods: list[str]) -> Iterator[str]:

@@ -7,13 +7,14 @@ relinear` must come before: transformers ignores an adapter silently where peft 
 
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear import records
 from relinear.draw.render import write_text
@@ -21,10 +22,13 @@ from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
+from relinear.machine.mode import as_umask
 from relinear.plan.job import DTYPES
-from relinear.share.card import card, licences
+from relinear.share.card import card, card_of_model, licence, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
+from relinear.share.tensors import load_folder
+from relinear.weights import files_of, require_finite
 
 CARD = "README.md"
 RECORD = "relinear.json"  # names the files that this module wrote and their sources; a folder without it is never replaced
@@ -44,9 +48,10 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
     run, out = Path(run).resolve(), Path(out).resolve()
     if dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; have {', '.join(DTYPES)}")
-    _require_ours(out)
+    require_ours(out)
     chain = chain_of(run)
-    model, read = assemble(*chain), verify_records(run, chain)
+    model, steps = assemble(*chain), verify_records(run, chain)
+    measured = measurements(run, steps)
     last = chain.steps[-1:]  # the adapter of any other step is in the weights
     adapter = [] if merge else [path for step in last for name in ADAPTER if (path := step / name).is_file()]
     if not (merge or adapter):
@@ -65,34 +70,117 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
             shutil.copy(path, scratch)
         if adapter:
             _forget_base(scratch / Path(ADAPTER[0]).name)
-        own = {folder: read[folder] for folder in (chain.model, *chain.steps)}
-        write_text(scratch / CARD, card(run, chain, own))
-        for name, (_, text) in licences(chain, own).items():
+        write_text(scratch / CARD, card(run.name, chain, steps, measured))
+        for name, (_, text) in licences(chain, steps).items():
             shutil.copyfile(text, scratch / name)
         files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
-        write_json(scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, read), "merged": merge, "dtype": dtype, "files": files})
+        as_umask(scratch)
+        write_json(
+            scratch / RECORD, {"run": run.name, "stages": _stages(run, chain, {**steps, **measured}), "merged": merge, "dtype": dtype, "files": files}
+        )
     return out
 
 
-def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
-    """The records of the run's model, of each step that trained it, of whichever run, and of the run's measurements, by their folders.
+def export_model(model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    """Write a linearized model, as it is now, as the transformers folder `out`, whole or not at all; returns `out`.
 
-    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made smaller; those that
-    the model is loaded from were checked with the chain.
+    The folder has the model's code, so it loads where there is only transformers, by `trust_remote_code=True`. Weights keep their dtypes.
+
+    Raises UserError for a model that is not linearized, one with an adapter that is not merged, weights that are not finite, and an `out` that
+    holds what export did not write.
     """
-    folders = [chain.model, *chain.steps, *(path.parent for path in sorted(run.glob("*/run.json")))]
-    read = {folder: record for folder in folders if (record := records.read(folder))}
-    places = {records.place(folder): folder for folder in read}
-    committed = (run.parents[1] / MANIFEST).is_file()
+    out = Path(out).resolve()
+    require_ours(out)
+    if isinstance(model, PeftModel) or getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError("the model has an adapter beside its weights; possible: merge it first, model = model.merge_and_unload()")
+    if not isinstance(model, Linearized):
+        raise UserError(f"a {type(model).__name__} is not linearized, so it needs no code of ours; possible: its own save_pretrained")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with folder_aside(out) as scratch:
+        write_code(model, scratch)
+        try:
+            model.save_pretrained(scratch)
+        finally:
+            del model.config.auto_map  # the model in memory is as it was
+        for path in files_of(scratch):
+            require_finite(path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        write_text(scratch / CARD, card_of_model(model))
+        if (text := licence()) is not None:
+            shutil.copyfile(text, scratch / "LICENSE")
+        as_umask(scratch)
+        files = {str(p.relative_to(scratch)): sha256(p) for p in sorted(scratch.rglob("*")) if p.is_file()}
+        write_json(scratch / RECORD, {"run": None, "method": model.config.relinear, "files": files})
+    return out
+
+
+def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
+    """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies beside it. `dtype` None: as saved."""
+    config = AutoConfig.from_pretrained(folder)
+    torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
+    tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return export_model(load_folder(folder, torch_dtype), out, AutoTokenizer.from_pretrained(folder) if tokens else None)
+
+
+def is_saved_model(folder: Path) -> bool:
+    """Whether a folder is a model's, as save_pretrained writes one, and no run's."""
+    return (folder / "config.json").is_file() and not any(folder.glob("*/run.json"))
+
+
+def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
+    """The records of the run's model and of each step that trained it, of whichever run, by their folders.
+
+    Raises UserError where one is not what its or a later record says. Of committed results, some files were left out or made
+    smaller; those that the model is loaded from were checked with the chain.
+    """
+    read = {folder: record for folder in (chain.model, *chain.steps) if (record := records.read(folder))}
     for own, record in read.items():
-        for role, parent in record["parents"].items():
-            made = places.get(records.place(parent["path"]))
-            if made is not None and parent["key"] != read[made]["key"]:
-                raise UserError(f"{own} was made from another {role} than {made}; {again(record)}")
-        for name in () if committed else record["artefacts"]:
-            if wrong := records.difference(own, record, name):
-                raise UserError(f"{wrong}; {again(record)}")
+        if wrong := _wrong(own, record, _keys(run, read), () if _committed(run) else record["artefacts"]):
+            raise UserError(f"{wrong}; {again(record)}")
     return read
+
+
+def measurements(run: Path, steps: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """The records of the run's measurements that were taken of this model, by their folders.
+
+    One line on stderr names those that were not, or whose files are others by now: the model is whole without them.
+    """
+    read = {path.parent: record for path in sorted(run.glob("*/run.json")) if (record := records.read(path.parent))["measure"]}
+    keys, found = _keys(run, {**steps, **read}), {}
+    for own, record in read.items():
+        names = record["artefacts"].keys() & {"metrics.json"} if _committed(run) else record["artefacts"]
+        if wrong := _wrong(own, record, keys, names):
+            print(f"left out: {wrong}", file=sys.stderr)
+        else:
+            found[own] = record
+    return found
+
+
+def _committed(run: Path) -> bool:
+    """Whether a run lies in committed results."""
+    return (run.parents[1] / MANIFEST).is_file()
+
+
+def _keys(run: Path, read: Mapping[Path, dict[str, Any]]) -> dict[Path, tuple[Path, str]]:
+    """The folder and the key of each record, by its place in the results.
+
+    A committed run's model lies elsewhere, and was compared by its weights (`chain_of`): its key is that of the committed record.
+    """
+    keys = {records.place(folder): (folder, record["key"]) for folder, record in read.items()}
+    for place in keys:
+        if place.parts[0] == "models" and (committed := records.read(run.parents[1] / place)):
+            keys[place] = (run.parents[1] / place, committed["key"])
+    return keys
+
+
+def _wrong(own: Path, record: Mapping[str, Any], keys: Mapping[Path, tuple[Path, str]], files: Iterable[str]) -> str | None:
+    """The way in which a folder is not what its record says: made from another parent, or a file that differs. None where it is."""
+    for role, parent in record["parents"].items():
+        made, key = keys.get(records.place(parent["path"]), (None, None))
+        if made is not None and parent["key"] != key:
+            return f"{own} was made from another {role} than {made}"
+    return next((wrong for name in files if (wrong := records.difference(own, record, name))), None)
 
 
 def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dict[str, Any]:
@@ -105,7 +193,7 @@ def _stages(run: Path, chain: Chain, read: Mapping[Path, dict[str, Any]]) -> dic
     }
 
 
-def _require_ours(out: Path) -> None:
+def require_ours(out: Path) -> None:
     """Raises UserError unless `out` is free, empty, or an export with nothing added to it."""
     if not out.exists():
         return

@@ -18,6 +18,7 @@ from relinear.linearize.assemble import assemble
 from relinear.plan.job import Link
 from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
+from relinear.plan.scale import scales
 from relinear.records import BrokenError
 from relinear.share.tensors import require_loadable
 from relinear.weights import TRAINED
@@ -142,6 +143,8 @@ def _leaves(record: dict[str, Any]) -> Iterator[str]:
 
 def again(record: dict[str, Any]) -> str:
     """A sentence that says what to do about a folder that differs from its record."""
+    if record["scale"] not in scales():  # relinear.own
+        return "give the `relinear linearize` command that made it again"
     words = f"measure {record['run']} {record['measure']}" if record.get("measure") else f"{record['stage']} {record['run']}"
     return f"run `relinear {words} --scale {record['scale']}` again"
 

@@ -1,12 +1,16 @@
 """The contract of a stage: the place of its results, the settings of its work, the nodes it reads, the hardware it wants."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, computed_field
 
 from relinear import attention
+from relinear.errors import UserError
+from relinear.get import readers
+from relinear.plan.assets import Own
 from relinear.plan.options import Definitions, causal_only, option_defaults
 from relinear.plan.strict import ConfigError, Positive, Strict
 
@@ -151,8 +155,26 @@ class Sourced(Tokens):
 
     made_here: tuple[str, ...] = ("smoke",)  # sources that are made here and are no assets
 
-    def assets(self, plan, node):
-        """The assets of its sources, held-out one included; what is made here is none."""
+    def sources(self, plan, node) -> list[str]:
+        """Its sources, the held-out one included."""
         options = plan.data[plan.text_of(node).data].options
         named = options["sources"] if "sources" in options else [options["source"]]
-        return [s for s in dict.fromkeys((*named, options.get("heldout_source"))) if s is not None and s not in self.made_here]
+        return [s for s in dict.fromkeys((*named, options.get("heldout_source"))) if s is not None]
+
+    def assets(self, plan, node):
+        """The assets of its sources; what is made here is none."""
+        return [s for s in self.sources(plan, node) if s not in self.made_here]
+
+    def reader(self, plan, node, source: str) -> str:
+        """The file of get/readers that reads a source as a text. Raises UserError where there is none."""
+        asset = plan.catalogue.get(source)
+        files = asset.files if isinstance(asset, Own) else map(PurePath, asset.holds if asset else ())
+        return readers.chosen(source, files, plan.data[plan.text_of(node).data].options.get("reader"))
+
+    def modules(self, plan, node):
+        """The work, and the readers of its sources; some kinds of data have readers of their own, in the work."""
+        found = []
+        for source in self.sources(plan, node):
+            with suppress(UserError):
+                found.append(f"{readers.__name__}.{self.reader(plan, node, source)}")
+        return [self.work_of(plan, node), *dict.fromkeys(found)]

@@ -15,7 +15,9 @@ class Stage(_stage.Stage):
 
     def settings(self, plan, node):
         """The settings of the work as plain data; part of the key."""
-        return {"model": plan.models[node.name].model_dump(mode="json", exclude={"unique"}), "seed": plan.seed}
+        entry = plan.models[node.name]
+        usual = {"dtype"} if entry.dtype == type(entry).model_fields["dtype"].default else set()  # keys are of before there were others
+        return {"model": entry.model_dump(mode="json", exclude={"unique", *usual}), "seed": plan.seed}
 
     def assets(self, plan, node):
         """The assets that the work reads."""

@@ -28,6 +28,8 @@ class Options(Strict):
     heldout_source: str
     written: Written | None = None
     train_tokens: Positive | None = None  # unique ones at dose and budget 1; the scale's where not given
+    reader: str | None = None  # a file of get/readers, of all its sources; None: the one of a source's name, else by the endings of its files
+    column: str | None = None  # of rows, the one that holds the text; None: `text`, or `instruction` and `output`
 
     @model_validator(mode="after")
     def _written_with_its_budget(self) -> Self:
@@ -54,11 +56,13 @@ class Stage(_stage.Sourced):
         return {
             "sources": options["sources"], "heldout_source": options["heldout_source"],
             "train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "heldout_tokens": plan.config.text.heldout_tokens,
-            "seed": plan.seed,
+            "seed": plan.seed, **{name: options[name] for name in ("reader", "column") if options[name] is not None},
         }  # fmt: skip
 
     def check(self, plan, node, processes):
-        """Raises ConfigError for more tokens to train on than the sources hold."""
+        """Raises UserError for a source that nothing reads, and for more tokens to train on than the sources hold."""
+        for source in self.sources(plan, node):
+            self.reader(plan, node, source)
         written = self.written(plan, plan.text_of(node))
         tokens = plan.settings(written)["written"]["tokens"] if written else 0
         _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"], tokens)

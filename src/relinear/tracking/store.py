@@ -179,7 +179,7 @@ def failure(uri: str, error: Exception) -> str:
 def access(uri: str) -> Iterator[None]:
     """A context in which errors of the store become a StoreError of one line; relinear's own mistakes are not changed."""
     if importlib.util.find_spec("mlflow") is None:
-        raise StoreError("this verb needs mlflow, which is not installed; `pip install 'relinear[suite]'` brings it")
+        raise StoreError("this verb needs mlflow, which is not installed; in a clone, `pip install '.[suite]'` brings it")
     try:
         yield
     except UserError:

@@ -1,0 +1,62 @@
+"""Rows with a column of text, or with an instruction and its output: JSON lines, a JSON list, parquet. Of a folder, its files of these kinds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relinear.errors import UserError
+from relinear.get.readers import instructions
+from relinear.get.readers._document import Document, files
+
+TEXT = "text"  # the column that is read where none is named
+
+
+def read(path: Path, column: str | None = None) -> Iterator[Document]:
+    """One document a row; a row whose text is empty is left out.
+
+    Raises UserError, naming file and row, for a row without the column, and for one whose text is no string.
+    """
+    for file in files(path, ".jsonl", ".json", ".parquet"):
+        for number, row in enumerate(_rows(file)):
+            if not isinstance(row, dict):
+                raise UserError(f'{file}, row {number}: got a {type(row).__name__}; expected names with values, such as {{"{TEXT}": ...}}')
+            document = _document(row, column, f"{file}, row {number}")
+            if document.text:
+                yield document
+
+
+def _document(row: dict[str, Any], column: str | None, where: str) -> Document:
+    wanted = column or TEXT
+    if wanted not in row and not (column is None and {"instruction", "output"} <= row.keys()):
+        possible = f"a column {wanted!r}" if column else f"a column {TEXT!r}, or `instruction` and `output`, perhaps with `input`"
+        raise UserError(f"{where}: got the columns {', '.join(map(str, row)) or 'none'}; expected {possible}. Another one is named by `column`")
+    used = {wanted: row[wanted]} if wanted in row else {name: row.get(name) for name in ("instruction", "input", "output")}
+    for name, value in used.items():
+        if not isinstance(value, str | None):
+            raise UserError(f"{where}: the column {name!r} must hold text; got a {type(value).__name__}")
+    told = {name: value or "" for name, value in used.items()}
+    return Document(told[wanted]) if wanted in row else instructions.of(told)
+
+
+def _rows(file: Path) -> Iterator[Any]:
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow.parquet import ParquetFile  # other sources need no pyarrow
+
+            for batch in ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
+        elif file.suffix == ".json":
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, list):
+                raise UserError(
+                    f"{file} must hold a list of rows; got a {type(found).__name__}. Possible: one row a line, in a file that ends in .jsonl"
+                )
+            yield from found
+        else:
+            with file.open(encoding="utf-8") as lines:
+                yield from (json.loads(line) for line in lines if line.strip())
+    except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} cannot be read: {error}") from None

@@ -1,0 +1,346 @@
+"""A model and a text of one's own: the page's commands on small models with Llama-3.2's and Qwen3's configuration, and what is refused."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from conftest import ROOT, environment, made
+from pyarrow import parquet
+from safetensors.torch import load_file
+from test_errors import relinear
+from test_stage import Mirror
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)  # fmt: skip
+
+from relinear import own
+from relinear.errors import UserError
+from relinear.families.tiny import byte_tokenizer
+from relinear.get.text import Document, documents
+from relinear.plan.assets import AssetError, Own, catalogue
+from relinear.plan.plan import Plan
+from relinear.plan.strict import WORKFLOW
+from relinear.tracking import live as tracking
+
+PAGE = (ROOT / "docs/own.md").read_text()
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+         "tie_word_embeddings": True, "initializer_range": 0.1}  # fmt: skip
+# As config.json of Llama-3.2-1B and of Qwen3-0.6B have it, but for the sizes.
+CONFIGS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"max_position_embeddings": 131072, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"max_position_embeddings": 40960, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {"max_position_embeddings": 4096}),
+}
+
+
+def save_model(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """A random model and a tokenizer of bytes."""
+    cls, config, more = CONFIGS[kind]
+    tokenizer = byte_tokenizer()
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    torch.manual_seed(0)
+    cls(config(vocab_size=len(tokenizer), **SMALL, **more, **ids)).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> Path:
+    """A folder with models and texts of one's own. Tests read it alone."""
+    folder = tmp_path_factory.mktemp("mine")
+    for kind in CONFIGS:
+        save_model(kind, folder / kind)
+    stories = [document.text for document in documents("smoke")]
+    (folder / "my-text.jsonl").write_text("".join(json.dumps({"text": story}) + "\n" for story in stories))
+    (folder / "no-column.jsonl").write_text('{"body": "x"}\n')
+    (folder / "short.txt").write_text("Hello.")
+    (folder / "paper.pdf").write_text("?")
+    shutil.copytree(folder / "llama", folder / "unweighted", ignore=shutil.ignore_patterns("*.safetensors"))
+    tokenizer = byte_tokenizer()
+    shutil.copytree(folder / "llama", folder / "endless")
+    tokenizer.eos_token = tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder / "endless")
+    return folder
+
+
+@pytest.fixture
+def here(mine, tmp_path, monkeypatch) -> Path:
+    """A folder to work in, with those models and texts in it."""
+    for path in mine.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- the page ---
+
+
+def blocks(language: str) -> list[str]:
+    """The page's blocks of a language."""
+    return [text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if name == language]
+
+
+ALONE = """
+import sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("relinear", "relinear_kernels"):
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_commands_of_the_page_as_they_stand_there(here, kind):
+    (here / "my-model").symlink_to(here / kind)
+    commands = "".join(blocks("")).splitlines()
+    assert commands[0] == "make setup && source .venv/bin/activate" and len(commands) == 3
+    for command in commands[1:]:
+        done = subprocess.run(f"{sys.executable} -m relinear.cli {command.removeprefix('relinear ')}", shell=True, capture_output=True, text=True,
+                              env={**environment(), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"})  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        if "linearize" in command:
+            table = done.stdout
+    values = {words: float(value.replace(",", "")) for words, value in re.findall(r"^\| ([a-z ,]+?) +\| ([\d.,]+)", table, re.MULTILINE)}
+    assert list(values) == ["the teacher", "linearized, not trained", "after the transfer", "at its end"]
+    assert values["at its end"] < values["linearized, not trained"]
+    [python] = blocks("python")
+    alone = {**environment(), "PYTHONPATH": "", "HF_MODULES_CACHE": str(here / "modules")}
+    done = subprocess.run([sys.executable, "-c", f"{ALONE}\n{python}\nprint(type(model).__name__)"], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0 and done.stdout.startswith("Relinear"), done.stderr[-3000:]
+    weights, before = (load_file(here / folder / "model.safetensors") for folder in ("my-lolcats", "my-model"))
+    assert not torch.equal(weights["model.layers.0.self_attn.q_proj.weight"], before["model.layers.0.self_attn.q_proj.weight"]), "LoRA is in it"
+    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"]), "all else is as it was"
+
+
+def test_an_interrupted_command_goes_on_and_repeats_nothing(here, monkeypatch):
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    ran: list[str] = []
+
+    def run_node(plan, node):
+        if node.stage == "finetune" and not interrupted:
+            interrupted.append(node)
+            raise KeyboardInterrupt
+        if plan.finished(node) is None:
+            ran.append(str(node))
+        made(plan, str(node))
+
+    interrupted: list = []
+    amounts = own.Amounts(tokens=1024, seq_len=128, accumulate=2, heldout_tokens=256)
+    with pytest.raises(KeyboardInterrupt):
+        own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+    assert "distill lizard" in ran and not (here / "out").exists()
+    first = list(ran)
+    table = own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+    assert ran[len(first) :] == ["finetune lizard", "measure lizard gate", "measure lizard perplexity"]
+    assert "at its end" in table and (here / "out/modeling_relinear.py").is_file()
+    own.run("llama", "my-text.jsonl", "lizard", here / "out", run_node=run_node, amounts=amounts)
+    assert len(ran) == len(first) + 3, "nothing is left to do"
+    card = (here / "out/README.md").read_text()
+    assert "- llama: brought by who made this folder" in card and "- my-text: brought" in card and "license:" not in card
+
+
+def test_a_change_of_the_text_or_of_an_amount_is_another_result(here):
+    def keys(**changes) -> set[str]:
+        amounts = own.Amounts(tokens=1024, seq_len=128, accumulate=2, heldout_tokens=256)._replace(**changes)
+        plan = own.planned("llama", "text.jsonl", "lizard", here / "out", amounts=amounts)[1]
+        return plan.key(plan.node("finetune", "lizard"))
+
+    lines = (here / "my-text.jsonl").read_text().splitlines(keepends=True)
+    (here / "text.jsonl").write_text("".join(lines))
+    before = keys()
+    assert before == keys() != keys(tokens=2048)
+    (here / "text.jsonl").write_text("".join(lines[:-1]))
+    assert keys() != before
+
+
+def test_recipes_are_the_papers(here):
+    runs = Plan().runs
+    for method, run in {"lolcats": "lolcats_window", "lizard": "lizard", "supra": "supra", "t2r": "t2r", "hedgehog": "hedgehog"}.items():
+        plan = own.planned("llama", "my-text.jsonl", method, here / "out", amounts=own.Amounts(tokens=1024, seq_len=128, accumulate=2))[1]
+        mine = plan.runs[method]
+        assert (mine.method, mine.options, mine.steps) == (runs[run].method, runs[run].options, runs[run].steps)
+        assert plan.text("alpaca", "llama").name == "my-text@llama" and plan.data["my-text"].options["sources"] == ["my-text"]
+
+
+def test_the_weights_keep_their_dtype(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        save_model("llama", tmp_path / name, dtype)
+        plan = own.planned(name, str(mine / "my-text.jsonl"), "t2r", tmp_path / "out", amounts=own.Amounts(tokens=1024, seq_len=128))[1]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracking, "Tracker", Mirror)
+            made(plan, f"model {name}")
+        saved = load_file(plan.root / "models" / name / "model.safetensors")
+        assert {tensor.dtype for tensor in saved.values()} == {dtype}
+
+
+# --- what is refused, before any work ---
+
+REFUSED = {
+    "no column": (["llama", "--data", "no-column.jsonl"], ["no-column.jsonl, row 0: got the columns body", "a column 'text'", "`column`"]),
+    "another column": (["llama", "--data", "my-text.jsonl", "--column", "body"], ["got the columns text", "a column 'body'"]),
+    "a column of plain text": (["llama", "--data", "short.txt", "--column", "body"], ["'plain', which has no columns"]),
+    "no end of text": (["endless", "--data", "my-text.jsonl"], ["no end of text", "tokenizer.eos_token"]),
+    "no family": (["phi3", "--data", "my-text.jsonl"], ["no family covers Phi3ForCausalLM", "LlamaForCausalLM"]),
+    "too short": (["llama", "--data", "short.txt", "--seq-len", "128"], ["0 training tokens", "one step takes 1,024", "more text"]),
+    "too few tokens": (["llama", "--data", "my-text.jsonl", "--tokens", "9999999"], ["9,999,999 asked for", "has 48,645 to train on"]),
+    "too few held out": (["llama", "--data", "my-text.jsonl", "--heldout-tokens", "200", "--seq-len", "128"], ["two sequences of 128"]),
+    "beyond the positions": (["qwen3", "--data", "my-text.jsonl", "--seq-len", "50000"], ["at most the model's 40960 positions; got 50000"]),
+    "no text": (["llama", "--data", "paper.pdf"], ["ends in .pdf", ".jsonl, .json, .parquet, .txt, .md"]),
+    "no file": (["llama", "--data", "nothing.jsonl"], ["no file or folder at nothing.jsonl", "owner/name"]),
+    "no model": (["nothing", "--data", "my-text.jsonl"], ["no file or folder at nothing", "config.json and safetensors"]),
+    "no weights": (["unweighted", "--data", "my-text.jsonl"], ["unweighted has no weights: neither model.safetensors nor"]),
+    "a folder without a model": ([".", "--data", "my-text.jsonl"], ["no config.json is in it"]),
+    "an unknown method": (["llama", "--data", "my-text.jsonl", "--method", "lolcat"], ["'lolcat'", "hedgehog, lizard, lolcats, supra, t2r"]),
+    "no linear method": (["llama", "--data", "my-text.jsonl", "--method", "teacher_lora"], ["'teacher_lora' has softmax attention"]),
+    "a run after another": (["llama", "--data", "my-text.jsonl", "--method", "lizard_r4"], ["'lizard_r4' begins where another run ends"]),
+    "an encoder's run": (["llama", "--data", "my-text.jsonl", "--method", "hedgehog_cola"], ["'hedgehog_cola' is of an encoder"]),
+    "another's folder": (["llama", "--data", "my-text.jsonl", "--out", "taken"], ["taken holds what `relinear export` did not write"]),
+    "no hub": (["them/theirs", "--data", "my-text.jsonl"], ["them/theirs is no file or folder here", "OfflineModeIsEnabled"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_one_line_before_any_work(here, monkeypatch, case):
+    args, named = REFUSED[case]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (here / "taken").mkdir()
+    (here / "taken/notes.txt").write_text("mine")
+    usual = [word for name, value in {"--method": "lolcats", "--out": "out"}.items() if name not in args for word in (name, value)]
+    code, stderr = relinear(monkeypatch, "linearize", *args, *usual)
+    assert code == 1 and stderr.splitlines()[-1].startswith("error: "), stderr[-2000:]
+    assert all(part in stderr.splitlines()[-1] for part in named), stderr.splitlines()[-1]
+    assert not (here / "out").exists() and not (here / "results").exists()
+
+
+def test_a_model_without_the_projections_of_a_recipe_is_refused(here, monkeypatch):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = byte_tokenizer()
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=256)).save_pretrained(here / "gpt2")
+    tokenizer.save_pretrained(here / "gpt2")
+    code, stderr = relinear(monkeypatch, "linearize", "gpt2", "--data", "my-text.jsonl", "--method", "lizard", "--out", "out")
+    assert code == 1 and "lizard: lora_targets: the model has no projection 'q_proj'" in stderr, stderr[-2000:]
+
+
+# --- texts ---
+
+
+def test_rows_are_read_from_json_lines_a_list_and_parquet(tmp_path):
+    rows = [{"text": "One.", "n": 1}, {"text": "", "n": 2}, {"text": None, "n": 3}, {"text": "Two.", "n": 4}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for ending in ("jsonl", "json", "parquet"):
+        assert list(documents("a", tmp_path / f"a.{ending}")) == [Document("One."), Document("Two.")], ending
+    (tmp_path / "b.jsonl").write_text(json.dumps({"instruction": "Add.", "output": "2"}))
+    [document] = documents("b", tmp_path / "b.jsonl")
+    assert document.text == "2" and "### Instruction:\nAdd.\n\n### Response:\n" in document.prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"text": 3}', "row 0: the column 'text' must hold text; got a int"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ', "a.jsonl cannot be read"),
+        ("a.jsonl", '["a"]', "row 0: got a list"),
+        ("a.json", '{"text": "a"}', "must hold a list of rows; got a dict"),
+        ("a.parquet", "no parquet", "a.parquet cannot be read"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        list(documents("a", tmp_path / name))
+
+
+def test_plain_text_is_cut_at_blank_lines(tmp_path):
+    paragraphs = [f"{n} " + "word " * 150 for n in range(40)]
+    (tmp_path / "a.txt").write_text("\n\n".join(paragraphs))
+    found = [document.text for document in documents("a", tmp_path / "a.txt")]
+    assert len(found) == 14 and min(map(len, found[:-1])) >= 2000 and "\n\n".join(found) == "\n\n".join(paragraphs)
+
+
+# --- the hub ---
+
+
+def test_of_the_hub_the_commit_and_the_files_that_are_read(monkeypatch):
+    class Api:
+        def repo_info(self, repo_id, repo_type, files_metadata, timeout):
+            names = {"model": ["config.json", "model.safetensors", "original/model.pth", "tokenizer.json", "pytorch_model.bin", "README.md"],
+                     "dataset": ["data/train-0.parquet", "data/test-0.parquet", "README.md", "x.json"]}[repo_type]  # fmt: skip
+            files = [type("File", (), {"rfilename": name, "size": 7}) for name in names]
+            return type("Info", (), {"sha": "c" * 40, "siblings": files, "card_data": {"license": "mit"}})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    model, data = own.found("them/Theirs-1B", "model", {}), own.found("them/news", "dataset", {"news": None})
+    assert (model.package, model.version, model.name) == ("them/Theirs-1B", "c" * 40, "Theirs-1B")
+    assert model.members == ("config.json", "model.safetensors", "tokenizer.json") and model.download_bytes == 21
+    assert data.members == ("data/train-0.parquet",) and data.name == "news_own"
+
+
+# --- as entries ---
+
+
+def test_the_entries_of_the_page_are_trained_on_by_the_suite_s_own_stages(mine, tmp_path, monkeypatch):
+    [block] = blocks("yaml")
+    workflow = Path(shutil.copytree(WORKFLOW, tmp_path / "clone/workflow"))
+    for path, entries in re.findall(r"^# workflow/(\S+)\n((?:[^#\n].*\n)+)", block, re.MULTILINE):
+        with (workflow / path).open("a") as file:
+            file.write("\n" + entries.replace("/models/my-model", str(mine / "llama")).replace("/data/", f"{mine}/"))
+    with (workflow / "papers/comparison/runs.yaml").open("a") as file:
+        file.write("\nmine: {model: llama-3-8b, method: hedgehog, steps: [{distill: {data: my-text, loss: mse, lr: 1.0e-2}}]}\n")
+    plan = Plan(scale="smoke", results=tmp_path / "results", workflow=workflow, teacher="my-model")
+    plan.check()
+    name = plan.name("mine")
+    assert name == "mine@my-model" and plan.text("my-text", "my-model").name == "my-text@my-model"
+    monkeypatch.setattr(tracking, "Tracker", Mirror)
+    made(plan, f"distill {name}")
+    record = json.loads((plan.root / "text/my-text@my-model/run.json").read_text())
+    assert record["datasets"] == [{"name": "my-text", "sha256": plan.catalogue["my-text"].sha256, "role": "input"}]
+    teacher = AutoModelForCausalLM.from_pretrained(plan.root / "models/my-model")
+    assert teacher.dtype == torch.float32 and teacher.config.rope_parameters["rope_type"] == "llama3"
+
+
+def test_an_asset_of_this_machine_is_its_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "clone/workflow").mkdir(parents=True)
+    file = tmp_path / "clone/text.txt"
+    file.write_text("a")
+    written = tmp_path / "clone/workflow/assets.yaml"
+    written.write_text(yaml.safe_dump({"a": {"source": "path", "path": "text.txt"}}))
+    first = catalogue(written)["a"]
+    assert isinstance(first, Own) and first.path == file
+    identity = first.identity
+    file.rename(tmp_path / "moved.txt")
+    written.write_text(yaml.safe_dump({"a": {"source": "path", "path": str(tmp_path / "moved.txt")}}))
+    moved = catalogue(written)["a"]
+    assert moved.identity == identity
+    (tmp_path / "moved.txt").write_text("b")
+    assert catalogue(written)["a"].identity != moved.identity
+    from relinear.get.assets import obtain
+
+    with pytest.raises(AssetError, match="was changed meanwhile"):
+        obtain("a", verify=True, assets={"a": moved})
+    with pytest.raises(AssetError, match="no file or folder at"):
+        obtain("a", verify=True, assets={"a": first.model_copy(update={"path": tmp_path / "gone"})})
