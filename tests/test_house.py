@@ -19,7 +19,7 @@ from relinear.stages._stage import Node
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks",)  # rooms that are moved as they are, and not yet cut into pieces
-LINES, OF_A_FUNCTION = 500, 80
+OF_A_FUNCTION = 80
 
 # From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
 FLOORS = [
@@ -253,10 +253,10 @@ def functions(tree: ast.AST):
 
 
 @pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.relative_to(PACKAGE).parts[0] not in APART])
-def test_a_module_and_its_functions_are_of_a_size_to_read_at_once(name):
-    text = MODULES[name].read_text()
-    assert len(text.splitlines()) <= LINES
-    assert not {f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in functions(ast.parse(text)) if f.end_lineno - f.lineno >= OF_A_FUNCTION}
+def test_the_functions_of_a_module_are_of_a_size_to_read_at_once(name):
+    """A cap on a module's lines is met by longer lines; a function is what one reads at once."""
+    long = [f for f in functions(ast.parse(MODULES[name].read_text())) if f.end_lineno - f.lineno >= OF_A_FUNCTION]
+    assert not [f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in long]
 
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.distributed.checkpoint"}
