@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import UNASKED, config_of, tokenizer_of
 
 PART = re.compile(r"\.zip(\.\d+)?$")  # model.zip, model.zip.001
 POSSIBLE = "possible are a folder with config.json and safetensors, and the folders of a zip of one, whose parts (*.zip.001, ...) are in their order"
@@ -20,10 +21,11 @@ POSSIBLE = "possible are a folder with config.json and safetensors, and the fold
 def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer out of folders. Raises UserError where they hold no encoder, several, or a part of one."""
     with _whole(folders) as folder:
-        model, info = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, use_safetensors=True)
+        config_of(folder)  # raises where the folder needs code
+        model, info = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, use_safetensors=True, **UNASKED)
         if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):  # no model here reads the pooler
             raise UserError(f"{folders[0]} holds no whole {type(model).__name__}: {len(missing)} tensors are missing, {missing[0]} first")
-        return model.eval(), AutoTokenizer.from_pretrained(folder)
+        return model.eval(), tokenizer_of(folder)
 
 
 @contextmanager

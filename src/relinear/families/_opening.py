@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import UNASKED, config_of, tokenizer_of
 
 MAGIC = b"GGUF"
 PART = re.compile(r"\.gguf$|\.gguf\.|\.bin$")  # model.gguf, model.gguf.part1, part01.bin
@@ -27,7 +28,8 @@ POSSIBLE = (
 def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer out of folders. Raises UserError where they hold no model, parts of several, or a damaged one."""
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
-        return AutoModelForCausalLM.from_pretrained(folders[0], dtype=dtype), AutoTokenizer.from_pretrained(folders[0])
+        config_of(folders[0])  # raises where the folder needs code
+        return AutoModelForCausalLM.from_pretrained(folders[0], dtype=dtype, **UNASKED), tokenizer_of(folders[0])
     with whole_gguf(folders) as path:
         return _from_gguf(path, dtype)
 
@@ -113,8 +115,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     # Dequantised explicitly: otherwise the model could be neither cast nor saved.
     unpack = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, quantization_config=unpack)
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, quantization_config=unpack, **UNASKED)
+    tokenizer = tokenizer_of(path.parent, gguf_file=path.name)
     for kind, theirs in SPECIAL.items():
         # transformers 5.17 takes the token that begins a turn for the one that ends it, and its id is saved beside the name.
         if (field := fields.get(f"tokenizer.ggml.{theirs}_token_id")) is not None:

@@ -17,6 +17,7 @@ from relinear.errors import UserError
 from relinear.families import _family
 from relinear.families._layer import EncoderAttention, Layout
 from relinear.families.tiny import number_tokenizer
+from relinear.folders import UNASKED, config_of
 
 VALUES = 256  # of a pixel's channel
 HALF = 127.5  # the hub's checkpoints read values from -1 to 1
@@ -141,11 +142,11 @@ class Family(_family.Family):
         folder = folders[0]
         if len(folders) > 1 or not (folder / "config.json").is_file():
             raise UserError(f"{', '.join(map(str, folders))} holds no one config.json; family 'vit' opens one folder with it and safetensors")
-        config = AutoConfig.from_pretrained(folder)
+        config = config_of(folder)
         kind = {ViTConfig: ViTForImageClassification, PixelConfig: PixelViT}.get(type(config))
         if kind is None or not isinstance(config.image_size, int):
             raise UserError(f"{folder} holds a model of type {config.model_type!r}; family 'vit' opens ViTs of square pictures")
-        found, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True)
+        found, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **UNASKED)
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"{folder} holds no whole {kind.__name__}: {len(missing)} tensors are missing, {missing[0]} first")
         if kind is PixelViT:

@@ -15,6 +15,7 @@ from relinear.errors import UserError
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized, linearize, recipe_of
 from relinear.plan.job import Link
+from relinear.weights import require_plain_adapter
 
 WITHOUT_EMBEDDINGS = {"without": "embeddings"}  # the metadata of all weights but the tables of embeddings, which their step left as they were
 
@@ -77,6 +78,7 @@ def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedMod
     """The model with a LoRA of peft's, beside the weights or merged into them; then every weight can be trained, as before."""
     from peft import PeftModel  # takes seconds to import, and most stages load no adapter
 
+    require_plain_adapter(folder)
     if not merge:
         # In the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
         return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)

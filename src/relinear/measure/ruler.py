@@ -25,9 +25,10 @@ import torch
 from pydantic import Field
 from scipy.special import zeta
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.machine.distributed import gathered, rank, share
 from relinear.measure._answering import mean_of, share_of
 from relinear.measure._limit import limit_of
@@ -94,7 +95,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     A length beyond what the model can read is not defined, and its readings say why. Writes `items.jsonl`. Raises UserError before any work for a
     length without room.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     limit, draws = limit_of(model), tasks(words_of(tokenizer, data))
     asked = {
         (task, length): questions(tokenizer, task, functools.partial(draws[task], length), length, options, job)

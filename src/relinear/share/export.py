@@ -13,21 +13,22 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear import records
 from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
+from relinear.folders import tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.plan.job import DTYPES
 from relinear.share.card import card, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
+from relinear.share.tensors import EXPORTED as RECORD
 
 CARD = "README.md"
-RECORD = "relinear.json"  # names the files that this module wrote and their sources; a folder without it is never replaced
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
@@ -60,7 +61,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         if isinstance(model, Linearized) and not adapter:
             write_code(model, scratch)
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(chain.model).save_pretrained(scratch)
+        tokenizer_of(chain.model).save_pretrained(scratch)
         for path in adapter:
             shutil.copy(path, scratch)
         if adapter:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.folders import config_of
 from relinear.get.packed import IGNORED, Packed, chance_loss
 from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms, maskless
@@ -60,7 +61,7 @@ def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
     """Draw every weight anew, in place, as a model of this `folder`'s config begins; what a method added keeps its own beginning."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + APART)
-        begun = auto_class(folder).from_config(AutoConfig.from_pretrained(folder), dtype=model.dtype).state_dict()
+        begun = auto_class(folder).from_config(config_of(folder), dtype=model.dtype).state_dict()
     missing, unexpected = model.load_state_dict(begun, strict=False)
     if unexpected or any(".method." not in name for name in missing):
         raise RuntimeError(f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}")
