@@ -127,13 +127,16 @@ def require_whole(files: Sequence[Path], expected: Mapping[str, tuple[int, ...]]
     """Raise UserError unless the files hold each expected tensor in its shape, and no other; of those that are `tied` one is enough."""
     found = {name: tensor for file in files for name, tensor in header(file).items()}
     spare = {name for names in tied if any(n in found for n in names) for name in names}
-    problems = {
+    require_none(files[0] if len(files) == 1 else files[0].parent, {
         "missing": expected.keys() - found.keys() - spare,
         "unexpected": found.keys() - expected.keys(),
         "misshapen": {f"{n} {list(t.shape)} instead of {list(expected[n])}" for n, t in found.items() if n in expected and t.shape != expected[n]},
-    }
+    })  # fmt: skip
+
+
+def require_none(where: Path | str, problems: Mapping[str, Iterable[str]]) -> None:
+    """Raise UserError where there are problems: by what is wrong, the names of the tensors."""
     if said := "; ".join(f"{what} tensors: {some(names)}" for what, names in problems.items() if names):
-        where = files[0] if len(files) == 1 else files[0].parent
         raise UserError(f"{where} is not what its model needs: {said}")
 
 

@@ -17,7 +17,7 @@ from relinear.errors import UserError
 from relinear.families import _family
 from relinear.families._layer import EncoderAttention, Layout
 from relinear.families.tiny import number_tokenizer
-from relinear.folders import UNASKED, config_of
+from relinear.folders import config_of, load_whole, require_sized
 
 VALUES = 256  # of a pixel's channel
 HALF = 127.5  # the hub's checkpoints read values from -1 to 1
@@ -146,9 +146,8 @@ class Family(_family.Family):
         kind = {ViTConfig: ViTForImageClassification, PixelConfig: PixelViT}.get(type(config))
         if kind is None or not isinstance(config.image_size, int):
             raise UserError(f"{folder} holds a model of type {config.model_type!r}; family 'vit' opens ViTs of square pictures")
-        found, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **UNASKED)
-        if missing := sorted(info["missing_keys"]):
-            raise UserError(f"{folder} holds no whole {kind.__name__}: {len(missing)} tensors are missing, {missing[0]} first")
+        require_sized(folder, kind)
+        found = load_whole(kind, folder, dtype, config=config)
         if kind is PixelViT:
             return found.eval(), number_tokenizer(VALUES)
         settings = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures", "transformers_version")}

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from relinear import families
-from relinear.folders import UNASKED, config_of
+from relinear.folders import config_of, load_whole
 from relinear.weights import require_plain_adapter
 
 
@@ -18,10 +18,10 @@ def auto_class(folder: Path | str) -> type:
 
 
 def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
-    """The model of a folder that transformers loads: a teacher's, or a linearized one's."""
+    """The model of a folder that transformers loads: a teacher's, or a linearized one's. Raises UserError for a folder that is not whole."""
     cls = auto_class(folder)
     attention = {"attn_implementation": "sdpa"} if cls is AutoModelForCausalLM else {}  # MPNet has its own implementation alone
-    return cls.from_pretrained(folder, dtype=dtype, **attention, **UNASKED).to(device).eval()
+    return load_whole(cls, folder, dtype, **attention).to(device).eval()
 
 
 class StrictLoading:

@@ -5,26 +5,23 @@ transformers fills what is missing at random, and peft ignores what it does not 
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from peft import PeftConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
 from relinear.errors import UserError
 from relinear.files import sha256
-from relinear.folders import UNASKED, config_of
+from relinear.folders import FAILURES, config_of, first_line, load_whole, require_sized
 from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
 from relinear.plan.job import Link
-from relinear.weights import ADAPTER_CONFIG, files_of, header, require_finite, require_plain_adapter, require_whole, some
+from relinear.weights import ADAPTER_CONFIG, files_of, header, require_finite, require_plain_adapter, require_whole
 
 EXPORTED = "relinear.json"  # names the files that `relinear.share.export` wrote and their sources; a folder without it is never replaced
 
@@ -46,8 +43,8 @@ def require_loadable(model: Path, links: Sequence[Link]) -> None:
 def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a folder that transformers loads: exported, saved or anyone's. Raises UserError where it is not whole, finite safetensors."""
     adapter = folder / "adapter_model.safetensors"
-    config_of(folder)  # raises where the folder needs code
     try:
+        require_sized(folder, AutoModelForCausalLM.from_config)
         for path in (*files_of(folder), *([adapter] if adapter.is_file() else [])):
             require_finite(path)
         if (folder / "adapter_config.json").is_file():
@@ -56,17 +53,13 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
                 built = _empty(folder)
                 require_whole(files_of(folder), *_names(built))
                 _require_adapter(built, folder)
-        with _silent():
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **UNASKED
-            )
+        model = load_whole(AutoModelForCausalLM, folder, dtype)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"no model to load from {folder}: {error}; possible: a folder with config.json and safetensors, or a run") from error
-    if wrong := {what: names for what, names in found.items() if what in ("missing_keys", "unexpected_keys", "mismatched_keys") and names}:
-        said = "; ".join(f"{what.removesuffix('_keys')} tensors: {some(map(str, names))}" for what, names in wrong.items())
-        raise UserError(f"{folder} is not what its model needs: {said}")
+    except FAILURES as error:
+        raise UserError(
+            f"no model to load from {folder}: {first_line(error)}; possible: a folder with config.json and safetensors, or a run"
+        ) from error
     _require_as_exported(folder)
     return model
 
@@ -89,17 +82,6 @@ def _require_as_exported(folder: Path) -> None:
                 f"{folder / name} is not the file that `relinear export` wrote, by {EXPORTED}; possible: the folder exported again, or, "
                 f"where the change is yours, the folder without {EXPORTED}"
             )
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """A context without transformers' printed report of missing tensors: these are an error here."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _empty(folder: Path) -> PreTrainedModel:
