@@ -400,7 +400,7 @@ def test_what_is_no_whole_encoder_is_refused(saved, tmp_path):
     weights = load_file(saved / "model/model.safetensors")
     weights.pop("encoder.layer.1.attention.self.key.weight")
     save_file(weights, saved / "model/model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="no whole BertModel: 1 tensors are missing, encoder.layer.1.attention.self.key.weight"):
+    with pytest.raises(UserError, match="is not what its model needs: missing tensors: encoder.layer.1.attention.self.key.weight"):
         bert.open([saved], torch.float32)
 
 

@@ -208,7 +208,7 @@ def test_an_export_is_replaced_and_nothing_else_is(plan, tmp_path):
 def test_an_export_that_fails_leaves_what_was_there(plan, tmp_path, monkeypatch):
     out = export(folder(plan, "hedgehog"), tmp_path / "out")
     before = {p.name: sha256(p) for p in out.iterdir()}
-    monkeypatch.setattr("relinear.share.export.AutoTokenizer.from_pretrained", lambda path: 1 / 0)
+    monkeypatch.setattr("relinear.share.export.tokenizer_of", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(folder(plan, "hedgehog"), out, merge=False)
     assert {p.name: sha256(p) for p in out.iterdir()} == before

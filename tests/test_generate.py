@@ -513,7 +513,7 @@ def test_a_chat_puts_the_prompt_into_the_tokenizer_s_template(results, monkeypat
     [
         ("none", ["--prompt", "x"], "no folder .*none; possible: a run"),
         ("runs", ["--prompt", "x"], "runs is no run: .*possible: a folder with config.json"),
-        ("bare", ["--prompt", "x"], r"no tokenizer in .*bare; save one beside the model: tokenizer.save_pretrained\("),
+        ("bare", ["--prompt", "x"], r"no tokenizer in .*bare: .*; save one beside the model: tokenizer.save_pretrained\("),
         ("saved", ["--prompt", ""], "the prompt must be at least one character; got ''"),
         ("saved", ["--prompt", "-"], "the prompt must be at least one character; got ''"),
         ("saved", ["--prompt", "x", "--chat"], "no chat template; possible: .* without --chat"),

@@ -92,13 +92,15 @@ def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path
     assert seconds < SECONDS
 
 
-def test_a_store_that_is_no_database_is_told(tmp_path):
+def test_a_store_that_is_no_database_is_told_and_the_remedy_sets_it_aside(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results/mlflow.db").write_text("no database at all, whatever its name")
     done, _ = init(tmp_path, "")
     assert done.returncode == 0 and done.stderr.count("\n") == 2 and "mlflow.db failed: DatabaseError" in done.stderr
     done, _ = init(tmp_path, "", "track", "rebuild")
-    assert done.returncode == 1 and done.stderr.startswith("error: MLflow's store") and done.stderr.count("\n") == 1
+    assert done.returncode == 0 and done.stdout == "0 runs restored\n" and "mlflow.db.broken, and a new one is made" in done.stderr
+    done, _ = init(tmp_path, "")
+    assert done.returncode == 0 and not done.stderr
 
 
 def test_a_store_that_vanished_is_noticed(tmp_path, capsys):

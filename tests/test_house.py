@@ -25,6 +25,7 @@ OF_A_FUNCTION = 80
 FLOORS = [
     {"errors", "files"},
     {"records", "weights"},
+    {"folders"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane"},
     {"plan.assets", "plan.options"},

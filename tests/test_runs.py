@@ -262,6 +262,21 @@ def test_an_adapter_beside_a_plain_model_is_checked_and_so_is_the_model(monkeypa
     assert code == 1 and named.split(" ")[0] in stderr and stderr.count("\n") == 1, stderr
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "adapter_model.safetensors", "adapter_config.json", "config.json"])
+def test_a_file_of_an_export_that_is_another_of_the_same_shapes_is_refused(monkeypatch, root, tmp_path, file):
+    from relinear.share.export import export
+
+    out = export(root / "runs/teacher_lora", tmp_path / "out", merge=False)
+    if file.endswith(".json"):
+        rewrite(out / file, lambda told: told.update({"lora_alpha": 17} if "adapter" in file else {"rms_norm_eps": 0.5}))
+    else:
+        save_file({name: 2 * tensor for name, tensor in load_file(out / file).items()}, out / file, {"format": "pt"})
+    code, stderr = relinear(monkeypatch, "generate", str(out), "--prompt", "x")
+    assert code == 1 and f"{file} is not the file that `relinear export` wrote, by relinear.json; possible" in stderr, stderr
+    (out / "relinear.json").unlink()
+    assert relinear(monkeypatch, "generate", str(out), "--prompt", "x", "--max-new-tokens", "2")[0] == 0, "the reader's own"
+
+
 @pytest.mark.parametrize("damage", [cut, lambda p: p.write_bytes(b"x" * 200), Path.unlink, lambda p: p.write_bytes(b"")])
 def test_a_plain_folder_of_a_broken_file_is_named(monkeypatch, plain, damage):
     damage(plain / "model.safetensors")

@@ -191,8 +191,8 @@ def test_shares_of_a_step_add_up_over_its_processes(tmp_path, size):
     made(tmp_path)
     text = Padded(tmp_path, "train", 64)
     step = {"n": len(text), "batch_size": 4, "accumulate": 2, "seed": 0, "size": size}
-    parts = [text.share(*part) for rank in range(size) for part in micro_batches(3, rank=rank, **step)]
-    assert sum(parts) == pytest.approx(2)  # of each of two accumulated batches
+    parts = [(text.real(own), text.real(whole)) for rank in range(size) for own, whole in micro_batches(3, rank=rank, **step)]
+    assert {sum(own for own, _ in parts)} == {whole for _, whole in parts}
 
 
 def test_too_few_texts_and_sequences_that_are_too_long_are_refused(tmp_path):
@@ -219,7 +219,7 @@ def test_either_kind_of_text_is_opened_as_what_it_is(tmp_path):
         np.save(tmp_path / f"b/train_{kind}.npy", np.arange(100, dtype=np.int32))
     assert isinstance(opened(tmp_path / "a", "train", 64), Padded)
     stream = opened(tmp_path / "b", "train", 10)
-    assert isinstance(stream, Packed) and stream.share([1], [1, 2]) == 0.5 and stream.tokens_of(3) == 30
+    assert isinstance(stream, Packed) and stream.real([1, 2]) == 20 and stream.tokens_of(3) == 30
     assert torch.equal(stream.batch([2, 0])[0], torch.stack([torch.arange(20, 30), torch.arange(10)]))
 
 

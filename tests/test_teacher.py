@@ -195,7 +195,7 @@ def test_special_tokens_are_those_that_the_gguf_names(tmp_path, monkeypatch):
         tokenizer.init_kwargs["eos_token_id"] = tokenizer.bos_token_id
         return tokenizer
 
-    monkeypatch.setattr(_opening.AutoTokenizer, "from_pretrained", mistaken)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", mistaken)
     save_model(tmp_path, tmp_path / "out", "float32")
     saved = read(tmp_path / "out")
     assert (saved.bos_token, saved.bos_token_id, saved.eos_token, saved.eos_token_id) == ("<|im_start|>", 1, "<|im_end|>", 2)

@@ -8,14 +8,17 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from servers import Between, mlflow_server, standing_before
 
 from relinear import cli
@@ -652,6 +655,118 @@ def test_a_store_that_breaks_midway_costs_one_warning_and_no_run(uri, capsys, mo
         for step in range(20):
             tracker.log({"loss": 1.0}, step)
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE recipes (name TEXT)")
+        database.commit()
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "mine").write_text("kept")
+
+
+def garbled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096 * 20 : 4096 * 60] = b"x" * 4096 * 40
+    path.write_bytes(data)
+
+
+BROKEN = {
+    "cut": (cut, "malformed"), "foreign": (foreign, "it lacks the tables experiments, latest_metrics"), "a folder": (folder, "it is a folder"),
+    "a text": (lambda path: path.write_text("no database at all\n" * 999), "file is not a database"), "garbled": (garbled, "malformed"),
+    "empty": (lambda path: path.write_bytes(b""), "it lacks the tables"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_rebuild_sets_a_broken_store_aside_and_says_so(uri, tmp_path, capsys, case):
+    """The remedy that the warning names: once, twice, and after another accident."""
+    damage, why = BROKEN[case]
+    path = Path(uri.removeprefix("sqlite:///"))
+    write_folder(tmp_path / "results", record(), {"loss": 1.5})
+    for number in ("", "-2"):
+        damage(path)
+        with opened(uri) as tracker:
+            tracker.log({"loss": 1.0}, 1)
+        assert tracker.run_id == "" and "`relinear track rebuild` restores" in capsys.readouterr().err
+        content = path.read_bytes() if path.is_file() else None
+        done = subprocess.run(
+            [sys.executable, "-m", "relinear.cli", "track", "rebuild"], cwd=tmp_path, capture_output=True, text=True, check=False, env=quiet(uri)
+        )
+        aside = tmp_path / f"results/mlflow.db.broken{number}"
+        assert done.returncode == 0 and done.stdout == "1 runs restored\n", done.stderr
+        assert f"{why}" in done.stderr and f"it is set aside as {aside}, and a new one is made" in done.stderr
+        assert (aside / "mine").read_text() == "kept" if content is None else aside.read_bytes() == content
+        with closing(sqlite3.connect(path)) as database:
+            assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,), "the row's and the stage's"
+
+
+def quiet(uri: str) -> dict[str, str]:
+    return {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'kernels'}"}
+
+
+def test_a_store_that_may_be_anybody_s_or_is_busy_or_whole_is_left_alone(uri, tmp_path):
+    path = Path(uri.removeprefix("sqlite:///"))
+    assert store.set_aside_broken(uri, tmp_path / "results") is None
+    elsewhere = tmp_path / "elsewhere/mine.db"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("no database at all\n" * 999)
+    for at in (f"sqlite:///{elsewhere}", f"sqlite:///{elsewhere.parent}", "sqlite:///", "http://localhost:1", "sqlite:////proc/nope/m.db"):
+        assert store.set_aside_broken(at, tmp_path / "results") is None
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.MonkeyPatch.context() as patch:
+            connect = sqlite3.connect
+            patch.setattr(store.sqlite3, "connect", lambda *args, **more: connect(*args, **more | {"timeout": 0.1}))
+            assert store.set_aside_broken(uri, tmp_path / "results") is None
+    assert sorted(p.name for p in path.parent.iterdir()) == ["mlflow.db", "mlflow.db.lock"] and elsewhere.is_file()
+
+
+def test_a_write_that_a_limit_stops_ends_the_mirror_of_that_stage_alone(uri, tmp_path, capsys, monkeypatch):
+    import resource
+
+    monkeypatch.setattr(live, "FLUSH_SECONDS", 0.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(uri) as tracker:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        try:
+            for step in range(20):
+                tracker.log({"loss": 1.0}, step)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
+    with opened(uri, stage="finetune") as tracker:
+        tracker.log({"loss": 1.0}, 1)
+    assert not capsys.readouterr().err
+    assert child(uri, "finetune").info.status == "FINISHED" and child(uri, "finetune").data.metrics["loss"] == 1.0
+
+
+def test_what_a_limit_leaves_of_a_store_that_is_made_hinders_no_later_one(tmp_path):
+    import resource
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from relinear.tracking import mirror; mirror.init({uri!r}, 'mini')"], capture_output=True, text=True, check=False,
+        env=quiet(uri), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )  # fmt: skip
+    assert done.returncode == 1 and "disk I/O error" in done.stderr
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["mlflow.db.lock", "mlflow.db.new"]
+    (tmp_path / "mlflow.db.new-journal").write_bytes(b"of another file")
+    mirror.init(uri, "mini")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
+
+
+def test_a_lock_is_waited_for_longer_than_a_slow_disk_takes():
+    assert store.lock("sqlite:///x.db").timeout >= 600
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from relinear import attention, families
+from relinear import attention, families, folders
 from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.get import assets, readers, text
@@ -272,10 +272,7 @@ def by_ending(given: str, files: list[Path] | list[PurePath]) -> str:
 def model_entry(name: str, folder: Path) -> tuple[Model, PreTrainedConfig]:
     """The entry of models.yaml of a folder's model. Raises UserError for one without safetensors, and one whose attention no family knows."""
     files_of(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'} is of no model that transformers knows: {str(error).splitlines()[0]}") from None
+    config = folders.config_of(folder)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{folder} holds a {config.model_type!r}, which predicts no next token; possible: a decoder, such as Llama or Qwen3")
     family = families.of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
@@ -303,12 +300,7 @@ def check_recipe(recipe: Run, config: PreTrainedConfig, method: str) -> None:
 
 def tokenizer_of(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """A folder's tokenizer. Raises UserError where there is none, where it has no end of text, and where it has tokens that the model has not."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{folder} has no tokenizer that can be read: {str(error).splitlines()[0]}; possible: tokenizer.save_pretrained({str(folder)!r})"
-        ) from None
+    tokenizer = folders.tokenizer_of(folder)
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer in {folder} has no end of text (eos_token is None); possible: set tokenizer.eos_token to one of its "
                         f"tokens, then tokenizer.save_pretrained({str(folder)!r})")  # fmt: skip

@@ -1,9 +1,11 @@
 """The tensors of a file of weights, by its header, and whether all numbers are finite. Imports neither torch nor transformers."""
 
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relinear.errors import UserError
 
@@ -13,6 +15,15 @@ WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by safe
 EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00}  # all of these bits set: infinite, or no number
 CHUNK = 1 << 24  # numbers that are looked at in one go
 SHOWN = 3  # names in a message
+ADAPTER_CONFIG = "adapter_config.json"
+WIDEST = 65536  # the highest rank and the largest alpha of an adapter; no projection is wider
+PLAIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # the name of a module; peft reads most other strings as patterns, which can be of any cost
+# What an adapter's configuration may say freely. In all else peft's default is asked for: other entries import modules, change the weights below, or
+# are patterns.
+ADAPTER_FIELDS = (
+    "auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "lora_alpha", "lora_dropout", "peft_type", "peft_version", "r",
+    "revision", "target_modules", "task_type", "use_rslora",
+)  # fmt: skip
 
 
 class Tensor(NamedTuple):
@@ -79,6 +90,36 @@ def files_of(folder: Path) -> list[Path]:
         raise UserError(f"{folder / INDEX} is no index of weights: {error!r}") from None
 
 
+def require_plain_adapter(folder: Path) -> None:
+    """Raise UserError unless the adapter_config.json of a folder is a plain LoRA: finite, on modules that it names."""
+    from peft import LoraConfig  # takes seconds to import
+
+    file = folder / ADAPTER_CONFIG
+    try:
+        told = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is no configuration of an adapter: {error}") from None
+    if not isinstance(told, dict) or told.get("peft_type") != "LORA":
+        raise UserError(f"{file} is no LoRA's; got peft_type {told.get('peft_type') if isinstance(told, dict) else told!r}, possible: LORA")
+    defaults, targets = LoraConfig().to_dict(), told.get("target_modules")
+    checks = [("r", isinstance(told.get("r"), int) and 0 < told["r"] <= WIDEST, f"1 to {WIDEST}"),
+              ("lora_alpha", _within(told.get("lora_alpha"), WIDEST), f"a number above 0, at most {WIDEST}"),
+              ("lora_dropout", told.get("lora_dropout", 0) == 0 or _within(told["lora_dropout"], 1), "0 to 1"),
+              ("target_modules", isinstance(targets, list) and bool(targets) and all(isinstance(t, str) and PLAIN.fullmatch(t) for t in targets),
+               "a list of modules' names, no pattern")]  # fmt: skip
+    empty = (None, False, [], {}, "")
+    checks += [
+        (name, value in empty or value == defaults.get(name), repr(defaults.get(name))) for name, value in told.items() if name not in ADAPTER_FIELDS
+    ]
+    for name, fits, possible in checks:
+        if not fits:
+            raise UserError(f"{file}: {name} is {str(told.get(name))[:80]!r}; possible: {possible}")
+
+
+def _within(value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 < value <= most
+
+
 Names = Sequence[str]  # the names of one tensor; a tied one has several
 
 
@@ -86,13 +127,16 @@ def require_whole(files: Sequence[Path], expected: Mapping[str, tuple[int, ...]]
     """Raise UserError unless the files hold each expected tensor in its shape, and no other; of those that are `tied` one is enough."""
     found = {name: tensor for file in files for name, tensor in header(file).items()}
     spare = {name for names in tied if any(n in found for n in names) for name in names}
-    problems = {
+    require_none(files[0] if len(files) == 1 else files[0].parent, {
         "missing": expected.keys() - found.keys() - spare,
         "unexpected": found.keys() - expected.keys(),
         "misshapen": {f"{n} {list(t.shape)} instead of {list(expected[n])}" for n, t in found.items() if n in expected and t.shape != expected[n]},
-    }
+    })  # fmt: skip
+
+
+def require_none(where: Path | str, problems: Mapping[str, Iterable[str]]) -> None:
+    """Raise UserError where there are problems: by what is wrong, the names of the tensors."""
     if said := "; ".join(f"{what} tensors: {some(names)}" for what, names in problems.items() if names):
-        where = files[0] if len(files) == 1 else files[0].parent
         raise UserError(f"{where} is not what its model needs: {said}")
 
 

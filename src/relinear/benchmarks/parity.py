@@ -13,12 +13,13 @@ import torch
 import typer
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.benchmarks import command
 from relinear.benchmarks.campaign import Campaign, session
 from relinear.draw.render import markdown
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import linearize
 from relinear.machine.hardware import set_threads
@@ -109,7 +110,7 @@ def main(
 ) -> None:
     """Measure every run, and print the rows as a table."""
     threads = set_threads(threads)
-    ids = AutoTokenizer.from_pretrained(teacher)(text.read_text(), return_tensors="pt")["input_ids"][:, :length]
+    ids = tokenizer_of(teacher)(text.read_text(), return_tensors="pt")["input_ids"][:, :length]
     if ids.shape[1] < length:
         raise UserError(f"{text} has {ids.shape[1]} tokens; --length {length} needs more text")
     campaign = Campaign(out / "parity.csv", COLUMNS, anew=True)

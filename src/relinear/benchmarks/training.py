@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 import typer
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from relinear.benchmarks import command
 from relinear.benchmarks.campaign import Campaign
@@ -37,6 +37,7 @@ from relinear.benchmarks.campaign import session as provenance
 from relinear.benchmarks.generation import SHAPES as PAPERS
 from relinear.draw.render import markdown
 from relinear.errors import UserError
+from relinear.folders import config_of
 from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
@@ -198,7 +199,7 @@ def shape_of(name: str) -> PreTrainedConfig:
         return copy.deepcopy(SHAPES[name])  # a model changes its own
     if not Path(name).is_file():
         raise UserError(f"no shape {name!r}; have {', '.join(SHAPES)}, or give a model's config.json")
-    return AutoConfig.from_pretrained(name)
+    return config_of(name)
 
 
 class Asked(NamedTuple):

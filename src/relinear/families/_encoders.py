@@ -9,21 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import load_whole, require_sized, tokenizer_of
 
 PART = re.compile(r"\.zip(\.\d+)?$")  # model.zip, model.zip.001
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # no model here reads it, and not every encoder is saved with one
+# Of the tasks that an encoder was trained or finetuned on: masked words and following sentences (BERT, MPNet, RoBERTa), and classes.
+HEADS = frozenset({
+    *(f"cls.predictions.{name}" for name in ("bias", "decoder.weight", "decoder.bias", "transform.dense.weight", "transform.dense.bias")),
+    *(f"cls.predictions.transform.LayerNorm.{name}" for name in ("weight", "bias", "gamma", "beta")),
+    "cls.seq_relationship.weight", "cls.seq_relationship.bias",
+    *(f"lm_head.{name}" for name in ("bias", "decoder.weight", "decoder.bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias")),
+    *(f"classifier.{name}" for name in ("weight", "bias", "dense.weight", "dense.bias", "out_proj.weight", "out_proj.bias")),
+})  # fmt: skip
 POSSIBLE = "possible are a folder with config.json and safetensors, and the folders of a zip of one, whose parts (*.zip.001, ...) are in their order"
 
 
 def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer out of folders. Raises UserError where they hold no encoder, several, or a part of one."""
     with _whole(folders) as folder:
-        model, info = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, use_safetensors=True)
-        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):  # no model here reads the pooler
-            raise UserError(f"{folders[0]} holds no whole {type(model).__name__}: {len(missing)} tensors are missing, {missing[0]} first")
-        return model.eval(), AutoTokenizer.from_pretrained(folder)
+        require_sized(folder, AutoModel.from_config)
+        model = load_whole(AutoModel, folder, dtype, absent=POOLER, beside=HEADS)
+        return model.eval(), tokenizer_of(folder)
 
 
 @contextmanager

@@ -3,16 +3,19 @@
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import MODEL_ARCH_NAMES, GGUFReader, GGUFValueType, GGUFWriter, ReaderField, get_tensor_name_map
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import UNASKED, config_of, failing, load_whole, require_found, require_sized, silent, tokenizer_of
+from relinear.weights import require_none
 
 MAGIC = b"GGUF"
 PART = re.compile(r"\.gguf$|\.gguf\.|\.bin$")  # model.gguf, model.gguf.part1, part01.bin
@@ -27,7 +30,8 @@ POSSIBLE = (
 def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer out of folders. Raises UserError where they hold no model, parts of several, or a damaged one."""
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
-        return AutoModelForCausalLM.from_pretrained(folders[0], dtype=dtype), AutoTokenizer.from_pretrained(folders[0])
+        require_sized(folders[0], AutoModelForCausalLM.from_config)
+        return load_whole(AutoModelForCausalLM, folders[0], dtype), tokenizer_of(folders[0])
     with whole_gguf(folders) as path:
         return _from_gguf(path, dtype)
 
@@ -96,10 +100,19 @@ def _join_shards(shards: Sequence[Path], path: Path) -> None:
     writer.close()
 
 
+class _Reader(GGUFReader):
+    """gguf's reader, which would read on behind the end of a file: for ever, where an array claims to be long."""
+
+    def _get(self, offset, dtype, count=1, override_order=None):
+        if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ValueError(f"a field ends behind byte {len(self.data)}, the last one")
+        return super()._get(offset, dtype, count, override_order)
+
+
 def _read(path: Path) -> GGUFReader:
     """A GGUF's fields and tensors. Raises UserError for one that is damaged, cut short or followed by something else."""
     try:
-        reader = GGUFReader(path)
+        reader = _Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise UserError(f"{path.name} is no whole GGUF: {error}; a part is missing, damaged or out of order") from error
     end = max((t.data_offset + t.n_bytes for t in reader.tensors), default=reader.data_offset)
@@ -108,13 +121,48 @@ def _read(path: Path) -> GGUFReader:
     return reader
 
 
+def _require_whole(path: Path) -> tuple[Mapping[str, ReaderField], PreTrainedConfig]:
+    """The fields of a GGUF, and the configuration of the model that they describe. Raises UserError unless it has each tensor of that, and no other.
+
+    `output.weight` may be missing: the head is tied to the embeddings then, as in llama.cpp.
+    """
+    reader = _read(path)
+    fields, tensors = reader.fields, {tensor.name: tensor.n_elements for tensor in reader.tensors}
+    try:
+        kind = fields["general.architecture"].contents()
+        blocks = int(fields[f"{kind}.block_count"].contents())
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"{path.name} does not say what model it holds: {error!r}") from None
+    architectures = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
+    if kind not in architectures:
+        raise UserError(f"{path.name} holds a model of architecture {str(kind)[:80]!r}, which gguf does not know")
+    if not 0 < blocks <= len(tensors):
+        raise UserError(f"{path.name}: {kind}.block_count is {blocks}, and there are {len(tensors)} tensors")
+    config = config_of(path.parent, gguf_file=path.name)
+    with failing(path.name), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    names, expected = get_tensor_name_map(architectures[kind], blocks), {}
+    for name, weight in model.state_dict().items():
+        stem, _, end = name.rpartition(".")
+        expected[f"{names.get_name(stem)}.{end}"] = weight.numel()
+    if "output.weight" not in tensors:
+        expected.pop("output.weight", None)
+    require_none(path.name, {
+        "missing": expected.keys() - tensors.keys(),
+        "unexpected": tensors.keys() - expected.keys(),
+        "misshapen": {f"{n} of {size} numbers instead of {expected[n]}" for n, size in tensors.items() if size != expected.get(n, size)},
+    })  # fmt: skip
+    return fields, config
+
+
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    fields = _read(path).fields
-    source = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    fields, config = _require_whole(path)
     # Dequantised explicitly: otherwise the model could be neither cast nor saved.
-    unpack = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, quantization_config=unpack)
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    how = {"config": config, "gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True), "dtype": dtype}
+    with failing(path.name), silent():
+        model, found = AutoModelForCausalLM.from_pretrained(path.parent, **how, output_loading_info=True, ignore_mismatched_sizes=True, **UNASKED)
+    require_found(path, found)
+    tokenizer = tokenizer_of(path.parent, gguf_file=path.name)
     for kind, theirs in SPECIAL.items():
         # transformers 5.17 takes the token that begins a turn for the one that ends it, and its id is saved beside the name.
         if (field := fields.get(f"tokenizer.ggml.{theirs}_token_id")) is not None:

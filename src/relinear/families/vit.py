@@ -17,6 +17,7 @@ from relinear.errors import UserError
 from relinear.families import _family
 from relinear.families._layer import EncoderAttention, Layout
 from relinear.families.tiny import number_tokenizer
+from relinear.folders import config_of, load_whole, require_sized
 
 VALUES = 256  # of a pixel's channel
 HALF = 127.5  # the hub's checkpoints read values from -1 to 1
@@ -141,13 +142,12 @@ class Family(_family.Family):
         folder = folders[0]
         if len(folders) > 1 or not (folder / "config.json").is_file():
             raise UserError(f"{', '.join(map(str, folders))} holds no one config.json; family 'vit' opens one folder with it and safetensors")
-        config = AutoConfig.from_pretrained(folder)
+        config = config_of(folder)
         kind = {ViTConfig: ViTForImageClassification, PixelConfig: PixelViT}.get(type(config))
         if kind is None or not isinstance(config.image_size, int):
             raise UserError(f"{folder} holds a model of type {config.model_type!r}; family 'vit' opens ViTs of square pictures")
-        found, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True)
-        if missing := sorted(info["missing_keys"]):
-            raise UserError(f"{folder} holds no whole {kind.__name__}: {len(missing)} tensors are missing, {missing[0]} first")
+        require_sized(folder, kind)
+        found = load_whole(kind, folder, dtype, config=config)
         if kind is PixelViT:
             return found.eval(), number_tokenizer(VALUES)
         settings = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures", "transformers_version")}

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
+from relinear.folders import tokenizer_of
 from relinear.get import text
 from relinear.get.qasper import paper
 from relinear.get.whole import ABOUT, ENDS, TOKENS
@@ -77,7 +78,7 @@ def _tokenised(source: str, by_digest: Mapping[bytes, str], tokenizer) -> Iterab
 def work(job: Job) -> dict:
     """The documents of a data set for a model's vocabulary."""
     folders = {source: job.assets.get(source) for source in job.settings["sources"]}
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     facts = build(job.out, tokenizer, folders, shortest=job.settings["shortest"], part=job.settings["part"])
     job.tokens = facts["tokens"]
     return facts

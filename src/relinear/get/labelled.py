@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get import acceptability
 from relinear.get.labels import write
 from relinear.get.sentences import GLUE, SENTENCE_ENDS
@@ -147,7 +148,7 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, given: Iterable[Example
 def work(job: Job) -> dict:
     """The labelled texts of a data set for a model's vocabulary."""
     settings = job.settings
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     facts = build(job.out, tokenizer, examples(settings, job.assets.get(settings["source"])), settings)
     job.tokens = facts["train"]["tokens"] + facts["heldout"]["tokens"]
     return facts

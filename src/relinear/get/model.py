@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from relinear import families
 from relinear.errors import UserError
 from relinear.families._opening import opened
-from relinear.linearize.loading import auto_class
+from relinear.linearize.loading import load_teacher
 from relinear.plan.job import DTYPES, Job
 
 PROBE_TOKENS = 8
@@ -62,7 +62,7 @@ def save_model(
 def _check_saved(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     probe = torch.arange(PROBE_TOKENS)[None] * (model.config.vocab_size // PROBE_TOKENS)  # [1, T], whole vocabulary
     kept = model(input_ids=probe)[0]  # logits, or an encoder's hidden states
-    loaded = auto_class(folder).from_pretrained(folder, dtype=dtype)(input_ids=probe)[0]
+    loaded = load_teacher(folder, dtype)(input_ids=probe)[0]
     if not torch.isfinite(kept).all():
         raise RuntimeError(f"the model's logits are not finite on {PROBE_TOKENS} tokens")
     if not torch.equal(kept, loaded):

@@ -25,11 +25,18 @@ class Packed:
     def __init__(self, folder: Path, split: str, seq_len: int):
         if split not in SPLITS:
             raise UserError(f"no split {split!r}; have {', '.join(SPLITS)}")
-        self.tokens = np.load(Path(folder) / f"{split}_tokens.npy", mmap_mode="r")
-        self.labels = np.load(Path(folder) / f"{split}_labels.npy", mmap_mode="r")
+        self.folder = Path(folder)
+        self.tokens = np.load(self.folder / f"{split}_tokens.npy", mmap_mode="r")
+        self.labels = np.load(self.folder / f"{split}_labels.npy", mmap_mode="r")
         if not 1 <= seq_len <= len(self.tokens):
             raise UserError(f"sequences of {seq_len} tokens asked for; {split} holds 1 to {len(self.tokens)}")
         self.seq_len = seq_len
+
+    @functools.cached_property
+    def labelled(self) -> Int64[np.ndarray, " N"]:
+        """How many labels of each sequence count: those that are not IGNORED, except the first token's, which nothing predicts."""
+        rows = self.labels[: len(self) * self.seq_len].reshape(len(self), self.seq_len)
+        return np.array([np.count_nonzero(row[1:] != IGNORED) for row in rows])
 
     def __len__(self) -> int:
         return len(self.tokens) // self.seq_len
@@ -46,9 +53,9 @@ class Packed:
         """Tokens of sequences, all of one width."""
         return (torch.stack([self.sequence(i)[0] for i in chosen]),)
 
-    def share(self, part: Sequence[int], whole: Sequence[int]) -> float:
-        """The share of a batch's tokens that one part of it has."""
-        return len(part) / len(whole)
+    def real(self, chosen: Sequence[int]) -> int:
+        """How many tokens sequences have: all are real."""
+        return len(chosen) * self.seq_len
 
     def tokens_of(self, sequences: int) -> int:
         """The tokens of so many sequences."""
@@ -76,17 +83,17 @@ def batch_indices(step: int, *, n: int, batch_size: int, seed: int) -> list[int]
 def micro_batches(
     step: int, *, n: int, batch_size: int, accumulate: int, seed: int, rank: int = 0, size: int = 1
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with the whole batch that it is of.
+    """The share of process `rank` of `size` in the `accumulate` batches of a step: pieces, each with all sequences of the step.
 
     Together the shares are the step, whatever the number of processes, which must divide batch_size * accumulate. A piece is as large
-    as fits: one process has the batches themselves.
+    as fits: one process has the batches themselves. A loss divides its sum over a piece by the labels, or the tokens, of the step: then the
+    pieces' losses add up to the step's mean, however the step is split.
     """
+    whole = batch_indices(step, n=n, batch_size=batch_size * accumulate, seed=seed)
     share = batch_size * accumulate // size
     piece = math.gcd(batch_size, share)
-    first = step * batch_size * accumulate + rank * share
-    for at in range(first, first + share, piece):
-        own, whole = (batch_indices(at // many, n=n, batch_size=many, seed=seed) for many in (piece, batch_size))
-        yield own, whole
+    for at in range(rank * share, (rank + 1) * share, piece):
+        yield whole[at : at + piece], whole
 
 
 def chance_loss(folder: Path, vocabulary: int) -> float:

@@ -22,6 +22,8 @@ class Padded:
             raise UserError(f"texts of at most {seq_len} tokens asked for; {split} of {Path(folder).name} holds {len(self.ends)} texts")
         self.starts, self.seq_len, self.split = np.concatenate([[0], self.ends[:-1]]), seq_len, split
         self.lengths = np.minimum(self.ends - self.starts, seq_len)
+        if self.lengths.min() < 1:
+            raise UserError(f"text {self.lengths.argmin()} of {split} of {Path(folder).name} has no token; possible: texts of 1 token or more")
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -38,9 +40,9 @@ class Padded:
             mask[row, :length] = True
         return tokens, mask, types
 
-    def share(self, part: Sequence[int], whole: Sequence[int]) -> float:
-        """The share of a batch's real tokens that one part of it has."""
-        return float(self.lengths[list(part)].sum() / self.lengths[list(whole)].sum())
+    def real(self, chosen: Sequence[int]) -> int:
+        """How many real tokens texts have, padding left out."""
+        return int(self.lengths[list(chosen)].sum())
 
     def tokens_of(self, sequences: int) -> int:
         """The real tokens of so many sequences, by the average of all sequences."""

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get import needles
 from relinear.get.needles import SENTENCE_ENDS, Cutter, Needle
 from relinear.get.packed import IGNORED
@@ -98,7 +99,7 @@ def work(job: Job) -> dict:
     tokenizer that cannot write them.
     """
     settings, noise = job.settings, job.settings["filler"] == "noise"
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     files, keys, content, labelled = {}, {}, hashlib.sha256(), 0
     for split, use, n in (("train", "train", settings["examples"]), ("heldout", "test", settings["heldout"])):
         cutter = Keys(tokenizer, use)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get import text
 from relinear.get.packed import IGNORED, order
 from relinear.plan.job import Job
@@ -84,7 +85,7 @@ def work(job: Job) -> dict:
     settings = job.settings
     folders = {source: job.assets.get(source) for source in settings["sources"]}
     facts = build(
-        job.out, AutoTokenizer.from_pretrained(job.parents["model"]), folders, piece=settings["piece"], train_tokens=settings["train_tokens"],
+        job.out, tokenizer_of(job.parents["model"]), folders, piece=settings["piece"], train_tokens=settings["train_tokens"],
         heldout_tokens=settings["heldout_tokens"], seed=job.seed,
     )  # fmt: skip
     job.tokens = facts["train"]["tokens"]

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get import asked, text
 from relinear.get.packed import IGNORED, order
 from relinear.plan.job import Job
@@ -73,7 +74,7 @@ def work(job: Job) -> dict[str, Any]:
     """The prompts of a data set for a model's vocabulary."""
     settings = job.settings
     facts = build(
-        job.out, AutoTokenizer.from_pretrained(job.parents["model"]), settings["source"], job.assets.get(settings["source"]),
+        job.out, tokenizer_of(job.parents["model"]), settings["source"], job.assets.get(settings["source"]),
         template=settings["template"], train_tokens=settings["train_tokens"], seed=job.seed,
     )  # fmt: skip
     job.tokens = facts["train"]["tokens"] + facts["heldout"]["tokens"]

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get.packed import order
 from relinear.get.text import _digest, _is_heldout, documents
 from relinear.plan.job import Job
@@ -183,7 +184,7 @@ def _tokenised(chosen: list[Text], tokenizer, chunk: int | None, budget: int | N
 def work(job: Job) -> dict:
     """The sentences of a data set for a model's vocabulary."""
     settings = job.settings
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     facts = build(job.out, tokenizer, texts(settings, job.assets.get(settings["source"])), settings)
     job.tokens = facts["train"]["tokens"] + facts["heldout"]["tokens"]
     return facts

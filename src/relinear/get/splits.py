@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get import text
 from relinear.get.packed import IGNORED
 from relinear.plan.job import Job
@@ -48,7 +49,7 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, source: str, folder: Pa
 def work(job: Job) -> dict[str, Any]:
     """The splits of a text for a model's vocabulary."""
     source = job.settings["source"]
-    facts = build(job.out, AutoTokenizer.from_pretrained(job.parents["model"]), source, job.assets[source])
+    facts = build(job.out, tokenizer_of(job.parents["model"]), source, job.assets[source])
     job.tokens = facts["train"]["tokens"] + facts["heldout"]["tokens"]
     return facts
 

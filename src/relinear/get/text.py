@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import sha256
+from relinear.folders import tokenizer_of
 from relinear.get import readers
 from relinear.get.packed import IGNORED, order
 from relinear.get.readers._document import Document
@@ -132,7 +133,7 @@ def work(job: Job) -> dict:
         made["written"] = job.parents["written"] / "written.jsonl"
     folders = {n: made[n] if n in made else job.assets[n] for n in names}
     return build_text(
-        job.out, AutoTokenizer.from_pretrained(job.parents["model"]), folders, train_sources=settings["sources"],
+        job.out, tokenizer_of(job.parents["model"]), folders, train_sources=settings["sources"],
         train_tokens=settings["train_tokens"], heldout_tokens=settings["heldout_tokens"], heldout_source=settings["heldout_source"],
         seed=job.seed, reader=settings.get("reader"), column=settings.get("column"),
     )  # fmt: skip

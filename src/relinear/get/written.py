@@ -12,10 +12,11 @@ from itertools import count
 
 import torch
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
 from relinear.files import aside
+from relinear.folders import chat_of, tokenizer_of
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.writing import own_settings
 from relinear.machine.hardware import place
@@ -31,7 +32,11 @@ def template(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         raise UserError(
             "the teacher's tokenizer has no chat template, so it cannot write instructions; leave 'written' out of the data set's sources"
         )
-    text = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True)
+    text = chat_of(tokenizer, MARK)
+    if text.count(MARK) != 1:
+        raise UserError(
+            f"the chat template of {tokenizer.name_or_path} writes a user's words {text.count(MARK)} times; possible: one that does so once"
+        )
     before, between = text.split(MARK)
     return before, between
 
@@ -68,7 +73,7 @@ def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int,
 def work(job: Job) -> dict:
     """Write `written.jsonl`, at least the wanted number of tokens."""
     settings = job.settings["written"]
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # a tokenizer out of a GGUF file has none
     kept = [job.workflow / name for name in job.settings["kept"]]
 

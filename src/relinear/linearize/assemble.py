@@ -15,6 +15,7 @@ from relinear.errors import UserError
 from relinear.linearize.loading import load_teacher
 from relinear.linearize.model import Linearized, linearize, recipe_of
 from relinear.plan.job import Link
+from relinear.weights import require_plain_adapter, require_whole
 
 WITHOUT_EMBEDDINGS = {"without": "embeddings"}  # the metadata of all weights but the tables of embeddings, which their step left as they were
 
@@ -26,8 +27,8 @@ def assemble(model: Path, links: Sequence[Link], dtype: torch.dtype = torch.floa
     `model.safetensors` (everything, or all but the embeddings), `method.safetensors` (what the method added) and `adapter/` (LoRA). The adapter
     of the very last step stays one, in the model's dtype; one that a step or a link follows is merged into the weights.
 
-    Raises UserError for a link of another method than the model is linearized by, for a folder that holds nothing to load, and ValueError
-    where a folder's tensors are not the model's.
+    Raises UserError for a link of another method than the model is linearized by, for a folder that holds nothing to load, and
+    for a folder whose tensors are not the model's.
     """
     built = load_teacher(model, dtype, device)
     for i, link in enumerate(links):
@@ -75,21 +76,25 @@ def _load_step(model: PreTrainedModel, folder: Path, followed: bool) -> PreTrain
 
 def _adapted(model: PreTrainedModel, folder: Path, merge: bool) -> PreTrainedModel:
     """The model with a LoRA of peft's, beside the weights or merged into them; then every weight can be trained, as before."""
-    from peft import PeftModel  # takes seconds to import, and most stages load no adapter
+    from peft import PeftModel, get_peft_model_state_dict  # takes seconds to import, and most stages load no adapter
 
-    if not merge:
-        # In the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
-        return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
-    # Adapters in float32: their product is added in float32, and the sum is rounded to the weights' dtype once.
-    return PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=True).merge_and_unload().requires_grad_(True)
+    require_plain_adapter(folder)
+    # Beside the weights in the model's dtype: peft's default computes float32 adapters beside bfloat16 weights, at three times the cost.
+    # To be merged in float32: the product is added in float32, and the sum is rounded to the weights' dtype once.
+    try:
+        adapted = PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=merge)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{folder} is no adapter of this model: {error}") from error
+    # peft warns of a tensor that is missing, and passes over one that it does not know.
+    own = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    require_whole([folder / "adapter_model.safetensors"], {name: tuple(tensor.shape) for name, tensor in own.items()})
+    return adapted.merge_and_unload().requires_grad_(True) if merge else adapted
 
 
 def _load_into(model: PreTrainedModel, path: Path, expected: set[str]) -> None:
-    """Load named tensors; exactly the expected ones, else ValueError."""
-    tensors = load_file(path)
-    if set(tensors) != expected:
-        raise ValueError(f"{path}: missing {sorted(expected - set(tensors))[:3]}, unexpected {sorted(set(tensors) - expected)[:3]}")
-    model.load_state_dict(tensors, strict=False)
+    """Load named tensors; exactly the expected ones, in their shapes, else UserError."""
+    require_whole([path], {name: tuple(model.get_parameter(name).shape) for name in expected})
+    model.load_state_dict(load_file(path), strict=False)
 
 
 def trained(model: PreTrainedModel, path: Path) -> set[str]:

@@ -4,23 +4,25 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from relinear import families
+from relinear.folders import config_of, load_whole
+from relinear.weights import require_plain_adapter
 
 
 def auto_class(folder: Path | str) -> type:
     """Which of transformers' Auto classes opens the model of a folder: encoders have no head that predicts a next token."""
-    config = AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
     encoders = (c.config_class for name in families.available() if not (f := families.load(name)).causal for c in f.classes)
     return AutoModel if isinstance(config, tuple(encoders)) else AutoModelForCausalLM
 
 
 def load_teacher(folder: Path | str, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
-    """The model of a folder that transformers loads: a teacher's, or a linearized one's."""
+    """The model of a folder that transformers loads: a teacher's, or a linearized one's. Raises UserError for a folder that is not whole."""
     cls = auto_class(folder)
     attention = {"attn_implementation": "sdpa"} if cls is AutoModelForCausalLM else {}  # MPNet has its own implementation alone
-    return cls.from_pretrained(folder, dtype=dtype, **attention).to(device).eval()
+    return load_whole(cls, folder, dtype, **attention).to(device).eval()
 
 
 STUB = "needs_relinear"
@@ -69,6 +71,8 @@ class StrictLoading:
         folder = None if peft_model_id is None else Path(peft_model_id)
         if folder is not None and folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
             raise ValueError(f"{folder} has no adapter_model.safetensors; an adapter is loaded from safetensors only")
+        if folder is not None and folder.is_dir():
+            require_plain_adapter(folder)
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         self._require_whole(info)
         return info

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
 from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
@@ -75,7 +76,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     """
     from lm_eval.tasks.qasper.metrics import f1_abstractive, normalize_answer  # SQuAD's; lm-eval takes seconds to import
 
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     items: list[Item] = []
     for name, wanted in options.items.items():
         whole = questions(name, data, job)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
 from relinear.measure import _contexts
 from relinear.measure._answering import Answered, mean_of, share_of
@@ -70,7 +71,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     from lm_eval.tasks.qasper.metrics import f1_abstractive, normalize_answer  # SQuAD's; lm-eval takes seconds to import
 
     _contexts.check(model, options, job.name)
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     every = READ[options.set](data, job)
     asked = drawn(every, options, job.settings["seed"])
     hidden = {context: [hide(tokenizer, q, depth, context, every, options, job) for q, depth in asked] for context in (ALONE, *options.contexts)}

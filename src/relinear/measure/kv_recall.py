@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from pydantic import Field
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
 from relinear.get.needles import Cutter, noise
 from relinear.machine.distributed import gathered, rank, share
@@ -75,7 +76,7 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
     Pairs whose prompt is longer than the model can read are not defined, and their readings say why. Writes `items.jsonl`.
     Raises UserError before any work for a tokenizer that cannot write the words.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     cutter, limit = Cutter(tokenizer), limit_of(model)
     rows: list[dict[str, Any]] = []
     for pairs in options.pairs:

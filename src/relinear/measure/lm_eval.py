@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from relinear.folders import tokenizer_of
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -33,7 +34,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     """
     from relinear.measure import _harness  # lm-eval, which the other metrics do not need
 
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     own = data == job.workflow  # the few hand-written items
     scores, items = _harness.score(
         model, tokenizer, options.items, None if own else data, batch_size=options.batch_size, max_length=options.max_length,

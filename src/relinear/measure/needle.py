@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import torch
 from pydantic import Field, model_validator
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get import needles
 from relinear.get.needles import Cutter, Needle
 from relinear.machine.distributed import gathered, rank, share
@@ -105,7 +106,7 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 
     Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot write them.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     prompts = drawn(Cutter(tokenizer), data, options, job)
     limit, asked = limit_of(model), []
     for length in options.lengths:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get import needles
 from relinear.get.needles import Cutter, Needle
 from relinear.get.passkeys import Keys
@@ -61,7 +62,7 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
     A length is that of the prompt and its answer together, as in training. Beyond what the model can read nothing is defined, and its readings say
     why. Writes `items.jsonl`. Raises UserError before any work for a length without room for the keys, and for a tokenizer that cannot write them.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     prompts = drawn(Keys(tokenizer, "test"), data, options, job)
     limit, asked = limit_of(model), []
     for length in options.lengths:

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from relinear.folders import tokenizer_of
 from relinear.get import needles
 from relinear.measure._answering import ask
 from relinear.measure._limit import limit_of
@@ -34,7 +35,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     The prompt is the same for all models with one tokenizer. Writes `items.jsonl`, a line: the prompt as text, names and keys in their order, which
     is asked for, and the answer. Beyond what the model can read nothing is defined. Raises UserError for a length without room for the keys.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     cutter = needles.Cutter(tokenizer)
     needle = needles.example(
         cutter, options.length, f"example {job.settings['seed']}", keys=options.keys, key_tokens=options.key_tokens,

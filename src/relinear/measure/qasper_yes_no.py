@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
 from relinear.get.qasper import paper
 from relinear.measure import _contexts
@@ -64,7 +65,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     are not defined, and say why. Writes `items.jsonl`. Raises UserError before any work for a context without room for any of a paper.
     """
     _contexts.check(model, options, job.name)
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     asked, shown = drawn(questions(data, job), options.items[SET], job.settings["seed"])
     prompts, whole = built(tokenizer, asked, shown, options, job.name)
     found = _contexts.answers(model, prompts, 1, options, job.name)

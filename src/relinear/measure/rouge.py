@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get.asked import read
 from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
@@ -43,7 +44,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     limit, most = limit_of(model), max(len(one.prompt) for one in asked) + options.new_tokens
     if limit.tokens is not None and most > limit.tokens:
         raise UserError(f"{job.name}: a prompt and its answer have {most} tokens; the model reads {limit.tokens}: {limit.why}. A prompt is never cut")
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     scorer, of, found = RougeScorer(list(ROUGE), use_stemmer=True), job.settings["data"], []
     settings = {"batch_size": options.batch_size, "padding": tokenizer.eos_token_id, "max_new_tokens": options.new_tokens}
     answers = write(model, [one.prompt for one in asked], job.name, **settings, eos_token_id=tokenizer.eos_token_id)

@@ -23,9 +23,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 from scipy.special import zeta
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.errors import UserError
+from relinear.folders import tokenizer_of
 from relinear.get.beginning import begun
 from relinear.measure._answering import mean_of, share_of, write
 from relinear.measure._limit import limit_of
@@ -92,7 +93,7 @@ def measure(model: PreTrainedModel, data: Path, options: Options, job: Job) -> I
     A length beyond what the model can read is not defined, and its readings say why. Writes `items.jsonl`. Raises UserError before any work for a
     length without room.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     limit, draws = limit_of(model), tasks(words_of(tokenizer, data))
     asked = {
         (task, length): questions(tokenizer, task, functools.partial(draws[task], length), length, options, job)

@@ -8,8 +8,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from relinear.folders import chat_of, tokenizer_of
 from relinear.get.beginning import begun
 from relinear.get.readers.instructions import PROMPT
 from relinear.measure._answering import ask, mean_of, share_of
@@ -38,7 +39,7 @@ def measure(model: PreTrainedModel, data: Path | None, options: Options, job: Jo
 
     A question stands in the tokenizer's chat template, where it has none in the wording of Alpaca. Writes `items.jsonl`, a line a question.
     """
-    tokenizer = AutoTokenizer.from_pretrained(job.parents["model"])
+    tokenizer = tokenizer_of(job.parents["model"])
     rows = []
     for question in tqdm(options.questions, desc=job.name, unit="question"):
         prompt = worded(tokenizer, question)
@@ -57,7 +58,7 @@ def worded(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """The prompt's tokens, up to where the answer begins."""
     if tokenizer.chat_template is None:
         return begun(tokenizer, tokenizer(PROMPT.format(instruction=question), add_special_tokens=False)["input_ids"])
-    text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
+    text = chat_of(tokenizer, question)
     return tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has what a text begins with
 
 

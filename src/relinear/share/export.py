@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear import records
 from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
+from relinear.folders import config_of, tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.model import Linearized
 from relinear.machine.mode import as_umask
@@ -27,11 +28,11 @@ from relinear.plan.job import DTYPES
 from relinear.share.card import card, card_of_model, licence, licences
 from relinear.share.runs import ADAPTER, Chain, again, chain_of
 from relinear.share.selfcontained import write_code
+from relinear.share.tensors import EXPORTED as RECORD
 from relinear.share.tensors import load_folder
 from relinear.weights import files_of, require_finite
 
 CARD = "README.md"
-RECORD = "relinear.json"  # names the files that this module wrote and their sources; a folder without it is never replaced
 
 
 def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str = "float32") -> Path:
@@ -65,7 +66,7 @@ def export(run: Path | str, out: Path | str, *, merge: bool = True, dtype: str =
         if isinstance(model, Linearized) and not adapter:
             write_code(model, scratch)
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(chain.model).save_pretrained(scratch)
+        tokenizer_of(chain.model).save_pretrained(scratch)
         for path in adapter:
             shutil.copy(path, scratch)
         if adapter:
@@ -117,10 +118,10 @@ def export_model(model: PreTrainedModel, out: Path | str, tokenizer: PreTrainedT
 
 def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Path:
     """As `export_model`, of a linearized model that save_pretrained wrote, with the tokenizer that lies beside it. `dtype` None: as saved."""
-    config = AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
     torch_dtype = getattr(torch, dtype) if dtype else config.dtype or torch.float32
     tokens = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return export_model(load_folder(folder, torch_dtype), out, AutoTokenizer.from_pretrained(folder) if tokens else None)
+    return export_model(load_folder(folder, torch_dtype), out, tokenizer_of(folder) if tokens else None)
 
 
 def is_saved_model(folder: Path) -> bool:

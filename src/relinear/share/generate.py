@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.utils import logging
 
 from relinear.errors import UserError
+from relinear.folders import chat_of, tokenizer_of
 from relinear.linearize.assemble import assemble
 from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
@@ -62,18 +63,13 @@ def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTra
     else:
         tokens, links = chain_of(folder)
         model = assemble(tokens, links, precision, device)
-    try:
-        return model.eval(), AutoTokenizer.from_pretrained(tokens)
-    except (OSError, ValueError) as error:
-        raise UserError(f"no tokenizer in {tokens}; save one beside the model: tokenizer.save_pretrained({str(tokens)!r})") from error
+    return model.eval(), tokenizer_of(tokens)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[str, Tensor]:
     """The prompt's tokens ``[1, T]`` and their mask. Raises UserError where there are none, and for a chat that the tokenizer has no form of."""
     if chat:
-        if tokenizer.chat_template is None:
-            raise UserError("this tokenizer has no chat template; possible: the prompt as it is, without --chat")
-        prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+        prompt = chat_of(tokenizer, prompt)
     inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not chat, return_token_type_ids=False)
     if inputs["input_ids"].shape[1] == 0:
         raise UserError(f"the prompt {prompt!r} has no tokens; possible: at least one")

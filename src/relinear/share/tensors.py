@@ -3,25 +3,27 @@
 transformers fills what is missing at random, and peft ignores what it does not know; both only warn.
 """
 
+import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from peft import PeftConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.files import sha256
+from relinear.folders import FAILURES, config_of, first_line, load_whole, require_sized
 from relinear.linearize.assemble import trained
 from relinear.linearize.loading import auto_class
 from relinear.linearize.model import Linearized, linearize
 from relinear.plan.job import Link
-from relinear.weights import files_of, header, require_finite, require_whole, some
+from relinear.weights import ADAPTER_CONFIG, files_of, header, require_finite, require_plain_adapter, require_whole
+
+EXPORTED = "relinear.json"  # names the files that `relinear.share.export` wrote and their sources; a folder without it is never replaced
 
 
 def require_loadable(model: Path, links: Sequence[Link]) -> None:
@@ -42,6 +44,7 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a folder that transformers loads: exported, saved or anyone's. Raises UserError where it is not whole, finite safetensors."""
     adapter = folder / "adapter_model.safetensors"
     try:
+        require_sized(folder, AutoModelForCausalLM.from_config)
         for path in (*files_of(folder), *([adapter] if adapter.is_file() else [])):
             require_finite(path)
         if (folder / "adapter_config.json").is_file():
@@ -50,34 +53,40 @@ def load_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
                 built = _empty(folder)
                 require_whole(files_of(folder), *_names(built))
                 _require_adapter(built, folder)
-        with _silent():
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
-            )
+        model = load_whole(AutoModelForCausalLM, folder, dtype)
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"no model to load from {folder}: {error}; possible: a folder with config.json and safetensors, or a run") from error
-    if wrong := {what: names for what, names in found.items() if what in ("missing_keys", "unexpected_keys", "mismatched_keys") and names}:
-        said = "; ".join(f"{what.removesuffix('_keys')} tensors: {some(map(str, names))}" for what, names in wrong.items())
-        raise UserError(f"{folder} is not what its model needs: {said}")
+    except FAILURES as error:
+        raise UserError(
+            f"no model to load from {folder}: {first_line(error)}; possible: a folder with config.json and safetensors, or a run"
+        ) from error
+    _require_as_exported(folder)
     return model
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    """A context without transformers' printed report of missing tensors: these are an error here."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _is(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) == digest
+
+
+def _require_as_exported(folder: Path) -> None:
+    """Raise UserError where a file that an exported folder's model is made of is not the one that was written."""
+    if not (folder / EXPORTED).is_file():
+        return
     try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+        files = json.loads((folder / EXPORTED).read_bytes())["files"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / EXPORTED} does not say what `relinear export` wrote: {error!r}") from None
+    for name, written in files:
+        if (name in ("config.json", ADAPTER_CONFIG) or name.endswith(".safetensors")) and not _is(folder / name, written):
+            raise UserError(
+                f"{folder / name} is not the file that `relinear export` wrote, by {EXPORTED}; possible: the folder exported again, or, "
+                f"where the change is yours, the folder without {EXPORTED}"
+            )
 
 
 def _empty(folder: Path) -> PreTrainedModel:
     """The model of a folder's config, on no device."""
-    return auto_class(folder).from_config(AutoConfig.from_pretrained(folder))
+    return auto_class(folder).from_config(config_of(folder))
 
 
 def _names(model: nn.Module) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
@@ -110,6 +119,7 @@ def _stepped(model: PreTrainedModel, step: Path) -> PreTrainedModel:
 
 def _require_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model, once the adapter in a folder was compared with the one that its config makes of it."""
+    require_plain_adapter(folder)
     try:
         adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
     except (OSError, ValueError, TypeError, KeyError) as error:

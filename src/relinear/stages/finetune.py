@@ -4,10 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from relinear.plan.strict import Positive
 from relinear.stages import _training
-
-WIDEST = 65536  # no model has wider projections, and no adapter a higher rank than they have columns
+from relinear.weights import WIDEST
 
 
 class Options(_training.Recipe):
@@ -18,7 +16,7 @@ class Options(_training.Recipe):
     train_method: bool = False  # lora: train the method's own parameters too (methods without a transfer stage need it)
     method_lr: Annotated[float, Field(gt=0)] | None = None  # their learning rate; the adapter's if not given
     lora_rank: Annotated[int, Field(gt=0, le=WIDEST)] = 8
-    lora_alpha: Positive = 16
+    lora_alpha: Annotated[int, Field(gt=0, le=WIDEST)] = 16
     lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
     @model_validator(mode="after")

@@ -66,12 +66,16 @@ def rebuild(uri: str, results: Path | str) -> int:
     adds nothing; a run that the store holds only in part is replaced. The latest run of a stage, by its start, becomes the current one. Call it
     while no stage is running.
 
+    The results' own SQLite store, where it is damaged, of another program or a folder, is set aside under another name and made anew; a line on
+    stderr says so.
+
     A stage whose record cannot be believed is left out, which a line on stderr says. Raises ValueError, before any run is written, for an
     experiment ``relinear-<root>`` that holds runs of something else, and StoreError for a store that cannot be reached.
     """
     results = Path(results)
     committed = {path.parent for path in results.resolve().rglob(MANIFEST)}
     with store.access(uri), store.without_sync():
+        store.set_aside_broken(uri, results)
         return _mirror(uri, results, _stage_folders(results, committed, strict=False), but=committed)
 
 

@@ -6,6 +6,7 @@ mlflow is imported inside functions, because that takes seconds.
 
 import functools
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -37,6 +38,10 @@ BATCH = 1000  # metrics that one call of mlflow's takes
 PARTS_ALL, PARTS_EVERY = 100, 10  # the parts of a step (a loss by layer): of the first steps all, then of every tenth
 LONGEST_LIST = 256  # a longer list is data, not a set of curves
 ARTIFACTS = "mlflow-artifacts"  # the folder of a SQLite store's copies of files, beside it
+LOCK_SECONDS = 1800  # to wait for another process that makes the store, an experiment or a row's run: only giving up costs something
+BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # codes of a file that no waiting and no right mends
+TABLES = {"experiments", "runs", "metrics", "latest_metrics", "params", "tags"}  # of mlflow's that a store has at least
+SIDE_FILES = ("-journal", "-wal", "-shm")  # what SQLite may leave beside a file
 PAGES = "workflowType=machine_learning"  # a part of addresses in MLflow 3's UI, which otherwise shows the pages of generative models
 MOUNTS = Path("/proc/self/mounts")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs")  # file systems
@@ -126,7 +131,8 @@ def _create_sqlite(uri: str, path: Path) -> None:
             if any(not (record.parents[1] / MANIFEST).is_file() for record in made):  # committed results are nobody's own
                 print(f"{path} is gone, and begins anew: `relinear track rebuild` mirrors what was finished before", file=sys.stderr, flush=True)
             fresh = path.with_name(f"{path.name}.new")
-            fresh.unlink(missing_ok=True)
+            for end in ("", *SIDE_FILES):
+                Path(f"{fresh}{end}").unlink(missing_ok=True)
             MlflowClient(f"sqlite:///{fresh}")
             os.replace(fresh, path)
 
@@ -136,13 +142,50 @@ def lock(uri: str) -> Any:
     from filelock import FileLock
 
     path = sqlite_path(uri)
-    return FileLock(f"{path}.lock", timeout=60) if path else nullcontext()
+    return FileLock(f"{path}.lock", timeout=LOCK_SECONDS) if path else nullcontext()
+
+
+def set_aside_broken(uri: str, results: Path) -> Path | None:
+    """Rename the SQLite store of a results folder that is damaged, of another program, or a folder, and say so on stderr.
+
+    Returns its new path; None where there is none such. Nothing is removed. A store that is locked, that this user may not read, or that lies
+    elsewhere, where it may be anybody's, is left alone. Call it while no stage is running.
+    """
+    path = sqlite_path(uri)
+    if path is None or not path.name or not path.exists() or path.resolve().parent != results.resolve():
+        return None
+    with lock(uri):
+        if not (why := _broken(path)):
+            return None
+        aside = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.broken{f'-{n}' if n > 1 else ''}")).exists())
+        path.rename(aside)
+        for end in SIDE_FILES:
+            if (beside := Path(f"{path}{end}")).exists():
+                beside.rename(f"{aside}{end}")
+    print(f"{path} is no store of MLflow's ({why}): it is set aside as {aside}, and a new one is made", file=sys.stderr, flush=True)
+    return aside
+
+
+def _broken(path: Path) -> str:
+    """The way in which a file is no store of mlflow's; empty where it is one, or where that cannot be told."""
+    if path.is_dir():
+        return "it is a folder"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
+            [first, *_] = database.execute("PRAGMA quick_check(1)").fetchone()
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        return str(error) if (error.sqlite_errorcode & 0xFF) in BROKEN else ""
+    if first != "ok":
+        return str(first).splitlines()[0]
+    lacking = sorted(TABLES - tables)
+    return f"it lacks the table{'s' * (len(lacking) > 1)} {', '.join(lacking)}" if lacking else ""
 
 
 @contextmanager
 def without_sync() -> Iterator[None]:
     """SQLite does not wait for the disk at each of thousands of transactions, and keeps its indices in memory. A machine that goes down meanwhile
-    may damage the store, which `relinear track rebuild` makes anew once the file is removed."""
+    may damage the store, which `relinear track rebuild` then sets aside and makes anew."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 

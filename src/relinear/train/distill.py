@@ -51,8 +51,8 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
 
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
         for chosen, whole in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
-            # The mean over the step's real tokens, of which this piece has a part: texts are not equally long.
-            parts = torch.tensor(sum(trained) * accumulate / text.share(chosen, whole), device=device)
+            # A loss is a mean over the piece's real tokens, and counts by their share of the step's: texts are not equally long.
+            parts = torch.tensor(sum(trained) * text.real(whole) / text.real(chosen), device=device)
             yield parts, *(stored(chosen) if stored else (x.to(device) for x in text.batch(chosen, width=text.seq_len if replayed else None)))
 
     def loss(parts: Tensor, *given: Tensor) -> Iterator[tuple[str, Tensor]]:

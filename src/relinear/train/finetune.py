@@ -103,10 +103,10 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
 
     def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
-        yield "lm", summed_loss(model, tokens, labels, dtype if full else None) / labelled / accumulate
+        yield "lm", summed_loss(model, tokens, labels, dtype if full else None) / labelled
 
     tokens_per_step = batch * accumulate * text.seq_len
-    batches = batches_of(text, len(text), device, batch_size=batch, accumulate=accumulate, seed=job.seed)
+    batches = batches_of(text, len(text), device, steps=steps, batch_size=batch, accumulate=accumulate, seed=job.seed, name=job.name)
     train(
         loss, groups, batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
         checkpoint=job.work / "checkpoints", checkpoint_seconds=job.checkpoint_seconds,

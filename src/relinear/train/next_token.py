@@ -2,27 +2,40 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relinear.get.packed import IGNORED, Packed, micro_batches
+from relinear.errors import UserError
+from relinear.get.packed import IGNORED, Packed, batch_indices, micro_batches
 from relinear.machine.distributed import rank, size, whole
 from relinear_kernels.token_cross_entropy import token_cross_entropy
 
 
 def batches_of(
-    text: Packed, sequences: int, device: str, *, batch_size: int, accumulate: int, seed: int
+    text: Packed, sequences: int, device: str, *, steps: int, batch_size: int, accumulate: int, seed: int, name: str
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor, Tensor]]]:
-    """A step's micro-batches of the first `sequences` of a text: tokens and labels ``[B, T]``, and how many labels count."""
+    """A step's micro-batches of the first `sequences` of a text: tokens and labels ``[B, T]``, and how many labels the whole step has.
+
+    Those of all processes count. Raises UserError where one of the `steps` has no label; `name` is the training's.
+    """
+    if not text.labelled[:sequences].all():
+        for step in range(steps):
+            whole = batch_indices(step, n=sequences, batch_size=batch_size * accumulate, seed=seed)
+            if not text.labelled[whole].any():
+                raise UserError(
+                    f"{name}: step {step} of {steps} would have no label to learn: its sequences (the first is number {whole[0]} of "
+                    f"{text.folder}) are prompts and separators alone; {np.count_nonzero(text.labelled == 0)} of {len(text)} sequences are. "
+                    f"Possible: more sequences a step (batch_size x accumulate is {batch_size * accumulate}), a longer seq_len "
+                    f"(it is {text.seq_len}), or data with shorter prompts"
+                )
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for chosen, micro in micro_batches(step, n=sequences, batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank(), size=size()):
-            read = {i: text.sequence(i) for i in micro}
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(read[i] for i in chosen), strict=True))
-            # The mean over the micro-batch, of which other processes may have a part: labels are not spread evenly over sequences.
-            labelled = sum(int((read[i][1][1:] != IGNORED).sum()) for i in micro)
-            yield tokens, labels, torch.tensor(float(labelled), device=device)
+        for chosen, whole in micro_batches(step, n=sequences, batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank(), size=size()):
+            tokens, labels = (torch.stack(x).to(device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
+            # The step's labels, not the micro-batch's: a token weighs the same in whichever micro-batch and process it is.
+            yield tokens, labels, torch.tensor(float(text.labelled[whole].sum()), device=device)
 
     return batches
 

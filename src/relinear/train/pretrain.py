@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from relinear.errors import UserError
+from relinear.folders import config_of
 from relinear.get.packed import IGNORED, Packed, chance_loss
 from relinear.linearize.assemble import assemble
 from relinear.linearize.faster import fuse_norms, maskless
@@ -61,7 +62,7 @@ def redraw(model: PreTrainedModel, folder: Path, seed: int) -> None:
     """Draw every weight anew, in place, as a model of this `folder`'s config begins; what a method added keeps its own beginning."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + APART)
-        begun = auto_class(folder).from_config(AutoConfig.from_pretrained(folder), dtype=model.dtype).state_dict()
+        begun = auto_class(folder).from_config(config_of(folder), dtype=model.dtype).state_dict()
     missing, unexpected = model.load_state_dict(begun, strict=False)
     if unexpected or any(".method." not in name for name in missing):
         raise RuntimeError(f"a model of {folder} begins with other weights than this one has: {[*missing, *unexpected][:3]}")
@@ -83,6 +84,11 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
     sequences = len(text) - budget["validation"]
     if sequences < 1:
         raise UserError(f"{job.name}: {budget['validation']} sequences are to be kept aside for validation; the text holds {len(text)}")
+    if sequences < len(text) and not text.labelled[sequences:].any():
+        raise UserError(
+            f"{job.name}: the {budget['validation']} sequences of {text.folder} that are kept aside for validation have no label; possible: more "
+            "of them (the scale's `validation`), or data with shorter prompts"
+        )
     if (largest := int(text.tokens.max())) >= model.config.vocab_size:
         raise UserError(f"{job.name}: the text has the token {largest}; the model knows 0 to {model.config.vocab_size - 1}")
     if device == "cuda":
@@ -96,14 +102,14 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
     validation = Validation(job, model, text, sequences, dtype)
 
     def loss(tokens, labels, labelled):
-        yield "lm", summed_loss(model, tokens, labels, dtype) / labelled / accumulate
+        yield "lm", summed_loss(model, tokens, labels, dtype) / labelled
 
     tokens_per_step = batch * accumulate * text.seq_len
+    batches = batches_of(text, sequences, device, steps=steps, batch_size=batch, accumulate=accumulate, seed=job.seed, name=job.name)
     try:
         train(
             loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))],
-            batches=batches_of(text, sequences, device, batch_size=batch, accumulate=accumulate, seed=job.seed),
-            steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
+            batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
             beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
             memory=lambda: memory_bytes(device), name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
         )  # fmt: skip
