@@ -40,6 +40,10 @@ SHARED = {
         "needle", "needle_plane", "passkey_example", "samples", "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler",
         "rouge",
     },
+    "_logits": {
+        "agreement", "perplexity_by_position", "lm_eval", "recall_accuracy", "recognition", "needle", "needle_plane", "passkey_example", "samples",
+        "kv_recall", "answers", "gate_stats", "qasper_yes_no", "haystack", "ruler", "rouge",
+    },
     "_contexts": {"qasper_yes_no", "haystack"},
     "_rope": {"qasper_yes_no", "haystack"},
     "entropy": {"head_maps"},
