@@ -3,11 +3,16 @@
 The method is in METHOD, as "name" or "name:option=value,...".
 """
 
+import importlib
 import os
 import sys
+import unittest
 from types import ModuleType
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from relinear.linearize.model import CLASSES, recipe_of
 
 # The distribution leaves out these two modules, whose tests are of exporters and of decoding.
 for module, mixin in (("exporters", "ExportTesterMixin"), ("generation", "GenerationTesterMixin")):
@@ -16,13 +21,7 @@ for module, mixin in (("exporters", "ExportTesterMixin"), ("generation", "Genera
     sys.modules[f"tests.{module}.{inner}"] = ModuleType(f"tests.{module}.{inner}")
     setattr(sys.modules[f"tests.{module}.{inner}"], mixin, type(mixin, (), {}))
 
-import unittest  # noqa: E402
-
-from tests.test_modeling_common import ModelTesterMixin, ids_tensor  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
-
-from relinear.linearize.model import CLASSES, recipe_of  # noqa: E402
-
+theirs = importlib.import_module("tests.test_modeling_common")
 NAME, _, given = os.environ["METHOD"].partition(":")
 OPTIONS = {k: int(v) for k, v in (item.split("=") for item in given.split(",") if item)}
 CONFIG, MODEL = CLASSES[LlamaForCausalLM]
@@ -43,11 +42,11 @@ class Tester:
         return CONFIG(**SIZES, relinear=recipe)
 
     def prepare_config_and_inputs_for_common(self):
-        ids = ids_tensor([self.batch_size, self.seq_length], SIZES["vocab_size"] - 3) + 3
+        ids = theirs.ids_tensor([self.batch_size, self.seq_length], SIZES["vocab_size"] - 3) + 3
         return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class TestLinearized(ModelTesterMixin, unittest.TestCase):
+class TestLinearized(theirs.ModelTesterMixin, unittest.TestCase):
     all_model_classes = (MODEL,)
     has_attentions = False  # output_attentions is refused: no layer makes T x T weights
 
