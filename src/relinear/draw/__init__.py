@@ -20,7 +20,7 @@ class About(NamedTuple):
     """The circumstances of the measurements that are not in their readings.
 
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
-    `demonstration`: a line that warns of budgets far from the papers'.
+    `demonstration`: a line that warns of budgets and learning rates far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
     `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.

@@ -134,6 +134,10 @@ class Stage:
         """The seed of its random numbers."""
         return plan.seed
 
+    def raised(self, plan, node: Node) -> float | None:
+        """The scale's least learning rate where it is above a rate that the run asks for; None where it changes none."""
+        return None
+
     def check(self, plan, node: Node, processes: int) -> None:
         """Raises ConfigError for settings that cannot work with that many processes."""
 

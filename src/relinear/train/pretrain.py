@@ -91,7 +91,7 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
     tokens_per_step = batch * accumulate * text.seq_len
     try:
         train(
-            loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))],
+            loss, [(parameters, recipe["lr"])],
             batches=batches_of(text, sequences, device, batch_size=batch, accumulate=accumulate, seed=job.seed),
             steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
             beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
