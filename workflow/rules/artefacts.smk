@@ -40,6 +40,21 @@ for paper in dict.fromkeys(artefact.paper for artefact in plan.artefacts.values(
     workflow.get_rule(paper).docstring = f"All tables and figures of {paper}."
 
 
+# A run's steps are `distill` and `finetune` (rules/train.smk); these two go on from them, for all runs of a scale.
+rule evaluate:
+    """All evaluations: every measurement that a table or figure shows. The rule `measure` takes one of them, of one run."""
+    input:
+        lambda wildcards: records(
+            {n: None for a in plan.artefacts.values() for n in plan.reads(a).values()}
+        ),
+
+
+rule plot:
+    """All plots: every table and figure of every paper. A rule each, such as `lolcats_figure3`, makes one of them."""
+    input:
+        lambda wildcards: [path for a in plan.artefacts.values() for path in outputs(a)],
+
+
 rule table2:
     """results/table2.csv: the headline table of the chosen scale, where the README looks for it."""
     input:

@@ -8,6 +8,19 @@ from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
 
+EXAMPLES = {"distill": "lizard", "finetune": "lizard", "classify": "cola_softmax", "pretrain": "recall_softmax"}  # step -> a run with it
+MEASURE = "measure"
+
+
+def _of_one_run(rule: str, plan: Plan) -> str | None:
+    """A sentence that says how to ask for one run's step or measurement; None for any other rule."""
+    run = "lizard" if rule == MEASURE else EXAMPLES.get(rule)
+    if run is None:
+        return None
+    part, verb = ("perplexity", f"measure {run} perplexity") if rule == MEASURE else (rule, f"{rule} {run}")
+    file = plan.root / "runs" / run / part / "run.json"
+    return f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call `relinear {verb} --scale {plan.scale}`"
+
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
     """A sentence that says what is wrong with a target and which names are near it; None where a rule may make it or it exists."""
@@ -16,7 +29,7 @@ def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
     if "/" not in target:
         known = sorted(rules)
         if target in known:
-            return None
+            return _of_one_run(target, plan)
         near = get_close_matches(target, known, 5)
         return f"no rule {target!r}; {'near it: ' + ', '.join(near) if near else 'nothing is near it'}. `snakemake --list` prints all"
     try:
