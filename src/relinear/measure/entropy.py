@@ -21,6 +21,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+YIELDS = ("entropy", "entropy_share", "below_minus_one", "monotonicity")
+
 TINY = 1e-12
 WEIGHTS, POINTS = "weights.safetensors", "points.safetensors"  # in the measurement's folder
 

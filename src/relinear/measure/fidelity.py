@@ -18,6 +18,9 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import ConfigError, Positive, Strict
 
+NEEDS = ("linearized",)
+YIELDS = ("mse", "kl", "uniform_kl")
+
 TINY = 1e-12
 SIDE_BY_SIDE = 8  # texts of different lengths in one pass
 

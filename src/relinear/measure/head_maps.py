@@ -19,6 +19,8 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+YIELDS = ("entropy", "kl", "monotonicity")
+
 
 class Options(Strict):
     """Look at the first `texts` held-out texts of `shortest` to `longest` tokens; keep the first one's weights in some heads, and `points` pairs

@@ -17,6 +17,23 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+YIELDS = (
+    "cosine",
+    "singular_values",
+    "cosine_normalised",
+    "singular_values_normalised",
+    "cosine_below_diagonal",
+    "cosine_absolute",
+    "cosine_of_rows",
+    "singular_values_absolute",
+    "singular_values_l1",
+    "singular_values_l2",
+    "singular_values_mean",
+    "singular_values_normalised_l1",
+    "singular_values_normalised_l2",
+    "singular_values_normalised_mean",
+)
+
 TINY = 1e-12
 METRICS = ("cosine", "singular_values", "cosine_normalised", "singular_values_normalised", "cosine_below_diagonal")
 DISTANCES = ("l2", "l1", "mean")

@@ -7,9 +7,11 @@ from pathlib import Path
 from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
+from relinear.plan.specs import Artefact
 
 EXAMPLES = {"distill": "lizard", "finetune": "lizard", "classify": "cola_softmax", "pretrain": "recall_softmax"}  # step -> a run with it
 MEASURE = "measure"
+HEADLINE = "comparison_table2"
 
 
 def _of_one_run(rule: str, plan: Plan) -> str | None:
@@ -20,6 +22,16 @@ def _of_one_run(rule: str, plan: Plan) -> str | None:
     part, verb = ("perplexity", f"measure {run} perplexity") if rule == MEASURE else (rule, f"{rule} {run}")
     file = plan.root / "runs" / run / part / "run.json"
     return f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call `relinear {verb} --scale {plan.scale}`"
+
+
+def shown_by(target: str, plan: Plan) -> list[Artefact]:
+    """The tables and figures that a target of `snakemake` asks for; none for a step or a measurement of a run."""
+    every = plan.artefacts
+    if target in ("evaluate", "plot"):
+        return list(every.values())
+    if target == "table2" or Path(target).parent == plan.results and Path(target).name.startswith("table2."):
+        return [every[HEADLINE]] if HEADLINE in every else []
+    return [a for a in every.values() if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())]
 
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
