@@ -116,8 +116,8 @@ def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
     for name, entry in read_settings(workflow / "data.yaml").items():
         _name("data.yaml", name)
         if not isinstance(entry, dict) or "make" not in entry:
-            raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.MAKERS)}; got {entry!r}")
-        make = one_of("kind of data", entry["make"], stages.MAKERS)
+            raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.makers())}; got {entry!r}")
+        make = one_of("kind of data", entry["make"], stages.makers())
         options = parse(stages.data_options(make), {k: v for k, v in entry.items() if k != "make"}, f"data.yaml: {name}")
         found[name] = Data(make=make, options=options.model_dump(mode="json"))
     return found

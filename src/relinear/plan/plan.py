@@ -28,8 +28,6 @@ from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.tables import Address, Table
 from relinear.stages._stage import Node
 
-# Kinds of data that the stage of that name makes for a model's vocabulary.
-TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits", "prompts", "labelled")
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
 # The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
@@ -232,7 +230,7 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
-        elif stage not in TEXTS and stage in stages.MAKERS:
+        elif stage not in stages.texts() and stage in stages.makers():
             one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
@@ -245,7 +243,7 @@ class Plan:
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
         """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
         name = self.data_for(data, model)
-        if (made := self.data[name].make) in TEXTS or made not in stages.available():
+        if (made := self.data[name].make) in stages.texts() or made not in stages.available():
             return Node(made, str(Text(self._is_text(name), model, dose)))
         if dose != 1:
             raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
@@ -270,9 +268,10 @@ class Plan:
         """The data sets whose texts have labels."""
         return [name for name, found in self.data.items() if stages.makes(found.make, "labelled")]
 
-    def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
+    def _is_text(self, data: str, kind: str | None = None) -> str:
+        kinds = (kind,) if kind else stages.texts()
         if self.data[data].make not in kinds:
-            raise ConfigError(f"data {data!r} is no {kinds[0]}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
+            raise ConfigError(f"data {data!r} is no {kind or 'text'}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
         return data
 
     def text_of(self, node: Node) -> Text:
@@ -282,8 +281,8 @@ class Plan:
             raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
-            kinds = (node.stage,) if node.stage in TEXTS else ("text",)
-            text = Text(self._is_text(part["data"], kinds), part["model"], float(part["dose"] or 1))
+            kind = node.stage if node.stage in stages.texts() else "text"
+            text = Text(self._is_text(part["data"], kind), part["model"], float(part["dose"] or 1))
         except ValueError as error:
             raise ConfigError(f"no text {node.name!r}: {error}") from None
         if str(text) != node.name:
