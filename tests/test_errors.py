@@ -325,7 +325,7 @@ def test_a_value_that_a_methods_option_cannot_have_is_refused_before_the_first_j
 
 
 def test_an_interrupt_while_rules_are_read_is_told_in_one_line(fresh):
-    fresh.edit("workflow/rules/common.smk", "    plan.check()\n", "    raise KeyboardInterrupt\n")
+    fresh.edit("workflow/rules/common.smk", "    plan.check_choices()\n", "    raise KeyboardInterrupt\n")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output and output.endswith("error: interrupted; give the same command again\n")
 

@@ -81,7 +81,7 @@ rule table2:
         "cp {input:q} results/ 2>&1 | ({TEE} {log:q})"
 
 
-# What stands behind the tables and figures that are asked for is checked. For a target that no rule makes, names near it are printed, or the choices that it lacks. Snakemake knows its targets only after this file.
+# What stands behind a target is checked. For a target that no rule makes, names near it are printed, or the choices that it lacks. Snakemake knows its targets only after this file.
 if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
     with redirect_stderr(StringIO()):  # Snakemake has named the profile already
         asked = parse_args(sys.argv[1:])[1].targets or ()
@@ -89,8 +89,7 @@ if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
         if said := explain_target(target, [rule.name for rule in workflow.rules], plan):
             raise WorkflowError(said)
         try:
-            for artefact in shown_by(target, plan):
-                plan.check_artefact(artefact)
+            check_target(target, plan)
         except UserError as error:
             raise WorkflowError(str(error)) from None
 

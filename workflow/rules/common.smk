@@ -36,7 +36,7 @@ from relinear.errors import UserError
 from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
-from relinear.plan.targets import explain_target, shown_by
+from relinear.plan.targets import check_target, explain_target
 from relinear.records import set_aside
 
 try:

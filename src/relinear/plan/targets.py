@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from relinear import stages
 from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
@@ -32,6 +33,20 @@ def shown_by(target: str, plan: Plan) -> list[Artefact]:
     if target == "table2" or Path(target).parent == plan.results and Path(target).name.startswith("table2."):
         return [every[HEADLINE]] if HEADLINE in every else []
     return [a for a in every.values() if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())]
+
+
+def check_target(target: str, plan: Plan) -> None:
+    """Raise ConfigError for a mistake in what stands behind a target of `snakemake`."""
+    for artefact in shown_by(target, plan):
+        plan.check_artefact(artefact)
+    path = Path(target)
+    if path.name not in ("run.json", "metrics.json") or not path.is_relative_to(plan.root):
+        return
+    match path.relative_to(plan.root).parts:
+        case ("runs", run, part, _):
+            plan.check_node(plan.node(part, run) if part in stages.training() else plan.node(MEASURE, run, part))
+        case (stage, name, _):
+            plan.check_node(plan.node(stage, name))
 
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
