@@ -9,6 +9,7 @@ from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
 from relinear.plan.specs import Artefact
+from relinear.stages._stage import Node
 
 EXAMPLES = {"distill": "lizard", "finetune": "lizard", "classify": "cola_softmax", "pretrain": "recall_softmax"}  # step -> a run with it
 MEASURE = "measure"
@@ -45,8 +46,10 @@ def check_target(target: str, plan: Plan) -> None:
     match path.relative_to(plan.root).parts:
         case ("runs", run, part, _):
             plan.check_node(plan.node(part, run) if part in stages.training() else plan.node(MEASURE, run, part))
-        case (stage, name, _):
-            plan.check_node(plan.node(stage, name))
+        case (folder, name, _):
+            for stage in set(stages.available()) - {MEASURE, *stages.training()}:
+                if stages.stage(stage).folder(Node(stage, name)) == f"{folder}/{name}":
+                    plan.check_node(plan.node(stage, name))
 
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
