@@ -70,7 +70,7 @@ def _with_options(model: type, said: dict) -> dict:
     parts = {}
     if model is Scale:
         parts = {("train",): {stage: stages.load(stage).Stage.Budget for stage in said["train"]}}
-    if model is Data and said["make"] in stages.MAKERS:
+    if model is Data and said["make"] in stages.makers():
         parts = {(): {"options": stages.data_options(said["make"])}}
     for (*path,), models in parts.items():
         here = schema

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -337,9 +338,9 @@ def test_what_stands_in_for_a_name_must_exist_and_so_must_the_name(workflow, kin
         ("models.yaml", lambda m: m.update({"a-x2": m["tiny"]}), ["'a-x2'", "dose", "rename"]),
         ("models.yaml", lambda m: m.update({"a-seed2": m["tiny"]}), ["'a-seed2'", "seed", "rename"]),
         ("models.yaml", lambda m: m.update({"a@b": m["tiny"]}), ["'a@b'", "letters, digits"]),
-        ("data.yaml", lambda d: d["stories"].update(make="txt"), ["'txt'", "items, text"]),
+        ("data.yaml", lambda d: d["stories"].update(make="txt"), ["'txt'", "items, arena"]),
         ("data.yaml", lambda d: d["stories"].update(source="x"), ["stories", "'source'", "sources, heldout_source"]),
-        ("data.yaml", lambda d: d["stories"].pop("make"), ["stories", "make", "items, text"]),
+        ("data.yaml", lambda d: d["stories"].pop("make"), ["stories", "make", "items, arena"]),
         ("data.yaml", lambda d: d.update(stories=None), ["stories", "make", "None"]),
         ("data.yaml", lambda d: d["stories"].pop("written"), ["stories", "written", "how much"]),
         ("data.yaml", lambda d: d["alpaca"].update(written=d["stories"]["written"]), ["alpaca", "written", "how much"]),
@@ -391,6 +392,16 @@ def test_a_scale_whose_name_ends_as_another_scales_folder_does_is_refused(workfl
 def test_the_options_of_a_method_are_read_from_its_source_as_python_has_them(name):
     method = attention.load(name)
     assert option_names(Path(sys.modules[method.__module__].__file__)) == tuple(method.Options.model_fields)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "workflow/papers").glob("*/runs.yaml")), ids=lambda path: path.parent.name)
+def test_a_recipe_that_two_runs_have_is_written_out_and_one_that_more_share_says_so(file):
+    """An edit of one run must not change another unseen."""
+    text = file.read_text()
+    for name in set(re.findall(r"&(\w+) ", re.sub(r"#.*", "", text))):
+        used = len(re.findall(rf"\*{name}\b", re.sub(r"#.*", "", text)))
+        assert used > 1, f"*{name} is said once: write its recipe out"
+        assert f"shared: an edit here changes every run of this file that says *{name}" in text, name
 
 
 @pytest.mark.parametrize("name", attention.available())

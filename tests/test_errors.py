@@ -17,7 +17,7 @@ from relinear import cli
 from relinear.plan import plan
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
-from relinear.plan.targets import explain_target
+from relinear.plan.targets import check_target, explain_target
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -309,7 +309,7 @@ def test_snakemake_says_it_before_its_first_job(fresh, name):
     edit, choices, named = CASES[name]
     if edit:
         edit(fresh / "workflow")
-    output = fresh.snakemake(FIRST, fails=True, **choices)
+    output = fresh.snakemake("results/table2.csv", fails=True, options=("--dry-run",), **choices)
     assert "Traceback" not in output
     assert all(part in output for part in named), output
     assert not (fresh / "results").exists(), "work had begun"
@@ -325,7 +325,7 @@ def test_a_value_that_a_methods_option_cannot_have_is_refused_before_the_first_j
 
 
 def test_an_interrupt_while_rules_are_read_is_told_in_one_line(fresh):
-    fresh.edit("workflow/rules/common.smk", "    plan.check()\n", "    raise KeyboardInterrupt\n")
+    fresh.edit("workflow/rules/common.smk", "    plan.check_choices()\n", "    raise KeyboardInterrupt\n")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output and output.endswith("error: interrupted; give the same command again\n")
 
@@ -364,6 +364,27 @@ def test_snakemake_says_that_there_is_no_gpu(fresh):
 def test_a_target_that_no_rule_makes_says_what_is_near_it(target, named):
     said = explain_target(target, ["table2", "lolcats", "lolcats_table1"], Plan(scale="smoke"))
     assert said is None if named is None else all(part in said for part in named), said
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("results/mini/runs/lizard/perplexity/run.json", None), ("results/mini/runs/lizard/finetune/run.json", None), ("results/table2.csv", None),
+        ("lolcats", None), ("results/mini/lolcats/table1.md", None), ("results/mini/models/tiny/run.json", None),
+        ("results/mini/models/tny/run.json", "no model 'tny'; have "), ("results/mini/assets/zzz/run.json", "no asset 'zzz'; have "),
+        ("results/mini/text/alpaca@x/run.json", "no model 'x'; have "),
+        ("results/mini/runs/nope/gate/run.json", "no run 'nope'; have teacher, "),
+        ("results/mini/runs/teacher/fidelity/run.json", "fidelity is of a model whose attention a method has replaced; run 'teacher' has softmax"),
+        ("results/mini/runs/t2r/perplexity_no_linear/run.json", "the method 't2r' of run 't2r' has none, it is one whole"),
+    ],
+)  # fmt: skip
+def test_what_stands_behind_a_target_is_checked(target, said):
+    if said is None:
+        check_target(target, Plan())
+        return
+    with pytest.raises(ConfigError) as error:
+        check_target(target, Plan())
+    assert said in str(error.value)
 
 
 def test_an_unknown_rule_is_told_with_those_near_it(fresh):

@@ -165,6 +165,13 @@ def test_kind_method_trains_and_saves_what_the_method_added_and_nothing_else(inp
     assert all(torch.equal(value, trained.get_parameter(name)) for name, value in saved.items())
 
 
+@pytest.mark.parametrize("method_lr", [None, 1e-3, 1e-1])
+def test_each_group_of_parameters_learns_at_the_rate_of_its_recipe(inputs, tmp_path, method_lr):
+    asked = job(inputs, tmp_path, "lora", Link("hedgehog"), train_method=True, method_lr=method_lr)
+    _, groups = finetune.trained_groups(asked, assemble(inputs / "model", [Link("hedgehog")]))
+    assert [rate for _, rate in groups] == [1e-2, method_lr or 1e-2]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_without_embeddings_kind_full_trains_and_saves_all_else(inputs, tmp_path, tied):
     torch.manual_seed(0)

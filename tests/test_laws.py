@@ -26,6 +26,8 @@ from relinear import available_methods, linearize
 from relinear.attention import load, options
 from relinear.attention._base import Heads, Inputs, softmax_output, softmax_weights
 from relinear.linearize.transfer import layer_inputs, record
+from relinear.plan.options import adds_parameters
+from relinear.stages._stage import method_file
 from relinear_kernels.testing import Written
 
 WINDOW = 16
@@ -81,7 +83,7 @@ VARIANTS = {
     "window": [{"window": WINDOW}, {"window": WINDOW, "sinks": 0}, {"window": 1}, {"window": 1, "sinks": 0}, {"bytes_of": "lolcats"}],
 }
 CASES = [(m, o) for m in available_methods() for o in VARIANTS.get(m, [{}])]
-LEARNED = [c for c in CASES if c[0] not in ("feature_map", "softmax", "window")]  # methods with parameters of their own
+LEARNED = [c for c in CASES if adds_parameters(method_file(c[0]))]  # methods with parameters of their own
 FIRST = [(m, VARIANTS.get(m, [{}])[0]) for m in available_methods()]
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,

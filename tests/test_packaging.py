@@ -18,7 +18,9 @@ from packaging.utils import canonicalize_name
 import relinear
 from relinear.cli import SUITE
 from relinear.files import sha256
+from relinear.plan.plan import Plan
 from relinear.plan.specs import available
+from relinear.plan.targets import explain_target
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -238,6 +240,8 @@ def test_snakemake_lists_every_rule_with_what_it_makes():
 
 
 README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "workflow/papers/README.md").read_text()
+TEMPLATE = "snakemake <paper>_<stem>"
 TEXTS = "\n".join([README, *((ROOT / f"docs/{page}.md").read_text() for page in ("running", "models", "efficiency", "results"))])
 
 
@@ -268,8 +272,56 @@ def test_snakemake_understands_what_the_texts_say(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# One command of each kind that the index and the pages print, as printed: no `--cores`, which profiles/default has.
+PRINTED = [
+    "snakemake lolcats_table1",
+    "snakemake lolcats_figure3",
+    "snakemake t2r",
+    "snakemake comparison_controls comparison_recall",
+    "snakemake parity",
+    "snakemake evaluate --config scale=smoke",
+    "snakemake plot --config scale=smoke",
+]
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_printed_command_is_whole(command):
+    assert command in TEXTS + INDEX
+    done = python(*command.split(), "--dry-run", "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_of_the_index_names_a_rule():
+    commands = re.findall(r"`(snakemake [^`]+)`", INDEX)
+    known = {artefact.name for artefact in available(ROOT / "workflow/papers").values()}
+    assert {"snakemake " + name for name in known} <= set(commands) and not set(commands) - {"snakemake " + name for name in known} - {TEMPLATE}
+
+
+def test_the_rules_behind_a_target_are_a_graph():
+    assert "snakemake lolcats_table1 --rulegraph" in TEXTS
+    done = python("snakemake", "lolcats_table1", "--rulegraph")
+    assert done.returncode == 0 and done.stdout.lstrip().startswith("digraph") and "attention transfer" not in done.stderr, done.stderr
+    assert all(f'label = "{rule}' in done.stdout for rule in ("distill", "finetune", "measure", "lolcats_table1"))
+
+
+def test_the_list_has_each_step_of_the_work_under_its_name():
+    done = python("snakemake", "--list", "--nolock")
+    steps = {"distill": "attention transfer", "finetune": "trained on text", "evaluate": "All evaluations", "plot": "All plots"}
+    for rule, words in steps.items():
+        assert re.search(rf"^{rule} \(.*{words}", done.stdout, re.MULTILINE), rule
+
+
+@pytest.mark.parametrize("rule", ["distill", "finetune", "classify", "pretrain", "measure"])
+def test_a_rule_for_one_run_says_how_one_asks_for_it_and_what_it_says_works(rule):
+    plan = Plan(scale="smoke")
+    said = explain_target(rule, [rule], plan)
+    file = re.search(r"`snakemake (\S+)`", said)[1]
+    verb, run, *part = re.search(r"`relinear (.+) --scale smoke`", said)[1].split()
+    assert plan.folder(plan.node(verb, run, *part)) / "run.json" == Path(file)
+
+
 # Targets by their rule; `results/table2.csv` and the like stand above.
-NAMED = {name for words in re.findall(r"snakemake ((?:--cores all )?[a-z0-9_ \n]+)", TEXTS) for name in words.split() if "_" in name}
+NAMED = {name for words in re.findall(r"snakemake ([a-z0-9_ \n]+)", TEXTS) for name in words.split() if "_" in name}
 
 
 def test_every_target_that_the_texts_name_is_a_rule():

@@ -14,6 +14,7 @@ import typer.testing
 import yaml
 
 from relinear import cli, records, stages
+from relinear.draw.planned import raised_rates
 from relinear.plan import plan as module
 from relinear.plan import scale as scales
 from relinear.plan.names import short
@@ -134,6 +135,11 @@ def line(stage: str, **settings):
     [
         ("papers/lizard/runs.yaml", lambda r: line("distill", lr=0.5)(r, "lizard"), behind("distill", "lizard")),
         ("papers/lizard/runs.yaml", lambda r: line("finetune", lr=0.5)(r, "lizard"), behind("finetune", "lizard")),
+        ("papers/lizard/runs.yaml", lambda r: line("finetune", lr=2.0e-4)(r, "lizard"), set()),  # below smoke's least rate, as 5e-4 is
+        ("papers/lizard/runs.yaml", lambda r: line("distill", lr=1.1e-2)(r, "lizard"), behind("distill", "lizard")),  # just above it
+        ("papers/t2r/runs.yaml", lambda r: line("finetune", method_lr=5.0e-4)(r, "t2r"), set()),
+        ("papers/t2r/runs.yaml", lambda r: line("finetune", method_lr=2.0e-3)(r, "t2r"), behind("finetune", "t2r")),
+        ("scales/smoke.yaml", lambda s: s["train"]["pretrain"].update(lr_floor=0.5), set()),  # no run here has the step
         ("papers/lizard/runs.yaml", lambda r: r["lizard_no_window"]["options"].update(state_per="key_head"), behind("distill", "lizard_no_window")),
         ("papers/lizard/runs.yaml", lambda r: r["lizard"].update(shown=["lolcats/table1"]), set()),
         ("papers/lizard/runs.yaml", lambda r: r.update(another=r["lizard"]), set()),
@@ -165,6 +171,48 @@ def test_a_setting_changes_the_keys_of_what_reads_it_and_of_what_follows(workflo
     edit(workflow, file, change)
     after = keys(workflow)
     assert changed(before, {name: after.get(name, key) for name, key in before.items()}) == reruns
+
+
+def test_settings_have_the_learning_rates_that_steps_are_trained_at():
+    """A scale's least rate counts in the settings and therefore in the key, the record, MLflow and the tables."""
+    trained = {}
+    for scale in SCALES:
+        p = Plan(scale=scale)
+        for node in (Node(step, name) for name in map(p.name, p.runs) for step in p.run(name).run.recipes):
+            settings, stage = p.settings(node), stages.stage(node.stage)
+            asked, least = stage.recipe(p, node), stage.budget(p, node)["lr_floor"]
+            assert settings["recipe"]["lr"] == max(asked.lr, least)
+            if (of_method := getattr(asked, "method_lr", None)) is not None:
+                assert settings["recipe"]["method_lr"] == max(of_method, least)
+            if stage.raised(p, node) is None and asked.lr > least:
+                assert settings["budget"]["lr_floor"] in (0.0, of_method), "a floor that changes nothing is in no key"
+            trained[scale, str(node)] = settings["recipe"]["lr"], stage.raised(p, node)
+    assert trained["mini", "finetune lizard"] == (1e-3, 1e-3) and trained["mini", "distill lolcats_window"] == (1e-2, None)
+    assert trained["smollm2", "finetune lizard"] == (5e-4, None) and trained["smollm2", "classify lra_text_elu"] == (1e-3, 1e-3)
+    assert not [node for (scale, node), (_, raised) in trained.items() if scale == "paper" and raised]
+
+
+def test_a_method_may_learn_more_slowly_than_the_adapter_beside_it(workflow):
+    """A rate is raised by the scale alone, and not by the rate of other parameters."""
+    edit(workflow, "papers/t2r/runs.yaml", lambda r: line("finetune", lr=1.0e-3, method_lr=1.0e-5)(r, "t2r"))
+    recipe = Plan(scale="paper", workflow=workflow).settings(Node("finetune", "t2r"))["recipe"]
+    assert (recipe["lr"], recipe["method_lr"]) == (1e-3, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "said"),
+    [
+        ("mini", "comparison_table2", "This scale raises learning rates to at least 0.01 (distill) and 0.001 (finetune): "),
+        ("smollm2", "hedgehog_table6", "This scale raises learning rates to at least 0.001 (classify): "),
+        ("smollm2", "comparison_table2", None),
+        ("paper", "hedgehog_table6", None),
+        ("mini", "hedgehog_table4", None),
+    ],
+)
+def test_a_table_says_to_what_its_scale_raises_learning_rates(scale, name, said):
+    p = Plan(scale=scale)
+    found = raised_rates(p, p.artefacts[name])
+    assert found == (said and said + "it compares methods, not the papers' recipes.")
 
 
 def test_a_file_that_a_metric_reads_is_part_of_its_key(workflow):

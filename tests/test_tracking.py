@@ -414,6 +414,30 @@ def parent_of(uri, run):
     return found
 
 
+@pytest.mark.parametrize(
+    ("scale", "name", "rates"),
+    [
+        ("mini", "lizard", {"distill.lr": "0.01", "finetune.lr": "0.001"}),
+        ("mini", "t2r", {"finetune.lr": "0.001", "finetune.method_lr": "0.001"}),
+        ("smollm2", "lizard", {"distill.lr": "0.001", "finetune.lr": "0.0005"}),
+    ],
+)
+def test_a_row_shows_the_learning_rates_that_it_is_trained_at(scale, name, rates):
+    [row] = [row for row in rows.plan_rows(Plan(scale=scale), [name]) if row.name == name]
+    assert {param: row.params[param] for param in rates} == rates
+    assert f"at a rate of {rates['finetune.lr']}" in row.sentence
+
+
+@pytest.mark.parametrize("step", ["distill", "finetune"])
+def test_an_older_record_shows_the_rate_that_its_history_has(step):
+    """Records of before have the rates of runs.yaml, and beside them the floor that the training applied."""
+    folder = ROOT / "results/reference/table2_mini/runs/lizard" / step
+    record = json.loads((folder / "run.json").read_text())
+    lines = map(json.loads, gzip.decompress((folder / "history.jsonl.gz").read_bytes()).splitlines())
+    highest = max(line["lr"] for line in lines if "lr" in line)
+    assert record["config"]["recipe"]["lr"] < highest == float(rows.row_of([record]).params[f"{step}.lr"])
+
+
 def test_a_row_that_is_set_otherwise_is_another_row_and_the_earlier_one_stays(uri):
     for rate in (0.001, 0.002):
         mirror.init(uri, "mini", [rows.row_of([trained("distill", {"lr": rate})])])

@@ -111,7 +111,7 @@ def planned(verb: Callable[..., None]) -> Callable[..., None]:
             if plan == prepared:
                 plan = prepared
             elif not given.get("finished"):  # the rules' draw, of a plan that Snakemake has checked
-                plan.check()
+                plan.check_choices()
             verb(plan, **given)
         finally:
             gc.enable()
@@ -130,6 +130,7 @@ def granted() -> int | None:
 
 def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     """Run one node in this process, or in as many as it is spread over."""
+    plan.check_node(node)
     stage = stages.stage(node.stage)
     wanted = (plan.device or plan.config.hardware.device) if stage.device else "cpu"
     launched = os.environ.get("WORLD_SIZE")  # by torchrun
@@ -236,8 +237,18 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
+    if not finished and committed is None:
+        plan.check_artefact(found)
     for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
         print(path)
+
+
+@app.command()
+@planned
+def check(plan) -> None:
+    """Check every run, measurement, table and figure of a scale, in seconds."""
+    plan.check()
+    print(f"scale {plan.scale}: {len(plan.artefacts)} tables and figures and {len(plan.runs)} runs fit")
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,15 @@ def place(folder: Path | str) -> Path:
     """
     parts = Path(folder).parts
     return Path(*parts[-3:]) if parts[-3:-2] == ("runs",) else Path(*parts[-2:])
+
+
+def trained_at(config: Mapping[str, Any]) -> dict[str, float]:
+    """The peak learning rates of a training step, `lr` and where it has one `method_lr`, from the `config` of its record.
+
+    Older records have the rates of runs.yaml beside the scale's `lr_floor`, which their training applied.
+    """
+    recipe, floor = config["recipe"], config.get("budget", {}).get("lr_floor", 0.0)
+    return {name: max(recipe[name], floor) for name in ("lr", "method_lr") if recipe.get(name) is not None}
 
 
 def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:

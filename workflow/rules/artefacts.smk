@@ -3,6 +3,7 @@
 
 
 localrules:
+    check,
     table2,
 
 
@@ -13,14 +14,16 @@ for artefact in plan.artefacts.values():
             artefact.name
         input:
             sorted({artefact.path, artefact.rows_path}),
-            records(plan.reads(artefact).values()),
+            measurements(artefact),
             plan.files(artefact),
         output:
             shown(artefact),
         log:
             f"<results>/logs/{artefact.name}.log",
         params:
-            rows=[str(n) for n in plan.reads(artefact).values()],
+            rows=lambda wildcards, artefact=artefact: [
+                str(n) for n in plan.reads(artefact).values()
+            ],
             code=lambda wildcards, artefact=artefact: plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
@@ -40,6 +43,29 @@ for paper in dict.fromkeys(artefact.paper for artefact in plan.artefacts.values(
     workflow.get_rule(paper).docstring = f"All tables and figures of {paper}."
 
 
+# A run's steps are `distill` and `finetune` (rules/train.smk); these two go on from them, for all runs of a scale.
+rule evaluate:
+    """All evaluations: every measurement that a table or figure shows. The rule `measure` takes one of them, of one run."""
+    input:
+        [measurements(artefact) for artefact in plan.artefacts.values()],
+
+
+rule plot:
+    """All plots: every table and figure of every paper. A rule each, such as `lolcats_figure3`, makes one of them."""
+    input:
+        lambda wildcards: [path for a in plan.artefacts.values() for path in outputs(a)],
+
+
+rule check:
+    """Checks every run, measurement, table and figure of a scale, in seconds. Other targets check what stands behind them."""
+    log:
+        "<results>/logs/check.log",
+    params:
+        options=plan.as_options(),
+    shell:
+        "{PYTHON} relinear.cli check {params.options} 2>&1 | ({TEE} {log:q})"
+
+
 rule table2:
     """results/table2.csv: the headline table of the chosen scale, where the README looks for it."""
     input:
@@ -55,13 +81,17 @@ rule table2:
         "cp {input:q} results/ 2>&1 | ({TEE} {log:q})"
 
 
-# For a target that no rule makes, names near it are printed, or the choices that it lacks. Snakemake knows its targets only after this file.
+# What stands behind a target is checked. For a target that no rule makes, names near it are printed, or the choices that it lacks. Snakemake knows its targets only after this file.
 if workflow.is_main_process and "snakemake" in Path(sys.argv[0]).as_posix():
     with redirect_stderr(StringIO()):  # Snakemake has named the profile already
         asked = parse_args(sys.argv[1:])[1].targets or ()
     for target in asked:
         if said := explain_target(target, [rule.name for rule in workflow.rules], plan):
             raise WorkflowError(said)
+        try:
+            check_target(target, plan)
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
 
 gc.freeze()
 gc.enable()

@@ -1,4 +1,5 @@
-# The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
+# The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts: the choices here,
+# and what stands behind a target where its rules ask for it. `snakemake check` checks everything.
 import gc
 import math
 import os
@@ -35,12 +36,12 @@ from relinear.errors import UserError
 from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
-from relinear.plan.targets import explain_target
+from relinear.plan.targets import check_target, explain_target
 from relinear.records import set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
-    plan.check()
+    plan.check_choices()
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -73,9 +74,11 @@ TEE = "trap '' INT TERM; exec tee"
 
 
 def node(stage, wildcards):
-    """The node that a rule's wildcards name. An unknown run or model is an error that says which there are."""
+    """The checked node that a rule's wildcards name. An unknown run or model is an error that says which there are."""
     try:
-        return plan.node(stage, wildcards.name, getattr(wildcards, "measure", ""))
+        made = plan.node(stage, wildcards.name, getattr(wildcards, "measure", ""))
+        plan.check_node(made)
+        return made
     except UserError as error:
         raise WorkflowError(str(error)) from None
 
@@ -83,6 +86,19 @@ def node(stage, wildcards):
 def records(nodes):
     """run.json of finished nodes."""
     return [(plan.folder(n) / "run.json").as_posix() for n in nodes]
+
+
+def measurements(artefact):
+    """The records of the measurements that a checked table or figure shows."""
+
+    def checked(wildcards):
+        try:
+            plan.check_artefact(artefact)
+            return records(plan.reads(artefact).values())
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
+
+    return checked
 
 
 def parents(stage):

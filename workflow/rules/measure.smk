@@ -2,7 +2,7 @@
 
 
 rule measure:
-    """One measurement of a run, as workflow/measures.yaml names it."""
+    """One evaluation of a run, as workflow/measures.yaml names it: results/<scale>/runs/<run>/<measure>."""
     input:
         parents("measure"),
         assets("measure"),

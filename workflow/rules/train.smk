@@ -2,7 +2,7 @@
 
 
 rule distill:
-    """Stage 1: attention transfer."""
+    """Stage 1 of a run, attention transfer: results/<scale>/runs/<run>/distill."""
     input:
         parents("distill"),
     output:
@@ -22,7 +22,7 @@ rule distill:
 
 
 rule finetune:
-    """Stage 2: the linearized model trained on text."""
+    """Stage 2 of a run, the linearized model trained on text: results/<scale>/runs/<run>/finetune."""
     input:
         parents("finetune"),
     output:

@@ -20,10 +20,11 @@ class About(NamedTuple):
     """The circumstances of the measurements that are not in their readings.
 
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
-    `demonstration`: a line that warns of budgets far from the papers'.
+    `demonstration`: a line that warns of budgets and learning rates far from the papers'.
     `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
     `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
+    `undefined`: (run, measure) of a table's cells that no measurement can fill -> why.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
@@ -35,6 +36,7 @@ class About(NamedTuple):
     of_shape: Collection[str] = ()
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}
+    undefined: Mapping[tuple[str, str], str] = {}
     files: Mapping[str, Path] = {}
     budget: float = 1.0
     seed: int = 0

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of, tokens_of
-from relinear.draw.pictures import judge_claims, save
+from relinear.draw.pictures import judge_claims, save, wrap
 from relinear.draw.style import look_of
 from relinear.draw.table import write_provenance_of
 from relinear.plan.specs import Artefact
@@ -28,8 +28,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 def _figure(spec: Bars, rows: list[Row], columns: list[Column], about: About) -> Figure:
     figure = Figure(figsize=(max(6.5, 1.2 + 0.9 * len(columns), 1.2 + 0.22 * len(columns) * (len(rows) + 1)), 4.6), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", about.where()]
-    figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    lines = [f"{spec.label}: {spec.says}", about.where(), about.demonstration]
+    figure.suptitle(wrap(figure, filter(None, lines)), fontsize=10)
     axis = figure.subplots()
     width, at = 0.8 / len(rows), np.arange(len(columns))
     for i, row in enumerate(rows):

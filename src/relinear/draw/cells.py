@@ -103,7 +103,7 @@ def gate_of(measured: Measurements, run: str) -> str:
 def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     places = [place for place in line.cells.values() if isinstance(place, Address)]
     trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
-    cells = {c.name: _cell(c, line.cells[c.name], trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
+    cells = {c.name: _cell(c, _possible(line.cells[c.name], about), trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
     cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
     trained = [place for place in places if place.measure not in about.of_shape]
     of_run = [m for place in trained if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
@@ -151,6 +151,12 @@ def _trainings(run: str, places: list[Address], measured: Measurements, about: A
 def _own(place: Address, trainings: Mapping[str, list[str]], of_shape: Collection[str]) -> list[str]:
     """The trainings that have a number of their own there: the first alone, where all have the same."""
     return trainings[place.run][: 1 if place.measure in of_shape else None]
+
+
+def _possible(place: Address | Undefined | float | None, about: About) -> Address | Undefined | float | None:
+    """The place of a cell; undefined, with the reason, where its row's method lacks what the column's measure is of."""
+    why = about.undefined.get((place.run, place.measure)) if isinstance(place, Address) else None
+    return Undefined(why) if why else place
 
 
 def _cell(

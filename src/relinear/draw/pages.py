@@ -305,8 +305,9 @@ def made_with(reference: Path) -> str:
 
 def verdicts(reference: Path) -> str:
     """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested. A result that several have is counted
-    in the first, where `table6` is before `table13`."""
-    paths = sorted(reference.rglob("*claims.csv"), key=lambda path: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", path.as_posix())])
+    in the first, where `table6` is before `table13`. A table without claims has no row."""
+    files = (path for path in reference.rglob("*claims.csv") if rows_of(path))
+    paths = sorted(files, key=lambda path: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", path.as_posix())])
     found = Counter((first, verdict) for (_, _, _, verdict, _, _), (first, *_) in results_of(paths).items())
     rows = [[f"`{path.relative_to(reference).as_posix()}`", *(str(found[path, verdict]) for verdict in get_args(Verdict))] for path in paths]
     return markdown(["Claims in `results/reference`", "reproduced", "contradicted", "not tested"], rows)

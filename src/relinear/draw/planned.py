@@ -44,14 +44,27 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
 def _about(plan: Plan, artefact: Artefact) -> About:
     """The facts that a table or figure states about its scale: the models that its runs begin with, and the data that stand in."""
     models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
+    warnings = [plan.config.demonstration, raised_rates(plan, artefact)]
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(
         scale=plan.scale, budget=plan.budget, seed=plan.seed, teacher=", ".join(models) or None,
         kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
-        demonstration=plan.config.demonstration, nothing_to_judge=plan.config.nothing_to_judge,
+        demonstration=" ".join(filter(None, warnings)) or None, nothing_to_judge=plan.config.nothing_to_judge,
         data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
+        undefined=plan.undefined(artefact),
         of_shape=[measure for measure in names if stages.stage("measure").of_shape(plan, measure)],
     )  # fmt: skip
+
+
+def raised_rates(plan: Plan, artefact: Artefact) -> str | None:
+    """A sentence that says to what the scale raises learning rates of the runs that an artefact shows; None where it raises none."""
+    runs = dict.fromkeys(plan.name(run) for run, measure in artefact.reads() if not stages.stage("measure").of_shape(plan, measure))
+    steps = dict.fromkeys(step for run in runs for link in plan.chain(run) for step in link.steps)
+    raised = {(step.stage, floor) for step in steps if (floor := stages.stage(step.stage).raised(plan, step)) is not None}
+    if not raised:
+        return None
+    rates = " and ".join(f"{floor:g} ({stage})" for stage, floor in sorted(raised))
+    return f"This scale raises learning rates to at least {rates}: it compares methods, not the papers' recipes."
 
 
 def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:

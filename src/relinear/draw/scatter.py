@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import Row, look_in, rows_of, tokens_of
-from relinear.draw.pictures import judge_claims, save
+from relinear.draw.pictures import judge_claims, save, wrap
 from relinear.draw.render import NOT_RUN
 from relinear.draw.style import look_of
 from relinear.draw.table import write_provenance_of
@@ -34,8 +34,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
 def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
     figure = Figure(figsize=(7.0, 5.2), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", about.where()]
-    figure.suptitle("\n".join([*lines, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    lines = [f"{spec.label}: {spec.says}", about.where(), about.demonstration]
+    figure.suptitle(wrap(figure, filter(None, lines)), fontsize=10)
     axis = figure.subplots()
     missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):

@@ -87,7 +87,8 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
     origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
-        by_definition = f"{entry}/cells/{column}" if not cell.files else _one(cell.files)
+        said = f"{entry}/cells/{column}" if column in line.given else entry
+        by_definition = _one(cell.files) if cell.files else said
         origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
     if line.published:
         origins |= {f"published_{column}": f"{artefact.rows_path}#/{pointer}" for column, pointer in line.published.pointers.items()}

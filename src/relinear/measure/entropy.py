@@ -22,6 +22,8 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
+YIELDS = ("entropy", "entropy_share", "below_minus_one", "monotonicity")
+
 TINY = 1e-12
 WEIGHTS, POINTS = "weights.safetensors", "points.safetensors"  # in the measurement's folder
 

@@ -19,6 +19,9 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import ConfigError, Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
+NEEDS = ("linearized",)
+YIELDS = ("mse", "kl", "uniform_kl")
+
 TINY = 1e-12
 SIDE_BY_SIDE = 8  # texts of different lengths in one pass
 

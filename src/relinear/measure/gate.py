@@ -18,6 +18,21 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
+YIELDS = (
+    "passed",
+    "finite",
+    "tolerance",
+    "rounding",
+    "parallel_vs_recurrent",
+    "prefix_consistency",
+    "padding_consistency",
+    "order_consistency",
+    "parallel_vs_recurrent_float32",
+    "prefix_consistency_float32",
+    "padding_consistency_float32",
+    "order_consistency_float32",
+)
+
 # Relative RMS of logits. Float32 leaves rounding only; bfloat16 rounds every layer's output differently in the two orders.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-6}
 MOST = 0.5  # the most that two orders of a bfloat16 model may be apart, however much it magnifies rounding

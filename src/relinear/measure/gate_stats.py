@@ -25,6 +25,8 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import LinearState
 
+YIELDS = ("memory", "alpha", "share", "meta_weight")
+
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 AT_ONCE = 64  # tokens whose gates are read in one pass, each token with a state of its own
 FINEST = 2.0**-24  # the least 1 - gamma in float32: a longer memory than 16.8 million tokens cannot be seen

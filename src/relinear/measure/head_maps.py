@@ -20,6 +20,8 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
+YIELDS = ("entropy", "kl", "monotonicity")
+
 
 class Options(Strict):
     """Look at the first `texts` held-out texts of `shortest` to `longest` tokens; keep the first one's weights in some heads, and `points` pairs

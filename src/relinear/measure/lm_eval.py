@@ -12,6 +12,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token", "tasks")
+YIELDS = ("acc", "acc_norm")
 
 METRICS = ("acc", "acc_norm", "tied")
 

@@ -18,6 +18,23 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import normaliser
 
+YIELDS = (
+    "cosine",
+    "singular_values",
+    "cosine_normalised",
+    "singular_values_normalised",
+    "cosine_below_diagonal",
+    "cosine_absolute",
+    "cosine_of_rows",
+    "singular_values_absolute",
+    "singular_values_l1",
+    "singular_values_l2",
+    "singular_values_mean",
+    "singular_values_normalised_l1",
+    "singular_values_normalised_l2",
+    "singular_values_normalised_mean",
+)
+
 TINY = torch.finfo(torch.float64).tiny  # the least norm; weights of some methods have no scale
 METRICS = ("cosine", "singular_values", "cosine_normalised", "singular_values_normalised", "cosine_below_diagonal")
 DISTANCES = ("l2", "l1", "mean")

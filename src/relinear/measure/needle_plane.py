@@ -24,6 +24,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
+YIELDS = ("exact_match", "choice", "token_accuracy", "nats", "chance", "error", "not_informative", "window", "trained_length")
 
 AROUND = 2  # tokens of an answer besides the key's own: a full stop, and a space where the tokenizer cuts it off
 

@@ -12,6 +12,7 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
 NEEDS = ("next_token", "documents")
+YIELDS = ("perplexity",)
 
 
 class Options(_documents.Options):

@@ -17,6 +17,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Strict
 
 NEEDS = ("pictures",)
+YIELDS = ("passed", "finite", "tolerance", "order_consistency")
 PICTURES = 2  # of noise
 
 

@@ -16,6 +16,7 @@ from relinear.plan.strict import Positive, Strict
 from relinear_kernels.linear_attention_reference import LinearState
 
 NEEDS = ("shape", "state")
+YIELDS = ("bytes", "mebibytes", "positions")
 CACHED, LINEAR = 2, 4  # bytes of a number: of keys and values, of a linear state
 MIB = 2**20
 LLAMA_3_8B = LlamaConfig(

@@ -17,6 +17,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("labels",)
+YIELDS = ("score", "accuracy", "f1", "correlation", "matthews", "floor")
 
 
 class Options(Strict):

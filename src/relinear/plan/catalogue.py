@@ -3,6 +3,7 @@ transformers."""
 
 import itertools
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
 from relinear.plan.job import DTYPES
-from relinear.plan.options import KEEP, adds_parameters, check_names, check_values, part_names, schema
+from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, part_names, schema
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
 from relinear.stages._stage import method_file
@@ -117,8 +118,8 @@ def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
     for name, entry in read_settings(workflow / "data.yaml").items():
         _name("data.yaml", name)
         if not isinstance(entry, dict) or "make" not in entry:
-            raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.MAKERS)}; got {entry!r}")
-        make = one_of("kind of data", entry["make"], stages.MAKERS)
+            raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.makers())}; got {entry!r}")
+        make = one_of("kind of data", entry["make"], stages.makers())
         options = parse(stages.data_options(make), {k: v for k, v in entry.items() if k != "make"}, f"data.yaml: {name}")
         found[name] = Data(make=make, options=options.model_dump(mode="json"))
     return found
@@ -141,7 +142,8 @@ def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WO
             one_of(f"data of measure {name!r},", measure.data, data)
         for part in measure.without:
             one_of(f"part of a method, which measure {name!r} is `without`,", part, parts)
-        check_values(folder / f"{measure.metric}.py", measure.options, f"measures.yaml: {name}: options", partial=True)
+        with suppress(SourceError):  # a metric's own fault, which is told where the metric is asked for
+            check_values(folder / f"{measure.metric}.py", measure.options, f"measures.yaml: {name}: options", partial=True)
     return measures
 
 

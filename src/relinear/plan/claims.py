@@ -151,6 +151,10 @@ class Spec(Strict):
         """The measurements that it draws: pairs of a run and a measure."""
         raise NotImplementedError
 
+    def named(self) -> list[tuple[str, str]]:
+        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
+        return []
+
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
         return []

@@ -1,8 +1,8 @@
 """The hash of the code that made a result: it covers the sources that a stage can reach, so that editing one method reruns that method and nothing
 else.
 
-Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `__version__` do not count; whatever else changes the syntax tree
-does. Sources are read, never imported.
+Comments, docstrings, the words of errors that are raised, a metric's `NEEDS` and `YIELDS` and `__version__` do not count;
+whatever else changes the syntax tree does. Sources are read, never imported.
 
 An operation of relinear_kernels counts by its definition and its chunked torch form, `<op>_reference`: tests hold every other form to
 them. Which code computes it on a GPU is another hash (`kernel_hashes`), which is recorded and reruns nothing.
@@ -21,7 +21,7 @@ PACKAGES["relinear_kernels"] = next(
     p for p in (Path(__file__).parents[3] / "kernels" / "relinear_kernels", Path(__file__).parents[2] / "relinear_kernels") if p.is_dir()
 )
 METHODS = "relinear.attention."
-UNCOUNTED = ("NEEDS", "__version__")  # the constant of a metric that only the plan reads, to refuse what cannot be measured; the package's
+UNCOUNTED = ("NEEDS", "YIELDS", "__version__")  # constants of a metric that only the plan reads, to refuse what there cannot be; the package's
 KERNELS = "relinear_kernels"
 
 

@@ -116,6 +116,11 @@ class Curves(Spec):
         beside = [(s.run, self.legend.measure) for s in self.series if self.legend and s.run]
         return list(dict.fromkeys([*(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))), *beside]))
 
+    def named(self) -> list[tuple[str, str]]:
+        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
+        beside = [(self.legend.measure, self.legend.metric)] if self.legend else []
+        return [*((panel.measure or "", panel.metric or "") for panel in self.of_readings), *beside]
+
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
         return [self.file] if self.file else []
@@ -285,6 +290,12 @@ class Grid(Spec):
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
+
+    def named(self) -> list[tuple[str, str]]:
+        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
+        places = [self.place(panel) for panel in self.panels]
+        lines = [(place.measure or "", line) for place in places for line in (self.dashed, self.dotted) if line]
+        return [*((place.measure or "", place.metric or "") for place in places), *lines]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""

@@ -25,12 +25,28 @@ def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, .
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; possible: {', '.join(have) or 'none'}")
 
 
+class SourceError(ConfigError):
+    """A file of a method or a metric whose class `Options` cannot be read without its libraries."""
+
+
 def check_values(file: Path, given: Mapping[str, Any], where: str, partial: bool = False) -> None:
     """Raise ConfigError for options that class `Options` of a method's or a metric's file refuses: names, kinds, bounds, and what does not fit.
 
     `partial`: another place may give what is not given here.
     """
-    parse(schema(file), dict(given), where, partial)
+    try:
+        parse(schema(file), dict(given), where, partial)
+    except NameError as error:  # in a validator
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: NameError) -> SourceError:
+    """The error for a name that class `Options` uses and that is not there when the class is read."""
+    return SourceError(
+        f"{file.parent.name}/{file.name}: class Options, or what it is made of, uses {error.name!r}, which is not there when options are read: that "
+        f"is before any library is imported. Possible there: names that the file defines, Python's own modules, pydantic and "
+        f"relinear.plan. Use {error.name!r} within the functions that compute"
+    )
 
 
 def option_names(file: Path) -> tuple[str, ...]:
@@ -49,7 +65,10 @@ def option_defaults(file: Path) -> dict[str, Any]:
 def schema(file: Path) -> type[Strict]:
     """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
     that the class needs are carried out, so that nothing imports torch."""
-    return getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
+    try:
+        return getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
+    except NameError as error:
+        raise _unreadable(file, error) from None
 
 
 class Definitions:
@@ -147,16 +166,58 @@ def causal_only(file: Path, given: Mapping[str, Any]) -> bool:
 # What `NEEDS` of a metric's file may list: `next_token`, models that predict it; `documents`, data that are whole documents; `tasks`, the files of
 # workflow/tasks that its options name; `labels`, data with labels, and runs that learned them; `pictures`, models that read them; `shape`, nothing
 # but a model's shape, so that all trainings of a run have the same; `state`, models that keep one from token to token; `recall`, models whose tokens
-# are those of associative recall.
-POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures", "shape", "state", "recall")
+# are those of associative recall; `linearized`, models whose attention a method has replaced.
+POSSIBLE_NEEDS = ("next_token", "documents", "tasks", "labels", "pictures", "shape", "state", "recall", "linearized")
+OF_LINEARIZED = ("attention_layers", "method_parameters")  # attributes that a model of softmax attention does not have
 
 
 @functools.cache
 def metric_needs(file: Path) -> tuple[str, ...]:
     """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for an unknown need. A need says which runs and data the
     metric can be asked of, and not what it measures, so no key counts it (`relinear.plan.code`)."""
-    found = [n.value for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "NEEDS"]
-    needs = ast.literal_eval(found[0]) if found else ()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    needs = _constant(tree, "NEEDS") or ()
     if unknown := [need for need in needs if need not in POSSIBLE_NEEDS]:
         raise ConfigError(f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}")
+    used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree)}
+    if (asked := [name for name in OF_LINEARIZED if name in used]) and "linearized" not in needs and "Linearized" not in used:
+        raise ConfigError(
+            f"measure/{file.name} asks a model for `{asked[0]}`, which a model of softmax attention does not have; possible: "
+            'NEEDS = ("linearized",), or a look at isinstance(model, Linearized)'
+        )
     return needs
+
+
+def _constant(tree: ast.Module, name: str) -> Any:
+    """The value of a constant of a module; None where it has none of that name."""
+    found = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
+    return ast.literal_eval(found[0]) if found else None
+
+
+@functools.cache
+def reads_data(file: Path) -> bool:
+    """Whether a metric cannot do without data: its function `measure` uses its second parameter, whose annotation has no None."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "measure" and len(node.args.args) > 1:
+            data = node.args.args[1]
+            used = any(isinstance(part, ast.Name) and part.id == data.arg for part in ast.walk(node))
+            return used and not (data.annotation and "None" in ast.unparse(data.annotation))
+    return False
+
+
+@functools.cache
+def metric_yields(file: Path) -> tuple[str, ...]:
+    """The names of a metric's readings: its constant `YIELDS`, or what each `Reading("name", ...)` of its file says.
+
+    Raises ConfigError where a name is computed and there is no `YIELDS`.
+    """
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    if (said := _constant(tree, "YIELDS")) is not None:
+        return said
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"]
+    names = [call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None for call in calls]
+    if None in names or not names:
+        raise ConfigError(
+            f'measure/{file.name}: the names of its readings are not written in it; say YIELDS = ("...",), the names of all its readings'
+        )
+    return tuple(dict.fromkeys(names))

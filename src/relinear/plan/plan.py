@@ -8,7 +8,9 @@ Imports neither torch nor transformers.
 import functools
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,14 @@ from relinear.plan import assets, catalogue
 from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
 from relinear.plan.code import METHODS, PACKAGES, code_hash
 from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
-from relinear.plan.options import check_values
+from relinear.plan.options import SourceError, check_values, metric_yields
 from relinear.plan.sane import read_settings
 from relinear.plan.scale import Scale, multiple, read_scale, scales, whole_tokens
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
+from relinear.plan.tables import Address, Table
 from relinear.stages._stage import Node
 
-# Kinds of data that the stage of that name makes for a model's vocabulary.
-TEXTS = ("text", "sentences", "documents", "passkeys", "pieces", "splits", "prompts", "labelled")
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
 # The bounds of choices: beyond them numbers overflow, generators refuse a seed, or planning alone takes minutes.
@@ -42,6 +43,11 @@ def metrics() -> list[str]:
     """Names of all metrics: the files of `measure/`."""
     folder = PACKAGES["relinear"] / "measure"
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_") and p.stem != "run")
+
+
+def metric_file(metric: str) -> Path:
+    """The file of a metric."""
+    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,7 @@ class Plan:
             one_of("asset", name, self.catalogue)
         elif stage == "model":
             one_of("model", name, self.models)
-        elif stage not in TEXTS and stage in stages.MAKERS:
+        elif stage not in stages.texts() and stage in stages.makers():
             one_of(f"data of kind {stage!r},", name, [data for data, found in self.data.items() if found.make == stage])
         else:
             self.text_of(Node(stage, name))
@@ -237,7 +243,7 @@ class Plan:
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
         """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
         name = self.data_for(data, model)
-        if (made := self.data[name].make) in TEXTS or made not in stages.available():
+        if (made := self.data[name].make) in stages.texts() or made not in stages.available():
             return Node(made, str(Text(self._is_text(name), model, dose)))
         if dose != 1:
             raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
@@ -262,9 +268,10 @@ class Plan:
         """The data sets whose texts have labels."""
         return [name for name, found in self.data.items() if stages.makes(found.make, "labelled")]
 
-    def _is_text(self, data: str, kinds: tuple[str, ...] = TEXTS) -> str:
+    def _is_text(self, data: str, kind: str | None = None) -> str:
+        kinds = (kind,) if kind else stages.texts()
         if self.data[data].make not in kinds:
-            raise ConfigError(f"data {data!r} is no {kinds[0]}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
+            raise ConfigError(f"data {data!r} is no {kind or 'text'}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
         return data
 
     def text_of(self, node: Node) -> Text:
@@ -274,8 +281,8 @@ class Plan:
             raise ConfigError(f"no text {node.name!r}; a text is <data>@<model>, with -x<dose> where the dose is not 1")
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
-            kinds = (node.stage,) if node.stage in TEXTS else ("text",)
-            text = Text(self._is_text(part["data"], kinds), part["model"], float(part["dose"] or 1))
+            kind = node.stage if node.stage in stages.texts() else "text"
+            text = Text(self._is_text(part["data"], kind), part["model"], float(part["dose"] or 1))
         except ValueError as error:
             raise ConfigError(f"no text {node.name!r}: {error}") from None
         if str(text) != node.name:
@@ -365,7 +372,8 @@ class Plan:
         return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
 
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
-        """(run, measure) of every measurement that an artefact shows -> its node; measures that the scale leaves out are not among them.
+        """(run, measure) of every measurement that an artefact shows -> its node. Measures that the scale leaves out, and cells of
+        a table that are not defined (`undefined`), are not among them.
 
         Raises ConfigError, which names the spec, for a run or measure that does not exist.
         """
@@ -374,12 +382,22 @@ class Plan:
             if measure in self.config.without:
                 continue
             try:
-                found[run, measure] = self.measured(run, measure)
+                node = self.measured(run, measure)
+                if isinstance(artefact.spec, Table) and stages.stage("measure").misfit(self, node):
+                    continue
+                found[run, measure] = node
                 if artefact.seeds and not stages.stage("measure").of_shape(self, measure):
                     found |= {(name, measure): self.measured(name, measure) for name in self.repeats(run)}
             except ConfigError as error:
                 raise ConfigError(f"{artefact.path}: {error}") from None
         return found
+
+    def undefined(self, artefact: Artefact) -> dict[tuple[str, str], str]:
+        """(run, measure) of the cells of a table that no measurement can fill -> why: a row's method lacks what the column's measure is of."""
+        if not isinstance(artefact.spec, Table):
+            return {}
+        nodes = {(run, measure): self.measured(run, measure) for run, measure in artefact.reads(self.scale)}
+        return {address: why for address, node in nodes.items() if (why := stages.stage("measure").misfit(self, node))}
 
     def files(self, artefact: Artefact) -> list[str]:
         """The other inputs of an artefact: as measured on this machine where they were, else as they are committed."""
@@ -401,8 +419,9 @@ class Plan:
     def _shown_in(self) -> dict[str, list[str]]:
         found: dict[str, dict[str, None]] = {}
         for artefact in self.artefacts.values():
-            for node in self.reads(artefact).values():
-                found.setdefault(node.name, {})[f"{artefact.paper}/{artefact.stem}"] = None
+            with suppress(ConfigError):  # its own fault, which is told where it is asked for
+                for node in self.reads(artefact).values():
+                    found.setdefault(node.name, {})[f"{artefact.paper}/{artefact.stem}"] = None
         return {run: list(names) for run, names in found.items()}
 
     def behind(self, nodes: list[Node]) -> list[Node]:
@@ -422,7 +441,22 @@ class Plan:
     # --- checks ---
 
     def check(self) -> None:
-        """Raise ConfigError for every mistake that can be found before any work starts."""
+        """Raise ConfigError for all mistakes that can be found before any work starts, a line each: in the choices, in every table and figure, and in
+        every step of every run."""
+        self.check_choices()
+        checks = [partial(self.check_artefact, artefact) for artefact in self.artefacts.values()]
+        checks += [partial(self.check_node, Node(step, name)) for name in map(self.name, self.runs) for step in self.run(name).run.recipes]
+        faults: dict[str, None] = {}
+        for check in checks:
+            try:
+                check()
+            except ConfigError as error:
+                faults[str(error)] = None
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    def check_choices(self) -> None:
+        """Raise ConfigError for choices and settings that are wrong whatever is asked for."""
         for name, (least, most, what) in BOUNDS.items():
             if not least <= (given := getattr(self, name)) <= most:
                 raise ConfigError(f"{name}, {what}, must be at least {least:g} and at most {most}; got {str(given)[:40]}")
@@ -438,15 +472,48 @@ class Plan:
             one_of(f"measure that scale {self.scale!r} leaves out,", measure, self.measures)
         for metric, options in self.config.measures.items():
             one_of(f"metric of scale {self.scale!r},", metric, metrics())
-            check_values(PACKAGES["relinear"] / "measure" / f"{metric}.py", options, f"scales/{self.scale}.yaml: measures: {metric}", partial=True)
-        for artefact in self.artefacts.values():
-            for scale in artefact.not_at:
-                one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
-        nodes = [node for artefact in self.artefacts.values() for node in self.reads(artefact).values()]
-        nodes += [Node(step, name) for name in map(self.name, self.runs) for step in self.run(name).run.recipes]
-        for node in self.behind(nodes):
+            with suppress(SourceError):  # a metric's own fault, which is told where the metric is asked for
+                check_values(metric_file(metric), options, f"scales/{self.scale}.yaml: measures: {metric}", partial=True)
+
+    def check_artefact(self, artefact: Artefact) -> None:
+        """Raise ConfigError for a mistake in a table or figure, or in anything that stands behind it."""
+        for scale in artefact.not_at:
+            one_of(f"scale that {artefact.path} is `not_at`,", scale, scales(self.workflow))
+        nodes = self.reads(artefact)
+        for measure, metric in artefact.spec.named():
+            source = self.measures[one_of(f"measure of {artefact.path},", measure, self.measures)].metric
+            one_of(f"reading of measure {measure!r} in {artefact.path},", metric, metric_yields(metric_file(source)))
+        self._check_columns(artefact)
+        for node in nodes.values():
+            self.check_node(node, artefact.path)
+
+    def _check_columns(self, artefact: Artefact) -> None:
+        """Raise ConfigError for a column that is not defined in any row."""
+        undefined = self.undefined(artefact)
+        for column in artefact.spec.all_columns if undefined else ():
+            cells = [line.cells.get(column.name) for line in artefact.spec.lines]
+            reasons = [(cell.run, undefined.get((cell.run, cell.measure))) for cell in cells if isinstance(cell, Address)]
+            if reasons and self.scale not in column.not_at and all(why for _, why in reasons):
+                said = "; ".join(f"{run} has {why}" for run, why in reasons)
+                raise ConfigError(f"{artefact.path}: column {column.name!r} is defined in no row: {said}. Possible: another measure, or other rows")
+
+    def check_node(self, node: Node, where: str = "") -> None:
+        """Raise ConfigError for a mistake in a node's settings, which `where` asks for, or in those of a node that it is made from."""
+        checked = self.__dict__.setdefault("_checked", set())
+        if node in checked:
+            return
+        try:
+            parents = self.parents(node)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}" if where else str(error)) from None
+        for parent in parents.values():
+            self.check_node(parent)
+        try:
             self.settings(node)
             self.check_processes(node, max(self.gpus(node.stage), 1))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}" if where else str(error)) from None
+        checked.add(node)
 
     def check_processes(self, node: Node, processes: int) -> None:
         """Raise ConfigError for a node that cannot be the work of this many processes."""

@@ -207,7 +207,8 @@ class Shown(NamedTuple):
 
 class Line(NamedTuple):
     """A row as it is drawn: each cell an address, a number by definition, undefined, or nothing (a row without a run). `entry` points into the
-    spec. `published_too`: what the paper's own table prints in it for further models."""
+    spec. `published_too`: what the paper's own table prints in it for further models. `given`: the columns whose cells the
+    row itself says."""
 
     name: str
     run: str | None
@@ -218,6 +219,7 @@ class Line(NamedTuple):
     optional: bool = False
     not_at: tuple[str, ...] = ()
     published_too: tuple[Shown, ...] = ()
+    given: tuple[str, ...] = ()
 
 
 class Table(Spec):
@@ -290,7 +292,7 @@ class Table(Spec):
         combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
         cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.derived}
         first, *more = self._published(i, row, entry) or (None,)
-        return Line(name, run, row.text, cells, first, entry, row.optional, row.not_at, tuple(more))
+        return Line(name, run, row.text, cells, first, entry, row.optional, row.not_at, tuple(more), tuple(row.cells))
 
     def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
         places = [own := row.cells.get(column.name, RowPlace()), column, self.cell or Place()]
@@ -354,6 +356,11 @@ class Table(Spec):
     def publishes(self) -> bool:
         """Whether it shows published values."""
         return bool(self.published_columns)
+
+    def named(self) -> list[tuple[str, str]]:
+        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
+        addresses = [cell for line in self.lines for cell in line.cells.values() if isinstance(cell, Address)]
+        return list(dict.fromkeys((address.measure, address.metric) for address in addresses))
 
     def sources(self) -> list[str]:
         """Where its published values come from."""

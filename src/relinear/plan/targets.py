@@ -4,9 +4,52 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from relinear import stages
 from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.scale import scales
+from relinear.plan.specs import Artefact
+from relinear.stages._stage import Node
+
+EXAMPLES = {"distill": "lizard", "finetune": "lizard", "classify": "cola_softmax", "pretrain": "recall_softmax"}  # step -> a run with it
+MEASURE = "measure"
+HEADLINE = "comparison_table2"
+
+
+def _of_one_run(rule: str, plan: Plan) -> str | None:
+    """A sentence that says how to ask for one run's step or measurement; None for any other rule."""
+    run = "lizard" if rule == MEASURE else EXAMPLES.get(rule)
+    if run is None:
+        return None
+    part, verb = ("perplexity", f"measure {run} perplexity") if rule == MEASURE else (rule, f"{rule} {run}")
+    file = plan.root / "runs" / run / part / "run.json"
+    return f"rule {rule!r} is for one run; name its result, such as `snakemake {file.as_posix()}`, or call `relinear {verb} --scale {plan.scale}`"
+
+
+def shown_by(target: str, plan: Plan) -> list[Artefact]:
+    """The tables and figures that a target of `snakemake` asks for; none for a step or a measurement of a run."""
+    every = plan.artefacts
+    if target in ("evaluate", "plot"):
+        return list(every.values())
+    if target == "table2" or Path(target).parent == plan.results and Path(target).name.startswith("table2."):
+        return [every[HEADLINE]] if HEADLINE in every else []
+    return [a for a in every.values() if target in (a.name, a.paper) or target in a.outputs(plan.out(a).as_posix())]
+
+
+def check_target(target: str, plan: Plan) -> None:
+    """Raise ConfigError for a mistake in what stands behind a target of `snakemake`."""
+    for artefact in shown_by(target, plan):
+        plan.check_artefact(artefact)
+    path = Path(target)
+    if path.name not in ("run.json", "metrics.json") or not path.is_relative_to(plan.root):
+        return
+    match path.relative_to(plan.root).parts:
+        case ("runs", run, part, _):
+            plan.check_node(plan.node(part, run) if part in stages.training() else plan.node(MEASURE, run, part))
+        case (folder, name, _):
+            for stage in set(stages.available()) - {MEASURE, *stages.training()}:
+                if stages.stage(stage).folder(Node(stage, name)) == f"{folder}/{name}":
+                    plan.check_node(plan.node(stage, name))
 
 
 def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
@@ -16,7 +59,7 @@ def explain_target(target: str, rules: Iterable[str], plan: Plan) -> str | None:
     if "/" not in target:
         known = sorted(rules)
         if target in known:
-            return None
+            return _of_one_run(target, plan)
         near = get_close_matches(target, known, 5)
         return f"no rule {target!r}; {'near it: ' + ', '.join(near) if near else 'nothing is near it'}. `snakemake --list` prints all"
     try:

@@ -13,6 +13,7 @@ from relinear.plan.plan import Plan
 from relinear.plan.readings import load
 from relinear.plan.scale import scales
 from relinear.plan.strict import WORKFLOW
+from relinear.records import trained_at
 from relinear.share.runs import Chain
 
 SCORES = {"perplexity": "perplexity", "lambada": "acc", "commonsense": "acc", "boolq": "acc", "mmlu": "acc"}  # measure -> the metric that is shown
@@ -98,7 +99,7 @@ def _step(folder: Path, record: Mapping[str, Any]) -> list[str]:
     recipe = record["config"].get("recipe", {})
     data = ", ".join(dict.fromkeys(entry["name"] for entry in record["datasets"]))
     commit = str((record.get("git") or {}).get("commit"))[:7]
-    return [folder.name, f"{record['tokens']:,}", str(recipe.get("lr", "")), data, f"`{commit}`"]
+    return [folder.name, f"{record['tokens']:,}", str(trained_at(record["config"])["lr"] if "lr" in recipe else ""), data, f"`{commit}`"]
 
 
 def _scores(measured: Iterable[Path]) -> Iterator[list[str]]:

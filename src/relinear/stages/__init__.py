@@ -9,13 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-# Kinds of data, as `make` of data.yaml says them -> the file here with their Options. All but items are made by the stage of that name.
-MAKERS = {
-    "items": "_items", "text": "text", "recall": "recall", "sentences": "sentences", "documents": "documents", "passkeys": "passkeys",
-    "pieces": "pieces", "splits": "splits", "prompts": "prompts", "arena": "arena", "labelled": "labelled",
-    "images": "images",
-}  # fmt: skip
-
 
 @functools.cache
 def available() -> tuple[str, ...]:
@@ -30,9 +23,24 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+@functools.cache
+def makers() -> dict[str, str]:
+    """Kinds of data, as `make` of data.yaml says them -> the file here with their Options.
+
+    Each stage that has Options and trains nothing makes the kind of its name. `items` are read where they lie.
+    """
+    return {"items": "_items"} | {name: name for name in available() if not stage(name).trains and hasattr(load(name), "Options")}
+
+
+@functools.cache
+def texts() -> tuple[str, ...]:
+    """Kinds of data in a model's tokens, which the stage of that name makes for a model's vocabulary."""
+    return tuple(name for name in makers() if name in available() and stage(name).tokens)
+
+
 def data_options(make: str) -> type:
     """The settings of a kind of data."""
-    return importlib.import_module(f"{__name__}.{MAKERS[make]}").Options
+    return importlib.import_module(f"{__name__}.{makers()[make]}").Options
 
 
 @functools.cache

@@ -101,6 +101,7 @@ class Stage:
     device = False  # True: computes on the scale's device; False: on the CPU
     spread = False  # can be the work of several processes, each with a GPU
     trains = False  # is a step of a run
+    tokens = False  # what it makes is in a model's tokens, and its nodes are named `<data>@<model>`
     labelled = False  # the data that it makes have labels (relinear.get.labels)
     pictures = False  # the data that it makes are pictures, as pixels
     torch = True  # its work needs torch
@@ -138,12 +139,18 @@ class Stage:
         """The seed of its random numbers."""
         return plan.seed
 
+    def raised(self, plan, node: Node) -> float | None:
+        """The scale's least learning rate where it is above a rate that the run asks for; None where it changes none."""
+        return None
+
     def check(self, plan, node: Node, processes: int) -> None:
         """Raises ConfigError for settings that cannot work with that many processes."""
 
 
 class Tokens(Stage):
     """A stage of data in a model's tokens; its nodes are named `<data>@<model>`."""
+
+    tokens = True
 
     def parents(self, plan, node):
         """The model, which has the tokenizer."""

@@ -16,7 +16,7 @@ class Budget(Strict):
     seq_len: Positive
     batch_size: Positive
     accumulate: Positive
-    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # the least learning rate: the papers' rates are for thousands of steps, not for tens
+    lr_floor: Annotated[float, Field(ge=0)] = 0.0  # least learning rate: the papers' rates are for thousands of steps
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -40,7 +40,19 @@ class Recipe(Strict):
 
 
 OF_BUDGET = ("epochs", "seq_len", "batch_size", "accumulate")
+RATES = ("lr", "method_lr")  # fields of a recipe that are learning rates
 ELSEWHERE = {"data", "dose", "if_random", *OF_BUDGET}  # fields of a recipe that its text, its budget and the plan say
+
+
+def effective(recipe: dict[str, Any], budget: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe with the learning rates that it is trained at, and its budget.
+
+    The scale's `lr_floor` is the least rate. Where no rate is at the floor, the floor changes nothing, and the
+    returned budget has `lr_floor` 0.
+    """
+    floor = budget["lr_floor"]
+    rates = {name: max(recipe[name], floor) for name in RATES if recipe.get(name) is not None}
+    return recipe | rates, budget | {"lr_floor": floor if floor in rates.values() else 0.0}
 
 
 def of_scale(plan, stage: str) -> dict[str, Any]:
@@ -81,12 +93,20 @@ class Step(_stage.Stage):
         return budget | given | ({"seq_len": length} if length else {})
 
     def settings(self, plan, node):
-        recipe = self.recipe(plan, node).model_dump(mode="json", exclude=ELSEWHERE)
+        """The settings of the training, part of the key: its learning rates are those that it is trained at."""
+        asked = self.recipe(plan, node).model_dump(mode="json", exclude=ELSEWHERE)
+        recipe, budget = effective(asked, self.budget(plan, node))
         run = plan.run(node.name)
         return {
             "method": run.run.method, "options": run.run.options, "links": plan.links_of(node), "recipe": recipe,
-            "budget": self.budget(plan, node), "seed": self.seed(plan, node),
+            "budget": budget, "seed": self.seed(plan, node),
         }  # fmt: skip
+
+    def raised(self, plan, node) -> float | None:
+        """The scale's least learning rate where it is above a rate of the run's recipe; None where it changes none."""
+        floor, recipe = self.budget(plan, node)["lr_floor"], self.recipe(plan, node)
+        given = [rate for name in RATES if (rate := getattr(recipe, name, None)) is not None]
+        return floor if min(given) < floor else None
 
     def text(self, plan, node):
         """The text that it trains on."""

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from relinear import attention
 from relinear.files import sha256
 from relinear.plan.code import PACKAGES
-from relinear.plan.options import KEEP, check_values, metric_needs, option_defaults, option_names, part_names
+from relinear.plan.options import KEEP, check_values, metric_needs, option_defaults, option_names, part_names, reads_data
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
@@ -134,6 +135,15 @@ class Stage(_stage.Stage):
         if "state" in needs:
             plan.require_causal(node, f"{metric} counts what a model keeps from one token to the next")
         self._check_parts(plan, node)
+        if "linearized" in needs and plan.run(node.name).run.method == "softmax":
+            able = ", ".join(method for method in attention.available() if method != "softmax")
+            raise ConfigError(f"{node}: {metric} is of a model whose attention a method has replaced; run {node.name!r} has softmax attention. "
+                              f"Possible: runs of {able}")  # fmt: skip
+        if reads_data(_file(metric)) and self._data_name(plan, node) is None:
+            raise ConfigError(
+                f"{node}: {metric} reads data, and the measure {node.part!r} names none; possible: `{node.part}: {{metric: {metric}, data: alpaca}}` "
+                f"or other data of data.yaml in measures.yaml; or `data: Path | None` in measure/{metric}.py, if it can do without"
+            )
         options = self._options(plan, node)
         where = f"measure {node.part!r} at scale {plan.scale!r}: options of {metric}"
         check_values(_file(metric), options, where)
@@ -180,6 +190,16 @@ class Stage(_stage.Stage):
                     f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of {run.model!r} reads {positions} positions{scaled}. "
                     f"Possible: {name} up to {reach}{scalings}, or `without: [{node.part}]` in scales/{plan.scale}.yaml"
                 )
+
+    def misfit(self, plan, node: Node) -> str | None:
+        """The reason why a measurement of a run is not defined: its method has no part that the measure switches off, or nothing was linearized."""
+        method, measure = plan.run(node.name).run.method, plan.measures[node.part]
+        have = part_names(method_file(method))
+        if lacking := [part for part in measure.without if part not in have]:
+            return f"no {' and no '.join(lacking)} part"
+        if "linearized" in _needs(self.metric(plan, node)) and method == "softmax":
+            return "softmax attention, which no method has replaced"
+        return None
 
     def _check_documents(self, plan, node: Node, options: dict[str, Any]) -> None:
         """Raises ConfigError for data that are no whole documents, and for positions beyond the shortest of them."""

@@ -19,6 +19,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.specs import available
 from relinear.plan.strict import WORKFLOW
 from relinear.plan.tables import Column, Table
+from relinear.records import trained_at
 from relinear.stages._stage import Node, method_file
 from relinear.tracking import store
 
@@ -109,7 +110,7 @@ def _parameters(record: Mapping[str, Any]) -> dict[str, Any]:
         trained = [role.rpartition("/")[2] for role in record.get("parents", {"finetune": ...})]
         return found | ({"rank": 0} if "finetune" not in trained and not config.get("before") else {})
     if isinstance(recipe, dict) and "lr" in recipe:
-        found |= {f"{stage}.{name}": value for name, value in {**recipe, **config.get("budget", {})}.items()}
+        found |= {f"{stage}.{name}": value for name, value in {**recipe, **config.get("budget", {}), **trained_at(config)}.items()}
         found |= {f"{stage}.tokens": record["tokens"]} if record.get("tokens") else {}
         found |= {"rank": recipe["lora_rank"] if recipe.get("kind") == "lora" else 0} if stage == "finetune" else {}
     return found

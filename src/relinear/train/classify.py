@@ -89,7 +89,7 @@ def fit(job: Job, model: Classifier, text: Labelled, device: str) -> dict[str, A
     tokens_per_step = text.tokens_of(batch * accumulate)
     try:
         train(
-            loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
+            loss, [(parameters, recipe["lr"])], batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe,
             checkpoint=job.work / "checkpoints", beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds,
             log=validation.log, resumed=validation.resume, memory=lambda: memory_bytes(device), name=job.name, recorded=recorded,
         )  # fmt: skip

@@ -66,7 +66,7 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
 
     tokens_per_step = text.tokens_of(batch * accumulate)
     train(
-        loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
+        loss, [(parameters, recipe["lr"])], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
         recipe=recipe, loss_scale=recipe["loss_scale"], checkpoint=job.work / "checkpoints", checkpoint_seconds=job.checkpoint_seconds,
         beside=(job.history,), log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
         recorded=replayed,

@@ -55,8 +55,8 @@ def weights_dtype(recipe: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
 
 def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tuple[list[nn.Parameter], float]]]:
     """The model to train, with its adapters if it gets some, and the parameters to train with their learning rates; all others frozen."""
-    recipe, floor = job.settings["recipe"], job.settings["budget"]["lr_floor"]
-    lr = max(recipe["lr"], floor)
+    recipe = job.settings["recipe"]
+    lr = recipe["lr"]
     if recipe["kind"] == "full":
         for p in [] if recipe["train_embeddings"] else embeddings(base).values():
             p.requires_grad_(False)
@@ -74,7 +74,7 @@ def trained_groups(job: Job, base: PreTrainedModel) -> tuple[nn.Module, list[tup
     for p in added:
         p.requires_grad_(True)
     if added:
-        groups.append((added, max(recipe["method_lr"] or lr, lr)))
+        groups.append((added, recipe["method_lr"] or lr))
     return model, groups
 
 

@@ -108,7 +108,7 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
     batches = batches_of(text, sequences, device, steps=steps, batch_size=batch, accumulate=accumulate, seed=job.seed, name=job.name)
     try:
         train(
-            loss, [(parameters, max(recipe["lr"], budget["lr_floor"]))],
+            loss, [(parameters, recipe["lr"])],
             batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
             beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
             memory=lambda: memory_bytes(device), name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,

@@ -8,6 +8,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from relinear.draw.attention_maps import tensors_in
+from relinear.draw.pictures import wrap
 from relinear.draw.render import NOT_RUN, write_figure
 
 PARTS = {"linear": "gated linear attention", "window": "sliding window", "meta": "meta tokens"}
@@ -25,7 +26,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         rows[f"{spec.reads()[0][0]}:\n{NOT_RUN}"] = {}
     figure = Figure(figsize=(11.5, 6.4), layout="constrained")
     title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens; {about.where()}"
-    figure.suptitle("\n".join([title, *([about.demonstration] if about.demonstration else [])]), fontsize=10)
+    figure.suptitle(wrap(figure, filter(None, [title, about.demonstration])), fontsize=10)
     for area, (title, weights) in zip(figure.subfigures(2, 1), rows.items(), strict=True):
         area.supylabel(title, fontsize=10)
         if weights:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from relinear.draw.render import NOT_RUN, count, markdown, write_csv, write_text
+from relinear.records import trained_at
 
 UNSAID = "not in the record"
 ROUNDED = 0.05  # the paper's numbers of tokens are round
@@ -51,9 +52,9 @@ def _ours(distill: dict, finetune: dict) -> dict:
         "clip": recipe["clip"],
         "schedule": UNSAID,
         "distill_tokens": distill["tokens"],
-        "distill_lr": max(distill["config"]["recipe"]["lr"], distill["config"]["budget"]["lr_floor"]),
+        "distill_lr": trained_at(distill["config"])["lr"],
         "finetune_tokens": finetune["tokens"],
-        "finetune_lr": max(recipe["lr"], budget["lr_floor"]),
+        "finetune_lr": trained_at(config)["lr"],
         "lora_rank": recipe["lora_rank"],
         "lora_alpha": recipe["lora_alpha"],
         "lora_dropout": recipe.get("lora_dropout", UNSAID),
