@@ -498,7 +498,11 @@ def parts() -> list[str]:
     untold = "not tested at this scale"
     assert [verdict for _, verdict in said] == ["contradicted", "reproduced", untold, "contradicted", "reproduced", untold, "contradicted", untold]
     pooled, window, gated, transfer, gate, full, longer, layers = (difference for difference, _ in said)
+    rank, _ = paired("table6", "Rank 8 has no higher perplexity than rank 64", "lizard_smollm2")
+    ranks = committed("lizard_smollm2/lizard/table6.csv")
+    assert float(ranks["lizard_r8"]["ppl"]) > float(ranks["lizard_r64"]["ppl"])
     return [
+        f"rank 8 is above rank 64 by {rank}.",
         f"That the gate lowers the perplexity is reproduced, by {gate}.",
         f"raises it on novels, and raises the average by {full} points.",
         f"is lower by {pooled}. On novels it is higher, as it is without the linear part.",
@@ -535,8 +539,11 @@ def contexts() -> list[str]:
 def rates_and_doses() -> list[str]:
     form = reading("smollm2/runs/lolcats_exp_window/perplexity", "perplexity")[""]
     both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
+    sources = committed("smollm2/comparison/sources.csv")
     mixed = ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001", "supra_epochs4")
-    twice, once, slower = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in mixed)
+    twice, once, slower = ({c: float(sources[run][f"ppl_{c}"]) for c in ("kernel", "brown", "novels", "papers")} for run in mixed)
+    assert twice["kernel"] < min(once["kernel"], slower["kernel"])
+    assert all(twice[c] > max(once[c], slower[c]) for c in ("brown", "novels", "papers"))
     gains = {
         row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"])
         for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")
@@ -548,7 +555,10 @@ def rates_and_doses() -> list[str]:
     return [
         f"nor on the papers' tokens, where its perplexity is {form:.2f}",
         f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f}.",
-        f"they do, at {twice:.1f}, where the larger rate alone has {once:.1f} and twice the tokens alone {slower:.1f}",
+        f"On held-out kernel documentation they do, at {twice['kernel']:.1f}, where the larger rate alone has {once['kernel']:.1f}"
+        f" and twice the tokens alone {slower['kernel']:.1f}.",
+        f"both together are worse than the larger rate alone: {twice['brown']:.1f} against {once['brown']:.1f},"
+        f" {twice['novels']:.1f} against {once['novels']:.1f}, and {twice['papers']:.1f} against {once['papers']:.1f}",
         f"at 1e-2 by {elu} for 1 + ELU, by {relu} for ReLU and by {exp} for exp.",
         f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
     ]
@@ -567,6 +577,34 @@ def softmax_layers() -> list[str]:
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
     ]
+
+
+NOVELS = "Novels are the six of Jane Austen, whole: one author, n = 6. No run here trained on them"
+
+
+def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():
+    assert NOVELS in prose("docs/results.md")
+    for file in REFERENCE.glob("*/documents/novels@*/run.json"):
+        assert [source["name"] for source in json.loads(file.read_text())["datasets"]] == ["austen"]
+        assert json.loads(file.with_name("metrics.json").read_text())["documents"] == 6
+    trained = [json.loads(file.read_text()) for file in REFERENCE.glob("*/runs/*/*/run.json")]
+    read = {source["name"] for record in trained for source in record["datasets"] if source["role"] == "train"}
+    assert "wikipedia-intros" in read and "austen" not in read
+
+
+def test_what_others_found_is_cited():
+    told = prose("docs/results.md")
+    assert all(f"https://{place}" in told for place in ("arxiv.org/abs/2510.05901", "arxiv.org/abs/2608.28444", "huggingface.co/blog/sirluk/"))
+    assert not any("Nobody has asked" in prose(page) for page in TEXTS)
+
+
+def test_what_was_trained_again_is_not_called_the_same_to_the_last_digit():
+    """Two trainings of one seed, with the same settings, code and card, ended at other weights; measures of these mix both."""
+    assert "to the last digit" not in prose("docs/results.md")
+    for seed in (1, 2):
+        files = REFERENCE.glob(f"smollm2/runs/teacher_lora-seed{seed}/*/run.json")
+        parents = [json.loads(file.read_text())["parents"].get("finetune", {}) for file in files]
+        assert len({parent["contents"] for parent in parents if parent}) > 1, seed
 
 
 def span(record: dict) -> tuple[datetime.datetime, datetime.datetime, str]:
@@ -623,7 +661,7 @@ SAID = {
 STATED = {  # settings, versions and licences, which nobody measured
     "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0.", "Qwen2.5-Coder-1.5B"],
     "docs/models.md": ["a share such as 0.5"],
-    "docs/results.md": ["best with LoRA at 5e-4", "want a transfer at 1e-2", "A rate of 1e-3 gains SUPRA"],
+    "docs/results.md": [*("2510.05901", "2608.28444"), "best with LoRA at 5e-4", "want a transfer at 1e-2", "A rate of 1e-3 gains SUPRA"],
     "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "one GPU of 80 GB", "CC BY-SA 4.0", "CC BY 4.0"],
 }
 UNITS = "times|ms|GiB|MiB|MB|GB|minutes|points|seconds|s|TB/s|tokens/s|hours"
