@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
+from relinear.draw.claims import Look, Value, judge_claim, value_of, write_claims
 from relinear.draw.doses import doses, trained_on
 from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
@@ -143,12 +143,11 @@ def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path,
     spec: Any = artefact.spec
     verdicts = []
     for claim in spec.claims:
-        other = unlike(claim, {})
         if paid is not None and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
             remark = costs.remark(claim, paid.rows, spec.series[0].name)
-            verdicts.append(judge(claim, costs.look_in(claim, paid.rows), remark=remark, unlike=other))
+            verdicts.append(judge_claim(artefact, claim, costs.look_in(claim, paid.rows), about, {}, remark, of_scale=False))
         else:
-            verdicts.append(judge(claim, _look_along(spec, measured, along), about.nothing_to_judge, unlike=other))
+            verdicts.append(judge_claim(artefact, claim, _look_along(spec, measured, along), about, {}))
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 
