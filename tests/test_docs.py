@@ -270,7 +270,7 @@ def results() -> list[str]:
     averages = {run: f"{float(row['avg_no_mmlu']):.1f}" for run, row in controls.items()}
     seeds = {name: [float(row[f"{name}_seed_sd"]) for row in headline.values() if row[f"{name}_seed_sd"]] for name in ("avg_no_mmlu", "ppl")}
     verdicts = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/table2.claims.csv")]
-    reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
+    reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested"))
     figures = {
         row["claim"].split()[0]: row["figures"]
         for row in rows_of(REFERENCE / "smollm2/comparison/controls.claims.csv")
@@ -495,7 +495,7 @@ def parts() -> list[str]:
         paired("table4", "A window of 128 has a lower perplexity than one of 256", "lizard_smollm2"),
         paired("table2", "With half of its layers softmax Lizard is above its teacher on average", "hybrids_smollm2"),
     ]
-    untold = "not tested at this scale"
+    untold = "not tested"
     assert [verdict for _, verdict in said] == ["contradicted", "reproduced", untold, "contradicted", "reproduced", untold, "contradicted", untold]
     pooled, window, gated, transfer, gate, full, longer, layers = (difference for difference, _ in said)
     rank, _ = paired("table6", "Rank 8 has no higher perplexity than rank 64", "lizard_smollm2")

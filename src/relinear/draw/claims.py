@@ -112,7 +112,7 @@ def judge(
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
     if reason := next((value for value in found if isinstance(value, str)), None):
-        return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, unlike, reason))))
+        return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason))))
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
     alone = spreads.missing(values)
@@ -142,7 +142,7 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
     judged = judge(control, look)
     if judged.verdict == "contradicted":
         return ""
-    return f"not informative: {claim.untrained}, on which nothing was trained, {'keeps it too' if judged.figures else 'is not measured'}: {judged.reason}"
+    return f"not informative: {claim.untrained}, on which nothing was trained, {'is not measured' if judged.error is None else 'keeps it too'}: {judged.reason}"
 
 
 def judge_claim(
@@ -152,7 +152,7 @@ def judge_claim(
     costs, which no scale shrinks."""
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
-    other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms)
+    other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
     judged = judge(spec.floored(claim), look, about.nothing_to_judge if of_scale else None, remark, other, about.spreads)
     return judged._replace(compared=compared(claim, spec))
 
@@ -211,12 +211,13 @@ def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, as
 
 def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapping[str, Form]) -> str:
     """In what the runs that a claim compares have another form than its paper's; empty where they have that."""
-    said = {}
+    said: dict[str, list[str]] = {}  # in what -> the rows
     for point in (claim.full(claim.left), claim.full(claim.right)):
         form = forms.get(spec.run_of(point) or "") if point else None
         if point and form and (other := differences(form, {**asked.get(form["method"], {}), **spec.forms.get(point.row, {})})):
-            said[point.row] = f"{point.row}: {', '.join(other)}"
-    return f"another form than the paper's ({'; '.join(said.values())})" if said else ""
+            said.setdefault(", ".join(other), []).append(point.row)
+    words = "; ".join(f"{' and '.join(dict.fromkeys(rows))}: {other}" for other, rows in said.items())
+    return f"another form than the paper's ({words})" if said else ""
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:

@@ -39,6 +39,15 @@ class Finding(Strict):
     ascending: tuple[tuple[tuple[str, str], ...], ...] = Field(min_length=1)
 
 
+class Untested(Strict):
+    """A claim of a paper that no table or figure here compares anything for, and why."""
+
+    claim: str
+    source: str
+    why: str
+    published: str = ""
+
+
 class Paper(Strict):
     """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings.
 
@@ -52,6 +61,7 @@ class Paper(Strict):
     labels: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     forms: dict[str, dict[str, Any]] = {}
+    untested: tuple[Untested, ...] = ()
 
 
 @dataclass(frozen=True)
