@@ -240,6 +240,19 @@ def draw(
         print(path)
 
 
+@app.command("claims")
+def list_claims(
+    paper: Annotated[str | None, typer.Option(help="The claims of this folder of workflow/papers alone, a line each.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="Those with this verdict alone: reproduced, contradicted or 'not tested'.")] = None,
+) -> None:
+    """Print what became of the papers' claims in results/reference: totals by paper and by reason, or claims."""
+    from relinear.draw.stated import listed, named
+
+    named(paper, verdict)
+    for line in listed(paper, verdict):
+        print(line)
+
+
 @app.command()
 @planned
 def status(plan) -> None:

@@ -13,7 +13,7 @@ from typing import get_args
 
 from relinear.draw.claims import Verdict
 from relinear.draw.costs import how_measured, read_costs
-from relinear.draw.drawn import by_run, cell, drawn, name_of, results_of, rows_of
+from relinear.draw.drawn import by_run, cell, counted, drawn, name_of, rows_of
 from relinear.draw.kernels import decoding_steps, fastest_peers, lengths, others, peers
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
@@ -304,10 +304,10 @@ def made_with(reference: Path) -> str:
 
 
 def verdicts(reference: Path) -> str:
-    """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested. A result that several have is counted
-    in the first, where `table6` is before `table13`."""
+    """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested. A result that several have, in
+    whatever words, is counted in the first, where `table6` is before `table13`."""
     paths = sorted(reference.rglob("*claims.csv"), key=lambda path: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", path.as_posix())])
-    found = Counter((first, verdict) for (_, _, _, verdict, _, _), (first, *_) in results_of(paths).items())
+    found = Counter((first, verdict) for (*_, verdict, _), (first, *_) in counted(paths).items())
     rows = [[f"`{path.relative_to(reference).as_posix()}`", *(str(found[path, verdict]) for verdict in get_args(Verdict))] for path in paths]
     return markdown(["Claims in `results/reference`", "reproduced", "contradicted", "not tested"], rows)
 
