@@ -72,12 +72,19 @@ class Panel(InUnit):
 
 
 class Legend(Strict):
-    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`."""
+    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`; `also`: further metrics of the measure and
+    their units."""
 
     measure: str
     metric: str
     of: str | None = None
     unit: str
+    also: dict[str, str] = {}
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The metrics, and the unit of each."""
+        return {self.metric: self.unit, **self.also}
 
 
 class Curves(Spec):
