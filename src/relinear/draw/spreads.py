@@ -58,10 +58,12 @@ class Spreads:
         self._known = {tuple(row[name] for name in COLUMNS[:3]): Spread(float(row["sd"]), float(row["freedom"])) for row in rows}
 
     def find(self, of: Of) -> Spread | None:
-        """The spread of a metric: of the method in that measure, else the largest that any method has in that measure, in that metric, or in any of
-        its kind."""
+        """The spread of a metric: of the method in that measure, else the largest that it has in that metric anywhere, else the largest that any method
+        has in that measure, in that metric, or in any of its kind."""
         kind = RELATIVE_KIND if of.metric in RELATIVE else ABSOLUTE_KIND
-        places = [(of.method, of.measure, of.metric), (ANY, of.measure, of.metric), (ANY, ANY, of.metric), (ANY, ANY, kind)]
+        places = [
+            (of.method, of.measure, of.metric), (of.method, ANY, of.metric), (ANY, of.measure, of.metric), (ANY, ANY, of.metric), (ANY, ANY, kind),
+        ]  # fmt: skip
         return next((self._known[place] for place in places if place in self._known), None)
 
     def of(self, parts: tuple[Of, ...], value: float) -> Spread | None:

@@ -37,8 +37,8 @@ NO_NUMBER = "not run, or no number"
 COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
 HEAD = """# Every claim of the papers
 
-Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` and `--verdict` the claims. A claim stands here once, however many
-tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and column.
+Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here once,
+however many tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and column.
 
 A verdict is the paper's own:
 
@@ -179,7 +179,7 @@ def page(root: Path = ROOT) -> str:
     """The page as Markdown."""
     claims, ours = stated(root), asked(root / "results/reference")
     titles = {name: paper.title for name, paper in papers(root / "workflow/papers").items()}
-    parts = [HEAD.rstrip("\n"), "## Totals", totals(claims, ours), reasons(claims)]
+    parts = [HEAD.rstrip("\n"), "<!-- relinear.draw.stated claims -->", "## Totals", totals(claims, ours), reasons(claims)]
     for name in dict.fromkeys(claim.paper for claim in claims):
         own = [claim for claim in claims if claim.paper == name]
         parts.append(f"## {titles[name]}")
@@ -188,7 +188,7 @@ def page(root: Path = ROOT) -> str:
             untested = "" if kind in (*get_args(Verdict)[:2], BOTH) else "Not tested: "
             of_kind = [_cells(claim) for claim in own if claim.kind == kind]
             parts += [f"### {untested}{kind} ({name}, {len(of_kind)})", markdown(COLUMNS, of_kind, align="left")]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, "<!-- end -->"]) + "\n"
 
 
 def named(paper: str | None, verdict: str | None, root: Path = ROOT) -> None:

@@ -30,7 +30,9 @@ def spreads_of(reference: Path) -> list[dict[str, str | float]]:
                 pooled[of.method, of.measure, of.metric].append(Part(variance(own) / scale**2, len(own) - 1, run))
                 whole |= set() if part_off else {of.measure}
     rows = {of: _pool(parts) for of, parts in pooled.items()}
-    for _, measure, metric in pooled:
+    for method, measure, metric in pooled:
+        if own := [rows[of] for of in pooled if (of[0], of[2]) == (method, metric) and of[1] in whole]:
+            rows[method, ANY, metric] = _largest(own)
         rows[ANY, measure, metric] = _largest(rows[of] for of in pooled if of[1:] == (measure, metric))
         if of_whole := [rows[of] for of in pooled if of[2] == metric and of[1] in whole]:
             rows[ANY, ANY, metric] = _largest(of_whole)
