@@ -214,7 +214,12 @@ def test_a_result_is_counted_once_wherever_verdicts_are_counted(tmp_path):
     paths = sorted(REFERENCE.rglob("*claims.csv"))
     rows = [tuple(row.values()) for path in paths for row in rows_of(path)]
     assert sum(map(sum, counts.values())) == len(counted(paths)) < len(set(rows)) < len(rows)
-    near = [row for path in paths for row in rows_of(path) if row["compared"] == "lizard avg_no_mmlu > teacher avg_no_mmlu by -1.00" and "smollm2" in str(path)]
+    near = [
+        row
+        for path in paths
+        for row in rows_of(path)
+        if row["compared"] == "lizard avg_no_mmlu > teacher avg_no_mmlu by -1.00" and "smollm2" in str(path)
+    ]
     assert len({row["claim"] for row in near}) > 1 == len({measured_in(row) for row in near if "qwen" not in row["figures"]} - {""}), near
     claims = report.report(ROOT)["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]
     assert claims.count("| Hedgehog is above Performer, ListOps ") == 1 and "| Hedgehog Table 6, Hedgehog Table 13 " in claims
@@ -267,7 +272,9 @@ def test_tables_are_what_the_committed_results_say(page):
 def test_what_results_were_made_with_is_of_two_environments_and_the_newer_is_locked(tmp_path):
     (tmp_path / "table.md").write_text(pages.made_with(REFERENCE))
     [rows] = pages.drawn(tmp_path / "table.md")
-    assert {row["In `results/reference`"].strip("`") for row in rows} == {path.name for path in REFERENCE.iterdir() if path.is_dir()} - {"locks"}, "every folder"
+    assert {row["In `results/reference`"].strip("`") for row in rows} == {path.name for path in REFERENCE.iterdir() if path.is_dir()} - {"locks"}, (
+        "every folder"
+    )
     older, newer = sorted({(row["torch"].removesuffix("+cpu"), row["triton"]) for row in rows})
     lock = (ROOT / "requirements.lock").read_text()
     assert f"\ntorch=={newer[0]}" in lock and f"\ntriton=={newer[1]}" in lock and f"\ntorch=={older[0]}" not in lock
@@ -377,7 +384,10 @@ def efficiency() -> list[str]:
     published = {words.split("published ")[1] for words in figures.values() if "times" in words and " to " in words.split("published ")[1]}
     assert "ratio 1.00;" in figures["Memory grows no more than 1.1 times from 512 to 131k generated tokens"]
     assert "ratio 1.00;" in figures["Throughput stays nearly constant up to 131k generated tokens"]
-    growing = re.search(r"at 128: .* ratio ([\d.]+)", figures["Linear attention has 2.5 times the throughput of FlashAttention as transformers generates with it, at a batch of 128"])[1]
+    growing = re.search(
+        r"at 128: .* ratio ([\d.]+)",
+        figures["Linear attention has 2.5 times the throughput of FlashAttention as transformers generates with it, at a batch of 128"],
+    )[1]
     inputs = {(row.run, row.prompt): row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if row.sweep == "input"}
     teacher = {prompt: row.decode_tokens_per_second for (run, prompt), row in inputs.items() if run == "teacher"}
     ahead = {run: [p for p in sorted(teacher) if inputs[run, p].decode_tokens_per_second > teacher[p]] for run in ("lizard", "lolcats_window")}
@@ -640,7 +650,10 @@ def test_what_equal_bytes_are_is_said_before_anything_is_concluded(tmp_path):
             assert keys[f"{run}, {words}"][0] == pages.held(window, REFERENCE / scale)
     lolcats, lizard = keys["LoLCATs, window, SmolLM2-135M"], keys["Lizard, SmolLM2-135M"]
     text, readme = prose("docs/results.md"), prose("README.md")
-    assert f"holds {lizard[0]} keys beside Lizard and {lolcats[0]} beside LoLCATs. States of key heads at 2 bytes leave it {lizard[3]} and {lolcats[3]}" in text
+    assert (
+        f"holds {lizard[0]} keys beside Lizard and {lolcats[0]} beside LoLCATs. States of key heads at 2 bytes leave it {lizard[3]} and {lolcats[3]}"
+        in text
+    )
     assert f"a window of {lizard[0]} keys beside Lizard;" in readme and f"leave {lizard[3]}, and no such window is trained yet" in readme
     pairs = [row for row in read_items(REFERENCE / "smollm2/runs/lizard/kv_recall_far") if row["pairs"] == 16]
     near, far = (of(row["distance"] for row in pairs) for of in (min, max))
@@ -648,7 +661,10 @@ def test_what_equal_bytes_are_is_said_before_anything_is_concluded(tmp_path):
     step = json.loads((REFERENCE / "qwen/runs/window_bytes_of_lizard/finetune/run.json").read_text())
     second = [keys[f"{run}, Qwen2.5-Coder-1.5B"][0] for run in ("Lizard", "LoLCATs, window")]
     assert second[0] > step["config"]["budget"]["seq_len"] > second[1]
-    assert f"leaves Lizard's control {second[0]:,} keys, more than a training sequence has, which is full attention" in text and f"of {second[1]}, is" in text
+    assert (
+        f"leaves Lizard's control {second[0]:,} keys, more than a training sequence has, which is full attention" in text
+        and f"of {second[1]}, is" in text
+    )
     assert "full attention (window of 1,692 keys, Lizard's bytes + LoRA; it was trained on sequences of 1,024)" in pages.second_teacher(REFERENCE)
 
 
@@ -722,7 +738,12 @@ STATED = {  # settings, versions and licences, which nobody measured
     "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0.", "Qwen2.5-Coder-1.5B"],
     "docs/claims.md": ["at least 95 % of it"],
     "docs/models.md": ["a share such as 0.5"],
-    "docs/results.md": [*("2510.05901", "2608.28444", "within 1.6 points of its teacher"), "best with LoRA at 5e-4", "want a transfer at 1e-2", "A rate of 1e-3 gains SUPRA"],
+    "docs/results.md": [
+        *("2510.05901", "2608.28444", "within 1.6 points of its teacher"),
+        "best with LoRA at 5e-4",
+        "want a transfer at 1e-2",
+        "A rate of 1e-3 gains SUPRA",
+    ],
     "docs/running.md": ["opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "one GPU of 80 GB", "CC BY-SA 4.0", "CC BY 4.0"],
 }
 UNITS = "times|ms|GiB|MiB|MB|GB|minutes|points|seconds|s|TB/s|tokens/s|hours"
@@ -908,7 +929,9 @@ def test_what_is_said_of_the_transfer_is_so():
     assert "finetuning ends at two to seven times the perplexity, on half of the tokens" in prose("docs/results.md")
     judged = rows_of(REFERENCE / "smollm2/lolcats/table1.claims.csv")
     assert [row["verdict"] for row in judged] == ["reproduced"] * 12
-    assert [row["claim"] for row in judged if " kl " in row["compared"]] == [f"Transfer recovers the attention weights of {m}" for m in ("1 + ELU", "ReLU", "exp")]
+    assert [row["claim"] for row in judged if " kl " in row["compared"]] == [
+        f"Transfer recovers the attention weights of {m}" for m in ("1 + ELU", "ReLU", "exp")
+    ]
     assert "All twelve claims of this table are reproduced, three of them on the weights of attention" in prose("docs/results.md")
 
 

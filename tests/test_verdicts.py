@@ -204,7 +204,10 @@ def test_a_claim_that_is_not_the_paper_s_says_so_or_is_refused(tmp_path, spec, s
 
 def test_a_paper_s_form_names_methods_and_settings_that_there_are(tmp_path):
     path = paper(tmp_path, columns=[COLUMN], rows=[{"run": "lizard"}])
-    for forms, said in (({"lizzard": {}}, "no method 'lizzard'; have "), ({"lizard": {"feature_map": "exp"}}, "no setting 'feature_map'; possible: ")):
+    for forms, said in (
+        ({"lizzard": {}}, "no method 'lizzard'; have "),
+        ({"lizard": {"feature_map": "exp"}}, "no setting 'feature_map'; possible: "),
+    ):
         (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(forms)}\n")
         with pytest.raises(ConfigError, match=said):
             papers(tmp_path / "papers")
@@ -222,7 +225,9 @@ def test_lolcats_table_2_is_judged_by_the_form_that_its_paper_has():
         differences(released, asked)
     )
     found = {row["claim"]: row for row in rows_of(REFERENCE / "smollm2/lolcats/table2.claims.csv")}
-    near, adds = (found[claim] for claim in ("The window's model stays within 1.6 points of its teacher on average", "The window adds to the average"))
+    near, adds = (
+        found[claim] for claim in ("The window's model stays within 1.6 points of its teacher on average", "The window adds to the average")
+    )
     assert near["verdict"] == "contradicted" and near["compared"].startswith("lolcats_exp_window ")
     assert adds["verdict"] == UNTESTED and "is within error of 0.00" in adds["reason"]
     assert all(row["whose"] == "ours" for claim, row in found.items() if claim.startswith("In the released form"))

@@ -97,17 +97,15 @@ class Judgement(NamedTuple):
     trainings: str = ""
 
 
-def judge(
-    claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "", spreads: Spreads = UNASKED
-) -> Judgement:
+def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "", spreads: Spreads = UNASKED) -> Judgement:
     """Judge a claim by the numbers at its points.
 
-    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. Where few
-    seeds or documents give the error, Student's t says how many errors are as much as two. The error is that of the paired difference where both sides
-    kept the outcomes of the same items, and the figures then say `paired`; else the errors are combined as if independent. A side of one training has
-    the `spreads` of its method's trainings in its error; where nobody knows any, nothing is judged. `remark` stands beside the numbers. `unlike`: in
-    what our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not reached, nor a
-    reproduction where what is untrained keeps the claim too.
+    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. Where
+    few seeds or documents give the error, Student's t says how many errors are as much as two. The error is that of the paired difference where
+    both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors are combined as if independent. A side of one
+    training has the `spreads` of its method's trainings in its error; where nobody knows any, nothing is judged. `remark` stands beside the
+    numbers. `unlike`: in what our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not
+    reached, nor a reproduction where what is untrained keeps the claim too.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
@@ -142,14 +140,15 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
     judged = judge(control, look)
     if judged.verdict == "contradicted":
         return ""
-    return f"not informative: {claim.untrained}, on which nothing was trained, {'is not measured' if judged.error is None else 'keeps it too'}: {judged.reason}"
+    said = "is not measured" if judged.error is None else "keeps it too"
+    return f"not informative: {claim.untrained}, on which nothing was trained, {said}: {judged.reason}"
 
 
 def judge_claim(
     artefact: Artefact, claim: Claim, look: Look, about: "About", tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
 ) -> Judgement:
-    """Judge a claim of a table or figure. `tokens`: name -> the training tokens, which a claim's dose is compared with. Not `of_scale`: its numbers are
-    costs, which no scale shrinks."""
+    """Judge a claim of a table or figure. `tokens`: name -> the training tokens, which a claim's dose is compared with. Not `of_scale`: its numbers
+    are costs, which no scale shrinks."""
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
     other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
@@ -195,8 +194,8 @@ def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, asked: Mapping[str, Form] | None = None,
            forms: Mapping[str, Form] | None = None) -> str:  # fmt: skip
-    """A text that says how our training differs from the claim's: runs of another form, rows of fewer tokens than the paper's, another recipe. Empty if
-    it does not.
+    """A text that says how our training differs from the claim's: runs of another form, rows of fewer tokens than the paper's, another recipe.
+    Empty if it does not.
 
     `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper has; `forms`: run -> ours.
     """

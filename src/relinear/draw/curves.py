@@ -105,8 +105,10 @@ def _with_legend(spec: Curves, measured: Measurements) -> Curves:
 
     def titled(series: Series) -> Series:
         found = measured.get((series.run or "", beside.measure))
-        values = {unit: next((r.value for r in (found.all(metric, beside.of) if found else ()) if not r.at), None) for metric, unit in beside.units.items()}
-        said = [f"{value:.4g} {unit}" for unit, value in values.items() if value is not None]
+        said = []
+        for metric, unit in beside.units.items():
+            value = next((r.value for r in (found.all(metric, beside.of) if found else ()) if not r.at), None)
+            said += [f"{value:.4g} {unit}"] * (value is not None)
         return series.model_copy(update={"title": ", ".join([series.title, *said])})
 
     return spec.model_copy(update={"series": tuple(map(titled, spec.series))})

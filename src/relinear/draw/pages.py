@@ -106,7 +106,8 @@ def held(run: str, folder: Path) -> int | None:
 
 
 def sized(run: str, folder: Path) -> str:
-    """A run in words; a window of a hybrid's bytes with the keys that it holds, and as full attention where no sequence of its training is as long."""
+    """A run in words; a window of a hybrid's bytes with the keys that it holds, and as full attention where no sequence of its training is as
+    long."""
     keys, step = held(run, folder), folder / "runs" / run / "finetune/run.json"
     if not run.startswith("window_bytes_of_") or keys is None or not step.is_file():
         return label(run)
@@ -120,8 +121,8 @@ NUMBERS = (4, 2)  # bytes a number of a linear state
 
 
 def accountings(reference: Path) -> str:
-    """The state of the hybrids by four accountings of their linear part, and the keys that a window of as many bytes holds: states of every query head,
-    as they were measured, or one for the query heads of a key head, each at 4 or 2 bytes a number. Keys and values have 2."""
+    """The state of the hybrids by four accountings of their linear part, and the keys that a window of as many bytes holds: states of every query
+    head, as they were measured, or one for the query heads of a key head, each at 4 or 2 bytes a number. Keys and values have 2."""
     rows = []
     for scale, words in ACCOUNTED.items():
         [file] = (reference / scale / "models").glob("*/metrics.json")

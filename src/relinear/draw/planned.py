@@ -78,8 +78,8 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a figure of its rows is drawn from these
     alone. Raises UserError where the folder has none of the runs or not the rows, where it is no committed folder, and for a figure of attention
-    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims, or
-    where its shape judges only what it draws.
+    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims,
+    or where its shape judges only what it draws.
     """
     manifest = folder / MANIFEST
     if artefact.files() and not manifest.is_file():

@@ -113,7 +113,8 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
         for claim in artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                rows.append([claim.claim, claim.source, artefact.label, link("its spec", artefact.file), claim.whose, NOT_RUN, published, artefact.spec.not_run])
+                place = link("its spec", artefact.file)
+                rows.append([claim.claim, claim.source, artefact.label, place, claim.whose, NOT_RUN, published, artefact.spec.not_run])
     if not rows:
         return []
     verdicts = [row[CLAIMS.index("verdict")] for row in rows]

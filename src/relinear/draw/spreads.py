@@ -1,7 +1,8 @@
 """How far two trainings of one run are apart: for numbers of a single training, whose error would else be of its items alone.
 
-`results/reference/spreads.csv` has the standard deviation over seeds of every metric of every method of which anything was trained with several seeds,
-pooled over the runs of that method, over what the metric is of and over its places. `python -m relinear.draw.trainings` writes it from the committed records.
+`results/reference/spreads.csv` has the standard deviation over seeds of every metric of every method of which anything was trained with several
+seeds, pooled over the runs of that method, over what the metric is of and over its places. `python -m relinear.draw.trainings` writes it from the
+committed records.
 """
 
 import csv
@@ -58,8 +59,8 @@ class Spreads:
         self._known = {tuple(row[name] for name in COLUMNS[:3]): Spread(float(row["sd"]), float(row["freedom"])) for row in rows}
 
     def find(self, of: Of) -> Spread | None:
-        """The spread of a metric: of the method in that measure, else the largest that it has in that metric anywhere, else the largest that any method
-        has in that measure, in that metric, or in any of its kind."""
+        """The spread of a metric: of the method in that measure, else the largest that it has in that metric anywhere, else the largest that any
+        method has in that measure, in that metric, or in any of its kind."""
         kind = RELATIVE_KIND if of.metric in RELATIVE else ABSOLUTE_KIND
         places = [
             (of.method, of.measure, of.metric), (of.method, ANY, of.metric), (ANY, of.measure, of.metric), (ANY, ANY, of.metric), (ANY, ANY, kind),

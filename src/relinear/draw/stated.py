@@ -37,8 +37,9 @@ NO_NUMBER = "not run, or no number"
 COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
 HEAD = """# Every claim of the papers
 
-Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here once,
-however many tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and column.
+Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here
+once, however many tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and
+column.
 
 A verdict is the paper's own:
 
@@ -46,13 +47,13 @@ A verdict is the paper's own:
   `workflow/papers/<paper>/paper.yaml`, and in a spec for rows that differ by purpose).
 - **Metric.** The paper prints the number. Where ours is another one, the claim is marked `proxy` and counted with our own questions.
 - **Dose and recipe.** A row that a claim gives a dose has at least 95 % of it. One of eight recipes judges nothing, in either direction.
-- **Costs.** What grows with a text, a batch or a length is told by one program against itself, on any card. One program against another, or against what
-  a card holds, is of its kernels and its card, and is judged on the paper's alone.
-- **A teacher that can.** What a claim requires is there: a teacher three standard errors above its floor, room between the rows, no side that collapsed.
-  What a window on which nothing was trained keeps too is not reproduced by keeping it.
-- **Error.** Items, paired where both sides kept the same ones, and trainings: the seeds, or of a single training the spread that trainings of its method
-  have elsewhere ([spreads.csv](../results/reference/spreads.csv)); of a method without seeds, the widest that any method has. A verdict needs as many errors
-  as are as seldom by chance as two are where the error is known: Student's t for few seeds and for six books.
+- **Costs.** What grows with a text, a batch or a length is told by one program against itself, on any card. One program against another, or against
+  what a card holds, is of its kernels and its card, and is judged on the paper's alone.
+- **A teacher that can.** What a claim requires is there: a teacher three standard errors above its floor, room between the rows, no side that
+  collapsed. What a window on which nothing was trained keeps too is not reproduced by keeping it.
+- **Error.** Items, paired where both sides kept the same ones, and trainings: the seeds, or of a single training the spread that trainings of its
+  method have elsewhere ([spreads.csv](../results/reference/spreads.csv)); of a method without seeds, the widest that any method has. A verdict
+  needs as many errors as are as seldom by chance as two are where the error is known: Student's t for few seeds and for six books.
 
 Whatever fails is `not tested`, with the reasons; the numbers stand behind them.
 """
@@ -145,7 +146,10 @@ def by_chance(rows: Iterable[dict[str, str]]) -> tuple[int, float]:
 def totals(claims: Sequence[Stated], ours: Sequence[dict[str, str]]) -> str:
     """The verdicts by paper, and those on our own questions, as a Markdown table."""
     titles = {name: f"of {name}" for name in dict.fromkeys(claim.paper for claim in claims)}
-    rows = [_row(titles[name], [c.verdict for c in claims if c.paper == name], [c.told[1] for c in claims if c.paper == name and c.told]) for name in titles]
+    rows = [
+        _row(titles[name], [c.verdict for c in claims if c.paper == name], [c.told[1] for c in claims if c.paper == name and c.told])
+        for name in titles
+    ]
     rows.append(_row("of all papers", [claim.verdict for claim in claims], [claim.told[1] for claim in claims if claim.told]))
     for words, proxies in (("our own questions", False), ("our own, a proxy for a paper's number", True)):
         own = [row for row in ours if ("proxy" in row["whose"]) == proxies]

@@ -100,9 +100,9 @@ class Claim(Strict):
     better than `floor` (chance, in the column's unit, or a point where it is measured; a table knows that of tasks with choices), nothing can be
     told. `dose`: row -> the training tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
     `recipe`: in what else our training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before
-    anything can be told. `untrained`: a row on which nothing was trained; a claim that holds of it in the place of `left` is not reproduced by holding.
-    `proxy`: the number that the paper prints, where ours is another one; the claim is then a question of ours. `margin_by`: `ours` for a margin that the
-    paper does not print.
+    anything can be told. `untrained`: a row on which nothing was trained; a claim that holds of it in the place of `left` is not reproduced by
+    holding. `proxy`: the number that the paper prints, where ours is another one; the claim is then a question of ours. `margin_by`: `ours` for a
+    margin that the paper does not print.
     """
 
     claim: str
@@ -164,8 +164,8 @@ class Claim(Strict):
 
 class Spec(Strict):
     """The fields of every spec. `label` is the paper's own; `says` is one line. `not_run`: what of the committed results is not there, and why;
-    for the index and the report. `recipe`: in what the training of all rows differs from the paper's; no claim of a paper is then judged. `forms`: row ->
-    in what its form is another than that of its paper (`forms` in paper.yaml); null asks nothing of a setting.
+    for the index and the report. `recipe`: in what the training of all rows differs from the paper's; no claim of a paper is then judged. `forms`:
+    row -> in what its form is another than that of its paper (`forms` in paper.yaml); null asks nothing of a setting.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = FIGURE
@@ -221,8 +221,8 @@ class Spec(Strict):
             grows = claim.right is not None and claim.right.row == claim.left.row
             if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe or self.recipe):
                 raise ValueError(
-                    f"claim {claim.claim!r} compares what a program took with another program or with a card, which is of its kernels and its card; say "
-                    f"in `recipe` what ours were"
+                    f"claim {claim.claim!r} compares what a program took with another program or with a card, which is of its kernels and its "
+                    f"card; say in `recipe` what ours were"
                 )
         named = {point.row for claim in self.claims for point in claim.points}
         for name in self.forms:

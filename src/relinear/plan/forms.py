@@ -38,8 +38,8 @@ def check_form(form: Form, where: str, method: str | None = None) -> None:
 
 
 def form_of(found: Measured) -> dict[str, Any]:
-    """The form of a measured run, as its records and those of its steps have it: `method`, its options with their defaults, and the settings of the steps
-    behind the measurement. `seq_len` is a list, of a length a step. Raises BrokenError for a record that cannot be believed."""
+    """The form of a measured run, as its records and those of its steps have it: `method`, its options with their defaults, and the settings of the
+    steps behind the measurement. `seq_len` is a list, of a length a step. Raises BrokenError for a record that cannot be believed."""
     record = records.read(found.folder) or {}
     config = record.get("config", {})
     method, options = config.get("method", "softmax"), dict(config.get("options", {}))

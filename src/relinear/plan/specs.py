@@ -66,8 +66,8 @@ class Paper(Strict):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out. `forms`: paper
-    -> method -> what its claims ask of a run of that method."""
+    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out. `forms`:
+    paper -> method -> what its claims ask of a run of that method."""
 
     file: Path
     spec: Spec
