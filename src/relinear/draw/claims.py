@@ -7,7 +7,7 @@ that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from scipy.special import ndtr, stdtrit
 
@@ -18,9 +18,6 @@ from relinear.plan.claims import Claim, Point, Spec
 from relinear.plan.forms import Form, differences
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
-
-if TYPE_CHECKING:
-    from relinear.draw import About
 
 Verdict = Literal["reproduced", "contradicted", "not tested"]
 UNTESTED: Verdict = "not tested"
@@ -113,7 +110,7 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
         return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason))))
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
-    alone = spreads.missing(values)
+    alone = [f"one training of {value.name}, and how far two are apart is not known" for value in values if _unknown(value, spreads)]
     compare = _ratio if claim.ratio is not None else _difference
     judged = compare(claim, [_lent(value, spreads) for value in values], values, column, remark and f"; {remark}", published)
     reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
@@ -122,6 +119,11 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     if against := "; ".join(filter(None, reasons)):
         return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
     return judged
+
+
+def _unknown(value: Value, spreads: Spreads) -> bool:
+    """Whether a number is of one training of which nobody knows how far from another it is."""
+    return value.trainings == 1 and spreads.asked and spreads.of(value.of, value.value) is None
 
 
 def _lent(value: Value, spreads: Spreads) -> Value:
@@ -144,8 +146,24 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
     return f"not informative: {claim.untrained}, on which nothing was trained, {said}: {judged.reason}"
 
 
+class Circumstances(Protocol):
+    """What `relinear.draw.About` says of the measurements, as far as a verdict hangs on it."""
+
+    @property
+    def nothing_to_judge(self) -> str | None:
+        """Why no claim can be judged at the scale."""
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Run -> its form."""
+
+    @property
+    def spreads(self) -> Spreads:
+        """How far trainings of a method are apart."""
+
+
 def judge_claim(
-    artefact: Artefact, claim: Claim, look: Look, about: "About", tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
+    artefact: Artefact, claim: Claim, look: Look, about: Circumstances, tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
 ) -> Judgement:
     """Judge a claim of a table or figure. `tokens`: name -> the training tokens, which a claim's dose is compared with. Not `of_scale`: its numbers
     are costs, which no scale shrinks."""

@@ -9,13 +9,10 @@ import csv
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.strict import WORKFLOW
-
-if TYPE_CHECKING:
-    from relinear.draw.claims import Value
 
 SPREADS = WORKFLOW.parent / "results/reference/spreads.csv"
 COLUMNS = ("method", "measure", "metric", "kind", "sd", "freedom", "runs")
@@ -76,11 +73,6 @@ class Spreads:
         scales = [value if part.metric in RELATIVE else part.factor for part in parts]
         sd = math.hypot(*(spread.sd * scale for spread, scale in zip(known, scales, strict=True))) / len(known)
         return Spread(sd, min(spread.freedom for spread in known))
-
-    def missing(self, values: "Iterable[Value]") -> list[str]:
-        """Why numbers of one training cannot be judged by: nobody knows how far two are apart."""
-        alone = [value for value in values if value.trainings == 1 and self.asked and self.of(value.of, value.value) is None]
-        return [f"one training of {value.name}, and how far two are apart is not known" for value in alone]
 
 
 UNASKED = Spreads(asked=False)
