@@ -19,7 +19,7 @@ from relinear.stages._stage import Node
 
 PACKAGE = ROOT / "src" / "relinear"
 APART = ("benchmarks",)  # rooms that are moved as they are, and not yet cut into pieces
-LINES, OF_A_FUNCTION = 500, 80
+LINES, OF_A_FUNCTION = 550, 80
 
 # From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
 FLOORS = [

@@ -108,7 +108,8 @@ def _with_legend(spec: Curves, measured: Measurements) -> Curves:
         said = []
         for metric, unit in beside.units.items():
             value = next((r.value for r in (found.all(metric, beside.of) if found else ()) if not r.at), None)
-            said += [f"{value:.4g} {unit}"] * (value is not None)
+            if value is not None:
+                said.append(f"{value:.4g} {unit}")
         return series.model_copy(update={"title": ", ".join([series.title, *said])})
 
     return spec.model_copy(update={"series": tuple(map(titled, spec.series))})
