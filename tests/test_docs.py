@@ -19,12 +19,13 @@ from browser import open_page
 from properdocs.exceptions import PluginError
 
 from relinear.benchmarks import hours
-from relinear.draw import pages, report
+from relinear.draw import pages, report, stated
 from relinear.draw.costs import read_costs
-from relinear.draw.drawn import rows_of
+from relinear.draw.drawn import counted, measured_in, rows_of
 from relinear.draw.kernels import read as read_kernels
 from relinear.draw.render import count
 from relinear.errors import UserError
+from relinear.plan.items import read_items
 from relinear.plan.plan import Plan
 from relinear.plan.specs import Finding, available, papers
 
@@ -193,7 +194,7 @@ def test_a_table_that_was_not_run_has_its_claims_on_the_page():
         if not list(report.places_of(artefact, REFERENCE)):
             own, claims = (found[artefact.paper][0].split(f"\n## {title}\n")[1].split("\n## ")[0] for title in (artefact.label, "Claims"))
             assert "Not run yet." in own
-            assert len(re.findall(rf"{artefact.path}\) *\| not run ", claims)) == len(artefact.spec.claims)
+            assert len(re.findall(rf"{artefact.path}\) *\| (?:paper|ours)[^|]*\| not run ", claims)) == len(artefact.spec.claims)
 
 
 def test_each_cell_of_the_report_links_to_its_record():
@@ -210,13 +211,56 @@ def test_a_result_is_counted_once_wherever_verdicts_are_counted(tmp_path):
     (tmp_path / "verdicts.md").write_text(f"{pages.verdicts(REFERENCE)}\n")
     [table] = pages.drawn(tmp_path / "verdicts.md")
     counts = {row["Claims in `results/reference`"].strip("`"): [int(cell) for cell in list(row.values())[1:]] for row in table}
-    rows = [tuple(row.values()) for path in REFERENCE.rglob("*claims.csv") for row in rows_of(path)]
-    assert sum(map(sum, counts.values())) == len(set(rows)) < len(rows)
+    paths = sorted(REFERENCE.rglob("*claims.csv"))
+    rows = [tuple(row.values()) for path in paths for row in rows_of(path)]
+    assert sum(map(sum, counts.values())) == len(counted(paths)) < len(set(rows)) < len(rows)
+    near = [
+        row
+        for path in paths
+        for row in rows_of(path)
+        if row["compared"] == "lizard avg_no_mmlu > teacher avg_no_mmlu by -1.00" and "smollm2" in str(path)
+    ]
+    assert len({row["claim"] for row in near}) > 1 == len({measured_in(row) for row in near if "qwen" not in row["figures"]} - {""}), near
     claims = report.report(ROOT)["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]
     assert claims.count("| Hedgehog is above Performer, ListOps ") == 1 and "| Hedgehog Table 6, Hedgehog Table 13 " in claims
 
 
 # --- tables ---
+
+
+def test_the_page_of_claims_is_what_the_specs_and_the_committed_verdicts_say():
+    assert (ROOT / stated.PAGE).read_text() == stated.page(), "run `python -m relinear.draw.stated`"
+
+
+def test_every_claim_of_a_paper_s_own_tables_stands_on_the_page_once_with_its_verdict():
+    claims = stated.stated()
+    every = {(a.paper, c.claim) for a in available(ROOT / "workflow/papers").values() if a.paper != "comparison" for c in a.spec.claims if not c.ours}
+    every |= {(name, claim.claim) for name, paper in papers(ROOT / "workflow/papers").items() for claim in paper.untested}
+    places = [(claim.paper, claim.compared or claim.claim) for claim in claims]
+    assert len(places) == len(set(places)) and {(claim.paper, claim.claim) for claim in claims} <= every
+    told = {claim.claim for claim in claims} | {row["claim"] for claim in claims for _, row in claim.rows}
+    same = {stated.compared(c, a.spec) for a in available(ROOT / "workflow/papers").values() for c in a.spec.claims if c.claim in told}
+    for artefact in available(ROOT / "workflow/papers").values():
+        for claim in artefact.spec.claims if artefact.paper != "comparison" else ():
+            assert claim.ours or stated.compared(claim, artefact.spec) in same, claim.claim
+    for claim in claims:
+        assert claim.verdict != "not tested" or claim.reason, claim.claim
+
+
+def test_totals_say_how_many_verdicts_chance_alone_would_give():
+    claims = stated.stated()
+    lines = list(stated.listed())
+    own = [claim for claim in claims if claim.paper == "lolcats"]
+    n, chance = stated.by_chance([claim.told[1] for claim in own if claim.told])
+    assert 0 < n < len(own) and chance == pytest.approx(0.0455 * n, rel=1e-3)
+    counts = [[claim.verdict for claim in own].count(verdict) for verdict in ("reproduced", "contradicted", "not tested")]
+    assert re.search(rf"\| of lolcats +\| +{counts[0]} \| +{counts[1]} \| +{counts[2]} \| +0 \| +{n} \| +{chance:.1f} \|", lines[0])
+    contradicted = list(stated.listed(verdict="contradicted"))
+    assert len(contradicted) == sum(claim.verdict == "contradicted" for claim in claims) and all("| contradicted |" in line for line in contradicted)
+    with pytest.raises(UserError, match="no paper 'gla' makes claims; have hedgehog, lizard, lolcats, supra"):
+        stated.named("gla", None)
+    with pytest.raises(UserError, match="no verdict 'true'; have reproduced, contradicted, not tested"):
+        stated.named(None, "true")
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -228,7 +272,9 @@ def test_tables_are_what_the_committed_results_say(page):
 def test_what_results_were_made_with_is_of_two_environments_and_the_newer_is_locked(tmp_path):
     (tmp_path / "table.md").write_text(pages.made_with(REFERENCE))
     [rows] = pages.drawn(tmp_path / "table.md")
-    assert {row["In `results/reference`"].strip("`") for row in rows} == {path.name for path in REFERENCE.iterdir()} - {"locks"}, "every folder"
+    assert {row["In `results/reference`"].strip("`") for row in rows} == {path.name for path in REFERENCE.iterdir() if path.is_dir()} - {"locks"}, (
+        "every folder"
+    )
     older, newer = sorted({(row["torch"].removesuffix("+cpu"), row["triton"]) for row in rows})
     lock = (ROOT / "requirements.lock").read_text()
     assert f"\ntorch=={newer[0]}" in lock and f"\ntriton=={newer[1]}" in lock and f"\ntorch=={older[0]}" not in lock
@@ -270,8 +316,8 @@ def results() -> list[str]:
     novels = {run: f"{float(row['ppl_long']):.1f}" for run, row in controls.items()}
     averages = {run: f"{float(row['avg_no_mmlu']):.1f}" for run, row in controls.items()}
     seeds = {name: [float(row[f"{name}_seed_sd"]) for row in headline.values() if row[f"{name}_seed_sd"]] for name in ("avg_no_mmlu", "ppl")}
-    verdicts = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/table2.claims.csv")]
-    reproduced, contradicted, untested = map(verdicts.count, ("reproduced", "contradicted", "not tested at this scale"))
+    theirs = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/table2.claims.csv") if row["whose"] == "paper"]
+    assert set(theirs) == {"not tested"}
     figures = {
         row["claim"].split()[0]: row["figures"]
         for row in rows_of(REFERENCE / "smollm2/comparison/controls.claims.csv")
@@ -293,13 +339,12 @@ def results() -> list[str]:
     shares = share_of_parts()
     teacher = yaml.safe_load((ROOT / "workflow/assets.yaml").read_text())["qwen2.5-coder-1.5b-instruct"]
     assert all(words in teacher["attribution"] for words in ("Qwen team, Alibaba Cloud", "quantised to Q4_K_M; repackaged by a third party"))
-    maps = [row["verdict"] for row in rows_of(REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv")].count("contradicted")
+    assert {row["verdict"] for row in rows_of(REFERENCE / "hedgehog_smollm2/hedgehog/table2.claims.csv")} == {"not tested"}
     tokens = re.search(r"perplexity on (\S+) held-out tokens", (REFERENCE / "smollm2/comparison/table2.md").read_text())[1]
     speeds = decoding()
     _, *recipes = [paired.search(row["figures"])[1] for row in rows_of(REFERENCE / "smollm2/comparison/recipes.claims.csv")]
     unique = yaml.safe_load((ROOT / "workflow/models.yaml").read_text())["smollm2-135m-instruct"]["unique"]
     return [
-        f"Weight decay raises its perplexity at the larger rate, by {recipes[1]}. At its own rate weight decay lowers it by {recipes[0]},",
         f"Hedgehog's own recipe, all weights at 6e-4, ends above LoRA by {recipes[2]}, and further above it on text of other kinds.",
         f"all sources together hold {count(sum(unique.values()))} of this teacher's.",
         f"Beyond 1024 tokens Lizard's perplexity is {novels['lizard']}, and {float(controls['lizard']['ppl_long_no_linear']):.1f} with",
@@ -314,9 +359,8 @@ def results() -> list[str]:
         f"Perplexity is that of {tokens} held-out tokens of Wikipedia's introductions",
         f"a standard deviation of {min(seeds['avg_no_mmlu']):.2f} to {max(seeds['avg_no_mmlu']):.2f} points",
         f"the perplexity one of {min(seeds['ppl']):.3f} to {max(seeds['ppl']):.2f}.",
-        f"Of {len(verdicts)} claims of the papers {reproduced} are reproduced, {contradicted} contradicted and {untested} not tested",
+        f"Of {len(theirs)} claims of the papers none is judged by this table",
         f"by {apart['Lizard']} points, the average of LoLCATs by {apart['LoLCATs']}",
-        f"{('no', 'one', 'two', 'three', 'four')[maps]} claims of the paper are contradicted",
         f"The first runs of both tables come from two H100s in {minutes('lizard_smollm2', 'fe9bd6e')}. Their records name commit `fe9bd6e`",
         f"LoLCATs without a window decodes {speeds['lolcats_linear'][0]:.1f} times as fast.",
     ]
@@ -346,7 +390,10 @@ def efficiency() -> list[str]:
     published = {words.split("published ")[1] for words in figures.values() if "times" in words and " to " in words.split("published ")[1]}
     assert "ratio 1.00;" in figures["Memory grows no more than 1.1 times from 512 to 131k generated tokens"]
     assert "ratio 1.00;" in figures["Throughput stays nearly constant up to 131k generated tokens"]
-    growing = re.search(r"at 128: .* ratio ([\d.]+)", figures["The same, against FlashAttention as transformers generates with it"])[1]
+    growing = re.search(
+        r"at 128: .* ratio ([\d.]+)",
+        figures["Linear attention has 2.5 times the throughput of FlashAttention as transformers generates with it, at a batch of 128"],
+    )[1]
     inputs = {(row.run, row.prompt): row for row in read_costs(REFERENCE / "efficiency/efficiency.csv") if row.sweep == "input"}
     teacher = {prompt: row.decode_tokens_per_second for (run, prompt), row in inputs.items() if run == "teacher"}
     ahead = {run: [p for p in sorted(teacher) if inputs[run, p].decode_tokens_per_second > teacher[p]] for run in ("lizard", "lolcats_window")}
@@ -470,7 +517,12 @@ def second_teacher() -> list[str]:
     def at(run, column):
         return float(rows[run][column])
 
+    apart = committed("qwen/lizard/table1.claims.csv", by="claim")
+    row = apart["Lizard beats LoLCATs by 8 points on MMLU"]
+    assert "is within error of 8.00" in row["reason"]
+    mmlu = re.search(r"difference (\S+ ± \S+)", row["figures"])[1]
     return [
+        f"Here it is ahead by {mmlu} points, which is within error of the paper's 8.",
         f"finetuning alone raises MMLU from {at('teacher', 'mmlu_acc'):.1f} to {at('teacher_lora', 'mmlu_acc'):.1f}, and the windows keep that,"
         f" at {at('window_bytes_of_lolcats', 'mmlu_acc'):.1f} and {at('window_bytes_of_lizard', 'mmlu_acc'):.1f}.",
         f"Lizard's perplexity goes from {at('lizard', 'ppl'):.2f} to {at('lizard', 'ppl_no_linear'):.2f}",
@@ -496,17 +548,22 @@ def parts() -> list[str]:
         paired("table4", "A window of 128 has a lower perplexity than one of 256", "lizard_smollm2"),
         paired("table2", "With half of its layers softmax Lizard is above its teacher on average", "hybrids_smollm2"),
     ]
-    untold = "not tested at this scale"
-    assert [verdict for _, verdict in said] == ["contradicted", "reproduced", untold, "contradicted", "reproduced", untold, "contradicted", untold]
+    untold = "not tested"
+    assert [verdict for _, verdict in said] == ["contradicted", untold, untold, "contradicted", "reproduced", untold, "contradicted", untold]
+    assert not [row for row in rows_of(REFERENCE / "smollm2/lizard/table5.claims.csv") if row["whose"] == "paper" and row["verdict"] != untold]
     pooled, window, gated, transfer, gate, full, longer, layers = (difference for difference, _ in said)
+    rank, _ = paired("table6", "Rank 8 has no higher perplexity than rank 64", "lizard_smollm2")
+    ranks = committed("lizard_smollm2/lizard/table6.csv")
+    assert float(ranks["lizard_r8"]["ppl"]) > float(ranks["lizard_r64"]["ppl"])
     return [
-        f"That the gate lowers the perplexity is reproduced, by {gate}.",
+        f"rank 8 is above rank 64 by {rank}.",
+        f"The gate lowers the perplexity by {gate}.",
         f"raises it on novels, and raises the average by {full} points.",
-        f"is lower by {pooled}. On novels it is higher, as it is without the linear part.",
-        f"Without it the average falls by {window} points: that claim is reproduced.",
+        f"perplexity here is lower by {pooled}. On novels it is higher, as it is without the linear part.",
+        f"Without it the average falls by {window} points.",
         f"adds to the window is within error with three seeds too, {gated} points.",
         f"on half of the tokens, the perplexity is lower by {transfer}.",
-        f"a window of 256 has a lower perplexity than one of 128, by {longer}, and so its claim is contradicted",
+        f"a window of 256 has a lower perplexity than one of 128, by {longer}. The paper's number there is MMLU,",
         f"is above its teacher on average is within error with three seeds too, {layers} points.",
     ]
 
@@ -536,8 +593,11 @@ def contexts() -> list[str]:
 def rates_and_doses() -> list[str]:
     form = reading("smollm2/runs/lolcats_exp_window/perplexity", "perplexity")[""]
     both, with_decay = (reading(f"smollm2/runs/supra_lr0.001_decay{decay}_epochs4/perplexity", "perplexity")[""] for decay in ("0.0", "0.1"))
+    sources = committed("smollm2/comparison/sources.csv")
     mixed = ("supra_lr0.001_decay0.0_epochs4", "supra_lr0.001", "supra_epochs4")
-    twice, once, slower = (reading(f"smollm2/runs/{run}/ppl_mix", "perplexity")[""] for run in mixed)
+    twice, once, slower = ({c: float(sources[run][f"ppl_{c}"]) for c in ("kernel", "brown", "novels", "papers")} for run in mixed)
+    assert twice["kernel"] < min(once["kernel"], slower["kernel"])
+    assert all(twice[c] > max(once[c], slower[c]) for c in ("brown", "novels", "papers"))
     gains = {
         row["claim"]: re.findall(r"difference -(\S+ ± \S+)", row["figures"])
         for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")
@@ -549,7 +609,10 @@ def rates_and_doses() -> list[str]:
     return [
         f"nor on the papers' tokens, where its perplexity is {form:.2f}",
         f"at 1e-3 and on twice the tokens SUPRA ends at {both:.1f}, with weight decay at {with_decay:.1f}.",
-        f"they do, at {twice:.1f}, where the larger rate alone has {once:.1f} and twice the tokens alone {slower:.1f}",
+        f"On held-out kernel documentation they do, at {twice['kernel']:.1f}, where the larger rate alone has {once['kernel']:.1f}"
+        f" and twice the tokens alone {slower['kernel']:.1f}.",
+        f"both together are worse than the larger rate alone: {twice['brown']:.1f} against {once['brown']:.1f},"
+        f" {twice['novels']:.1f} against {once['novels']:.1f}, and {twice['papers']:.1f} against {once['papers']:.1f}",
         f"at 1e-2 by {elu} for 1 + ELU, by {relu} for ReLU and by {exp} for exp.",
         f"1 + ELU falls from {slow:.1f} at LoRA's rate on half of the tokens to {fast:.1f} at the maps' own.",
     ]
@@ -568,6 +631,62 @@ def softmax_layers() -> list[str]:
         f"the last half finds {last} of 100, every second layer {every}, the first half none.",
         f"the perplexity is {turned:.2f} where the default has {plain:.2f}",
     ]
+
+
+NOVELS = "Novels are the six of Jane Austen, whole: one author, n = 6. No run here trained on them"
+
+
+def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():
+    assert NOVELS in prose("docs/results.md")
+    for file in REFERENCE.glob("*/documents/novels@*/run.json"):
+        assert [source["name"] for source in json.loads(file.read_text())["datasets"]] == ["austen"]
+        assert json.loads(file.with_name("metrics.json").read_text())["documents"] == 6
+    trained = [json.loads(file.read_text()) for file in REFERENCE.glob("*/runs/*/*/run.json")]
+    read = {source["name"] for record in trained for source in record["datasets"] if source["role"] == "train"}
+    assert "wikipedia-intros" in read and "austen" not in read
+
+
+def test_what_equal_bytes_are_is_said_before_anything_is_concluded(tmp_path):
+    """The windows' keys by four accountings: the first is what was measured, and what is said of the others follows from the shapes."""
+    (tmp_path / "table.md").write_text(pages.accountings(REFERENCE) + "\n")
+    [table] = pages.drawn(tmp_path / "table.md")
+    keys = {row.pop("MiB: keys of a window"): [int(cell.split(": ")[1].replace(",", "")) for cell in row.values()] for row in table}
+    for scale, words in pages.ACCOUNTED.items():
+        for run, window in (("LoLCATs, window", "window_bytes_of_lolcats"), ("Lizard", "window_bytes_of_lizard")):
+            assert keys[f"{run}, {words}"][0] == pages.held(window, REFERENCE / scale)
+    lolcats, lizard = keys["LoLCATs, window, SmolLM2-135M"], keys["Lizard, SmolLM2-135M"]
+    text, readme = prose("docs/results.md"), prose("README.md")
+    assert (
+        f"holds {lizard[0]} keys beside Lizard and {lolcats[0]} beside LoLCATs. States of key heads at 2 bytes leave it {lizard[3]} and {lolcats[3]}"
+        in text
+    )
+    assert f"a window of {lizard[0]} keys beside Lizard;" in readme and f"leave {lizard[3]}, and no such window is trained yet" in readme
+    pairs = [row for row in read_items(REFERENCE / "smollm2/runs/lizard/kv_recall_far") if row["pairs"] == 16]
+    near, far = (of(row["distance"] for row in pairs) for of in (min, max))
+    assert f"The pairs lie {near} to {far} tokens back" in text and lizard[3] < lizard[2] < near <= far < lolcats[0] < lizard[0]
+    step = json.loads((REFERENCE / "qwen/runs/window_bytes_of_lizard/finetune/run.json").read_text())
+    second = [keys[f"{run}, Qwen2.5-Coder-1.5B"][0] for run in ("Lizard", "LoLCATs, window")]
+    assert second[0] > step["config"]["budget"]["seq_len"] > second[1]
+    assert (
+        f"leaves Lizard's control {second[0]:,} keys, more than a training sequence has, which is full attention" in text
+        and f"of {second[1]}, is" in text
+    )
+    assert "full attention (window of 1,692 keys, Lizard's bytes + LoRA; it was trained on sequences of 1,024)" in pages.second_teacher(REFERENCE)
+
+
+def test_what_others_found_is_cited():
+    told = prose("docs/results.md")
+    assert all(f"https://{place}" in told for place in ("arxiv.org/abs/2510.05901", "arxiv.org/abs/2608.28444", "huggingface.co/blog/sirluk/"))
+    assert not any("Nobody has asked" in prose(page) for page in TEXTS)
+
+
+def test_what_was_trained_again_is_not_called_the_same_to_the_last_digit():
+    """Two trainings of one seed, with the same settings, code and card, ended at other weights; measures of these mix both."""
+    assert "to the last digit" not in prose("docs/results.md")
+    for seed in (1, 2):
+        files = REFERENCE.glob(f"smollm2/runs/teacher_lora-seed{seed}/*/run.json")
+        parents = [json.loads(file.read_text())["parents"].get("finetune", {}) for file in files]
+        assert len({parent["contents"] for parent in parents if parent}) > 1, seed
 
 
 def span(record: dict) -> tuple[datetime.datetime, datetime.datetime, str]:
@@ -629,8 +748,10 @@ SAID = {
 }
 STATED = {  # settings, versions and licences, which nobody measured
     "README.md": ["needs Python 3.11 or 3.12", "Apache-2.0.", "Qwen2.5-Coder-1.5B"],
+    "docs/claims.md": ["at least 95 % of it"],
     "docs/models.md": ["a share such as 0.5"],
     "docs/results.md": [
+        *("2510.05901", "2608.28444", "within 1.6 points of its teacher"),
         "best with LoRA at 5e-4",
         "want a transfer at 1e-2",
         "A rate of 1e-3 gains SUPRA",
@@ -684,7 +805,7 @@ def test_what_is_said_of_the_second_teacher_is_so():
     for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
         assert all(at(window, c) < at(hybrid, c) for c in lower) and all(at(window, c) > at(hybrid, c) for c in higher)
     verdicts = [(row["paper"], row["verdict"]) for row in rows_of(REFERENCE / "qwen/comparison/second.claims.csv")]
-    assert sorted(verdicts) == [("comparison", "contradicted")] * 6 + [("lizard", "reproduced")] * 2
+    assert sorted(verdicts) == [("comparison", "contradicted")] * 6 + [("lizard", "not tested"), ("lizard", "reproduced")]
     assert abs(at("lizard", "mmlu_acc") - at("teacher", "mmlu_acc")) < at("teacher", "mmlu_acc_stderr")
 
 
@@ -726,8 +847,8 @@ def test_what_is_said_of_transfer_at_the_maps_own_rate_is_so():
     for name in ("elu", "relu"):
         assert float(rows[f"lolcats_{name}_notransfer_lr0.01"]["ppl"]) < float(rows[f"lolcats_{name}"]["ppl"])
     assert float(rows["lolcats_exp_notransfer_lr0.01"]["ppl"]) > float(rows["lolcats_exp"]["ppl"])
-    verdicts = [row["verdict"] for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")]
-    assert verdicts == ["reproduced"] * 6
+    verdicts = [(row["whose"], row["verdict"], row["trainings"]) for row in rows_of(REFERENCE / "smollm2/comparison/notransfer.claims.csv")]
+    assert verdicts == [("ours", "reproduced", "1 and 1")] * 6
 
 
 def test_what_is_said_of_rates_recipes_and_doses_is_so():
@@ -740,8 +861,8 @@ def test_what_is_said_of_rates_recipes_and_doses_is_so():
     assert abs(found["lizard"]["0.001", "0.0005"] - found["lizard"]["0.01", "0.0005"]) < 0.2, "an error"
     assert all(found["lizard"][at] < found["lizard-normalized"][at] for at in found["lizard"])
     assert min(found["lizard"].values()) + 2 * 0.3 < min(found["lolcats"].values())
-    judged = {"smollm2": ["reproduced", "reproduced", "contradicted", "contradicted"]}
-    judged["long_smollm2_quarter"] = ["reproduced", "contradicted", "contradicted", "reproduced"]
+    judged = {"smollm2": ["reproduced", "not tested", "not tested", "contradicted"]}
+    judged["long_smollm2_quarter"] = ["reproduced", "not tested", "not tested", "reproduced"]
     for folder, verdicts in judged.items():
         assert [row["verdict"] for row in rows_of(REFERENCE / folder / "comparison/recipes.claims.csv")] == verdicts
         ends = {run: float(row["ppl"]) for run, row in committed(f"{folder}/comparison/recipes.csv").items()}
@@ -823,8 +944,11 @@ def test_what_is_said_of_the_transfer_is_so():
     assert round(min(ratios)) == 2 and round(max(ratios)) == 7
     assert "finetuning ends at two to seven times the perplexity, on half of the tokens" in prose("docs/results.md")
     judged = rows_of(REFERENCE / "smollm2/lolcats/table1.claims.csv")
-    assert [row["verdict"] for row in judged] == ["reproduced"] * 9
-    assert "all nine are reproduced" in prose("docs/results.md")
+    assert [row["verdict"] for row in judged] == ["reproduced"] * 12
+    assert [row["claim"] for row in judged if " kl " in row["compared"]] == [
+        f"Transfer recovers the attention weights of {m}" for m in ("1 + ELU", "ReLU", "exp")
+    ]
+    assert "All twelve claims of this table are reproduced, three of them on the weights of attention" in prose("docs/results.md")
 
 
 def test_what_is_said_of_lizards_ablations_is_so():

@@ -147,7 +147,7 @@ GRID = {
     "cell": {"measure": "needle", "metric": "acc", "of": "passkey", "unit": "percent", "x": "length", "y": "depth"},
     "panels": [{"title": "Teacher", "run": "teacher"}, {"title": "LoLCATs", "run": "lolcats"}, {"title": "Lizard", "run": "lizard"}],
     "limits": [0, 100],
-    "claims": [{"claim": "Lizard finds what LoLCATs does not", "source": "section 4.2", "op": ">", "margin": 50,
+    "claims": [{"claim": "Lizard finds what LoLCATs does not", "source": "section 4.2", "op": ">", "margin": 50, "margin_by": "ours",
                 "left": {"row": "Lizard", "at": {"length": 8192, "depth": 0.5}}, "right": {"row": "LoLCATs", "at": {"length": 8192, "depth": 0.5}}}],
 }  # fmt: skip
 LENGTHS, DEPTHS = (1024, 2048, 8192), (0.0, 0.5, 1.0)
@@ -253,7 +253,7 @@ def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_fi
     shown = []
     monkeypatch.setattr(pictures, "write_figure", lambda path, figure: (shown.append(figure), render.write_figure(path, figure)))
     artefact = read(paper(tmp_path, stem="figure4", places=[[1, 6], [12, 6]], claims=[
-        {"claim": "c", "source": "s", "left": "a", "right": "b", "column": "kl", "op": "<", "margin": 1}], **TWO))  # fmt: skip
+        {"claim": "c", "source": "s", "left": "a", "right": "b", "column": "kl", "op": "<", "margin": 1, "margin_by": "ours"}], **TWO))  # fmt: skip
     found = heads(tmp_path, "a", [(1, 6), (12, 6)])
     make(artefact, {("a", "heads"): found, ("b", "heads"): None}, MINI._replace(data={"heads": "brown"}), tmp_path / "out")
     assert shown[0].get_suptitle().splitlines()[1] == "scale mini, teacher SmolLM2 on brown"
@@ -368,7 +368,7 @@ def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path, shape):
     claims = [TABLE["claims"][0] | {"dose": {"bert_hedgehog": dose}} for dose in (1000, 2000)]
     whole, less = verdicts(draw(read(paper(tmp_path, stem="figure5", **TABLE | shape | {"claims": claims})), measured, tmp_path / "out"))
     assert whole["verdict"] == "reproduced"
-    assert less["verdict"] == "not tested at this scale" and "bert_hedgehog had 1k of 2k" in less["reason"]
+    assert less["verdict"] == "not tested" and "bert_hedgehog had 1k of 2k" in less["reason"]
 
 
 def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
@@ -486,7 +486,7 @@ def test_claims_compare_at_the_largest_batch_the_teacher_can_hold():
 
 def test_rows_that_are_wrong_or_missing_judge_nothing():
     assert verdict([row(), row(run="lizard", status="wrong")]).verdict == UNTESTED
-    assert verdict([row(run="lizard")]) == (UNTESTED, "published p", "lizard at largest: not measured")
+    assert verdict([row(run="lizard")])[:3] == (UNTESTED, "published p", "lizard at largest: not measured")
 
 
 def test_rows_of_another_commit_than_the_first_series_are_marked():

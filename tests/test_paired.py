@@ -217,7 +217,9 @@ def streams(tmp_path_factory):
     """Perplexity of the held-out text of the smoke scale, of the teacher and of T2R before it is trained: (run, "perplexity") -> measurement."""
     plan = Plan(scale="smoke", results=tmp_path_factory.mktemp("results"))
     measures = {"teacher": "perplexity", "t2r": "perplexity_before"}
-    return {(run, "perplexity"): load(made(plan, f"measure {run} {measure}")) for run, measure in measures.items()}
+    found = {(run, "perplexity"): load(made(plan, f"measure {run} {measure}")) for run, measure in measures.items()}
+    assert all(each.facts["collapsed"] for each in found.values()), "random models predict no better than chance, and nothing is judged by such"
+    return {place: each._replace(facts=each.facts | {"collapsed": False}) for place, each in found.items()}
 
 
 def test_perplexity_is_paired_window_by_window(streams, tmp_path):

@@ -168,7 +168,7 @@ def test_derived_names_of_runs_are_names(tmp_path):
         (TABLE | {"draw": "bars"}, {"png", "pdf", "provenance.json"}),
         (TABLE | {"draw": "bars", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
-        (COSTS | {"claims": [RATIO]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
     ],
 )
 def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(tmp_path, spec, suffixes):

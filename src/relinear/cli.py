@@ -228,6 +228,9 @@ def draw(
         Path | None, typer.Option(help="Draw from the results in this folder, such as results/reference/smollm2, and into it.")
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="An error where a measurement is not finished, in place of `not run`.")] = False,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="With --committed, the verdicts alone: of a figure whose attention weights are not committed.")
+    ] = False,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
     if paper not in {a.paper for a in plan.artefacts.values()}:
@@ -237,10 +240,25 @@ def draw(
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
+    if claims and committed is None:
+        raise ConfigError("--claims judges committed results; name their folder with --committed, such as results/reference/smollm2")
     if not finished and committed is None:
         plan.check_artefact(found)
-    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found):
+    for path in draw_planned(plan, found, finished) if committed is None else draw_committed(committed, found, claims):
         print(path)
+
+
+@app.command("claims")
+def list_claims(
+    paper: Annotated[str | None, typer.Option(help="The claims of this folder of workflow/papers alone, a line each.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="Those with this verdict alone: reproduced, contradicted or 'not tested'.")] = None,
+) -> None:
+    """Print what became of the papers' claims in results/reference: totals by paper and by reason, or claims."""
+    from relinear.draw.stated import listed, named
+
+    named(paper, verdict)
+    for line in listed(paper, verdict):
+        print(line)
 
 
 @app.command()

@@ -10,6 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from relinear.draw.spreads import UNASKED, Spreads
+from relinear.errors import UserError
+from relinear.plan.forms import Form
 from relinear.plan.readings import Measured
 from relinear.plan.specs import Artefact
 
@@ -25,6 +28,7 @@ class About(NamedTuple):
     `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `undefined`: (run, measure) of a table's cells that no measurement can fill -> why.
+    `forms`: run -> what it is made of, as its records say. `spreads`: how far trainings of a method are apart.
     `files`: an artefact's input that is no measurement -> where it lies, if not where the spec says.
     """
 
@@ -38,6 +42,8 @@ class About(NamedTuple):
     own_data: Mapping[str, str] = {}
     undefined: Mapping[tuple[str, str], str] = {}
     files: Mapping[str, Path] = {}
+    forms: Mapping[str, Form] = {}
+    spreads: Spreads = UNASKED
     budget: float = 1.0
     seed: int = 0
     kind: str = "teacher"
@@ -59,10 +65,28 @@ def make(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never lands in a foreign row), and for
     readings that are malformed; FileNotFoundError for a file of a measurement that is missing.
     """
+    _check(measured, about)
+    return import_module(f"{__name__}.{artefact.shape}").draw(artefact, measured, about, out)
+
+
+def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write the verdicts on the claims of a figure into the folder `out`, without drawing it; returns the file.
+
+    Raises ValueError as `make` does, UserError for an artefact without claims and for a shape that judges only what it draws.
+    """
+    _check(measured, about)
+    judged = getattr(import_module(f"{__name__}.{artefact.shape}"), "judged", None)
+    if judged is None or not artefact.spec.claims:
+        why = "has no claims" if judged else f"is drawn with its verdicts, as every {artefact.shape}; leave --claims out"
+        raise UserError(f"{artefact.name} {why}")
+    return judged(artefact, measured, about, out)
+
+
+def _check(measured: Measurements, about: About) -> None:
+    """Raises ValueError for a measurement of another run, measure or scale than it is given as."""
     for (run, measure), found in measured.items():
         if found is None:
             continue
         for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items():
             if (got := getattr(found, what)) != expected:
                 raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")
-    return import_module(f"{__name__}.{artefact.shape}").draw(artefact, measured, about, out)

@@ -47,13 +47,19 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
     sources = [found.source for found in runs.values() if found]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
+    return [*pictures, *written, *judged(artefact, measured, about, out)]
+
+
+def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write the verdicts on a figure's claims, which are on readings and need no weights; returns the file, or nothing where there are no claims."""
+    runs = {run: measured.get((run, measure)) for run, measure in artefact.spec.reads()}
 
     def look(point: Point) -> Value | str:
         found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({run: m.facts for run, m in runs.items() if m}))]
+    return judge_claims(artefact, look, about, out, trained({run: m.facts for run, m in runs.items() if m}))
 
 
 def _figure(spec: AttentionMaps, found: Measured | None, about: About) -> Figure:

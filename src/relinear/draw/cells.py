@@ -11,6 +11,7 @@ from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error
 from relinear.draw.doses import doses, trained_on
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
+from relinear.draw.spreads import Of, of_training
 from relinear.plan.claims import GATE, Point
 from relinear.plan.readings import Measured, Source
 from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
@@ -22,7 +23,7 @@ class Score(NamedTuple):
     """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None.
 
     `training`: which of its run's trainings it is of, from 0; None for one that all have the same, by definition or of a shape, and for one that is
-    computed of rows.
+    computed of rows. `of`: what the spread of its trainings is looked up by; nothing where nothing was trained.
     """
 
     value: float
@@ -30,6 +31,7 @@ class Score(NamedTuple):
     n: int | None
     pulls: Callable[[], Pulls | None] = lambda: None
     training: int | None = None
+    of: tuple[Of, ...] = ()
 
 
 class Cell(NamedTuple):
@@ -185,7 +187,8 @@ def _score(column: Column, place: Address, found: Measured, training: int | None
         return None
     unit = column.factor
     error = None if reading.stderr is None else unit * reading.stderr
-    return Score(unit * reading.value, error, reading.n, scale_pulls(found, reading, unit), training)
+    of = of_training(found, reading, unit) if training is not None else None
+    return Score(unit * reading.value, error, reading.n, scale_pulls(found, reading, unit), training, (of,) if of else ())
 
 
 def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
@@ -212,7 +215,8 @@ def _mean(parts: list[Cell]) -> Cell:
         own = [scores_of.get(training) or scores_of[None] for scores_of in of_part]
         errors = [s.stderr for s in own]
         error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
-        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training))
+        of = tuple(part for s in own for part in s.of)
+        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training, of))
     files = (file for part in parts for score, file in zip(part.seeds, part.files, strict=False) if score.training in shared)
     return _over_seeds(scores, tuple(dict.fromkeys(files)))
 
@@ -239,7 +243,7 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
         return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=files)
     share, error = (cells[0].value - level) / room + 0.0, None  # + 0.0 turns -0.0 into 0.0
     if not isinstance(ours, str) and row.line.name not in names[1:]:
-        error = unit * error_of(ours, theirs, by=share)[0] / abs(room)
+        error = unit * error_of(ours, theirs, by=share).total / abs(room)
     return Cell(unit * share, error, None, None, (Score(unit * share, error, None),), files)
 
 
@@ -259,7 +263,7 @@ def _beyond(value: Value | str, base: Value | str) -> Value | str:
     if isinstance(value, str) or isinstance(base, str):
         return base if isinstance(base, str) else value
     pulls = functools.cache(lambda: minus(value.pulls(), base.pulls()))
-    return Value(value.value - base.value, error_of(value, base)[0], value.name, pulls, math.hypot(value.apart, base.apart))
+    return Value(value.value - base.value, error_of(value, base).total, value.name, pulls, math.hypot(value.apart, base.apart))
 
 
 def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
@@ -283,10 +287,17 @@ def look_in(rows: list[Row]) -> Look:
             return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
             return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
+        if row.facts.get("collapsed"):
+            return f"{point.row} collapsed in training: it predicts no better than chance"
         value = check_number(cell.value, cell.stderr, point.row, column)
         if isinstance(value, str):
             return value
         apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
-        return value._replace(pulls=_mean_pulls(cell.seeds), apart=apart)
+        freedom = len(cell.seeds) - 1.0 if apart else math.inf
+        trainings = sum(bool(score.of) for score in cell.seeds)
+        n = cell.n if isinstance(cell.n, int) else None
+        return value._replace(
+            pulls=_mean_pulls(cell.seeds), apart=apart, freedom=freedom, n=n, trainings=trainings, of=cell.seeds[0].of if cell.seeds else ()
+        )
 
     return look

@@ -7,28 +7,34 @@ that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+from scipy.special import ndtr, stdtrit
 
 from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
-from relinear.plan.claims import Claim, Point
+from relinear.draw.spreads import UNASKED, Of, Spreads, of_training
+from relinear.plan.claims import Claim, Point, Spec
+from relinear.plan.forms import Form, differences
 from relinear.plan.readings import Measured, Reading
 from relinear.plan.specs import Artefact
 
-Verdict = Literal["reproduced", "contradicted", "not tested at this scale"]
-UNTESTED: Verdict = "not tested at this scale"
+Verdict = Literal["reproduced", "contradicted", "not tested"]
+UNTESTED: Verdict = "not tested"
 STANDARD_ERRORS = 2.0
+BY_CHANCE = float(2 * ndtr(-STANDARD_ERRORS))  # the share of comparisons without any difference that chance alone puts beyond two standard errors
 OFF_THE_FLOOR = 3.0  # standard errors
 PAIRED = " (paired)"  # behind an error that is that of differences on the same items
 
-COLUMNS = ("claim", "paper", "source", "verdict", "figures", "reason")
+COLUMNS = ("claim", "paper", "source", "whose", "verdict", "compared", "figures", "error", "error_items", "error_training", "trainings", "reason")
 
 
 class Value(NamedTuple):
     """A number to judge by. `stderr` 0: it is the median of so many repeats that their spread is far below any margin. `name`: for reading.
 
-    `pulls`: what gives the pulls of the items that it was measured on, or None where they are not kept. `apart`: the part of its error that is not
-    of items, such as that of the seeds.
+    `pulls`: what gives the pulls of the items that it was measured on, or None where they are not kept. `apart`: the part of its error that is of its
+    trainings, `freedom` that part's degrees of freedom. `n`: how many items. `trainings`: how many trainings it is the mean over, 0 where nothing was
+    trained; `of`: what a spread of one training is looked up by.
     """
 
     value: float
@@ -36,29 +42,67 @@ class Value(NamedTuple):
     name: str
     pulls: Callable[[], Pulls | None] = lambda: None
     apart: float = 0.0
+    freedom: float = math.inf
+    n: int | None = None
+    trainings: int = 0
+    of: tuple[Of, ...] = ()
 
     def __str__(self) -> str:
         return plus_minus(self.value, self.stderr or None)
+
+    @property
+    def items(self) -> float:
+        """The part of its error that is of items."""
+        return math.sqrt(max(self.stderr**2 - self.apart**2, 0.0))
 
 
 Look = Callable[[Point], Value | str]  # the number at a point, or the reason why there is none to judge by
 
 
+class Error(NamedTuple):
+    """The error of a difference: the parts of items and of trainings, and the degrees of freedom of both together. `paired`: the differences on the
+    same items, where both sides kept them. `lent`: where the spread of a single training comes from."""
+
+    items: float
+    training: float
+    freedom: float
+    paired: Pulls | None
+    lent: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Both parts together."""
+        return math.hypot(self.items, self.training)
+
+    @property
+    def enough(self) -> float:
+        """So many errors are as seldom by chance as two of a number whose error is known: Student's t, for few seeds, documents or items."""
+        return STANDARD_ERRORS if math.isinf(self.freedom) else float(stdtrit(max(self.freedom, 1.0), float(ndtr(STANDARD_ERRORS))))
+
+
 class Judgement(NamedTuple):
-    """A verdict on a claim, the numbers it was judged by, and why."""
+    """A verdict on a claim, the numbers it was judged by, and why. `compared`: what with what, for counting a result once; `error` with its parts and
+    `trainings` of either side, where there are numbers."""
 
     verdict: Verdict
     figures: str
     reason: str
+    compared: str = ""
+    error: float | None = None
+    error_items: float | None = None
+    error_training: float | None = None
+    trainings: str = ""
 
 
-def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "") -> Judgement:
+def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "", spreads: Spreads = UNASKED) -> Judgement:
     """Judge a claim by the numbers at its points.
 
-    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. The
-    error is that of the paired difference where both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors
-    are combined as if independent, and a verdict is given too seldom rather than too often. `remark` stands beside the numbers. `unlike`: in what
-    our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not reached.
+    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. Where
+    few seeds or documents give the error, Student's t says how many errors are as much as two. The error is that of the paired difference where
+    both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors are combined as if independent. A side of one
+    training has the `spreads` of its method's trainings in its error; where nobody knows any, nothing is judged. `remark` stands beside the
+    numbers. `unlike`: in what our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not
+    reached, nor a reproduction where what is untrained keeps the claim too.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
@@ -66,10 +110,80 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
         return Judgement(UNTESTED, published.removeprefix("; "), "; ".join(filter(None, (nothing_to_judge, reason))))
     values = [value for value in found if isinstance(value, Value)]
     column = f"{claim.column}: " if claim.column else ""
-    judged = (_ratio if claim.ratio is not None else _difference)(claim, values, column, remark and f"; {remark}", published)
-    if against := "; ".join(filter(None, (nothing_to_judge, unlike, *_missed(claim, look)))):
+    alone = [f"one training of {value.name}, and how far two are apart is not known" for value in values if _unknown(value, spreads)]
+    compare = _ratio if claim.ratio is not None else _difference
+    judged = compare(claim, [_lent(value, spreads) for value in values], values, column, remark and f"; {remark}", published)
+    reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
+    if judged.verdict == "reproduced":
+        reasons.append(_kept_untrained(claim, look))
+    if against := "; ".join(filter(None, reasons)):
         return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
     return judged
+
+
+def _unknown(value: Value, spreads: Spreads) -> bool:
+    """Whether a number is of one training of which nobody knows how far from another it is."""
+    return value.trainings == 1 and spreads.asked and spreads.of(value.of, value.value) is None
+
+
+def _lent(value: Value, spreads: Spreads) -> Value:
+    """A number of one training with the spread that its method's trainings have."""
+    if value.trainings != 1 or not (spread := spreads.of(value.of, value.value)):
+        return value
+    return value._replace(stderr=math.hypot(value.stderr, spread.sd), apart=math.hypot(value.apart, spread.sd), freedom=spread.freedom)
+
+
+def _kept_untrained(claim: Claim, look: Look) -> str:
+    """Why a claim that holds is no evidence: what nothing was trained on keeps it too, or is not measured. Empty where there is no such row, or where
+    it fails."""
+    if claim.untrained is None:
+        return ""
+    control = claim.model_copy(update={"left": claim.left.model_copy(update={"row": claim.untrained}), "untrained": None, "requires": ()})
+    judged = judge(control, look)
+    if judged.verdict == "contradicted":
+        return ""
+    said = "is not measured" if judged.error is None else "keeps it too"
+    return f"not informative: {claim.untrained}, on which nothing was trained, {said}: {judged.reason}"
+
+
+class Circumstances(Protocol):
+    """What `relinear.draw.About` says of the measurements, as far as a verdict hangs on it."""
+
+    @property
+    def nothing_to_judge(self) -> str | None:
+        """Why no claim can be judged at the scale."""
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Run -> its form."""
+
+    @property
+    def spreads(self) -> Spreads:
+        """How far trainings of a method are apart."""
+
+
+def judge_claim(
+    artefact: Artefact, claim: Claim, look: Look, about: Circumstances, tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
+) -> Judgement:
+    """Judge a claim of a table or figure. `tokens`: name -> the training tokens, which a claim's dose is compared with. Not `of_scale`: its numbers
+    are costs, which no scale shrinks."""
+    spec = artefact.spec
+    asked = artefact.forms.get(claim.paper or artefact.paper, {})
+    other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
+    judged = judge(spec.floored(claim), look, about.nothing_to_judge if of_scale else None, remark, other, about.spreads)
+    return judged._replace(compared=compared(claim, spec))
+
+
+def compared(claim: Claim, spec: Spec) -> str:
+    """What is compared with what, by runs and columns: the same in every table that has them."""
+
+    def said(point: Point) -> str:
+        return " ".join(filter(None, (spec.run_of(point) or point.row, point.column, point.place)))
+
+    left, right = said(claim.full(claim.left)), claim.right and said(claim.full(claim.right))
+    bound = "" if claim.ratio is None else f" {number(claim.ratio)}"
+    margin = f" by {number(claim.margin)}" if claim.margin else ""
+    return f"{left}{f' / {right}' if right and bound else ''} {claim.op}{bound or f' {right}'}{margin}"
 
 
 def _missed(claim: Claim, look: Look) -> list[str]:
@@ -87,6 +201,7 @@ def _missed(claim: Claim, look: Look) -> list[str]:
     return found
 
 
+WITHIN_ERROR = "within error"
 SAME_DOSE = 0.95  # the share of the paper's tokens that counts as the same dose, since papers round
 
 
@@ -95,16 +210,31 @@ def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(own["tokens"].values()) for name, own in facts.items() if "tokens" in own}
 
 
-def unlike(claim: Claim, tokens: Mapping[str, int]) -> str:
-    """A text that says how our training differs from the claim's: rows of fewer tokens than the paper's, another recipe. Empty if it does not.
+def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, asked: Mapping[str, Form] | None = None,
+           forms: Mapping[str, Form] | None = None) -> str:  # fmt: skip
+    """A text that says how our training differs from the claim's: runs of another form, rows of fewer tokens than the paper's, another recipe.
+    Empty if it does not.
 
-    `tokens`: row -> the training tokens of all its steps.
+    `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper has; `forms`: run -> ours.
     """
     less = [
         f"{name} had {count(tokens[name])} of {count(int(dose))}" for name, dose in claim.dose.items() if tokens.get(name, dose) < SAME_DOSE * dose
     ]
     dose = f"other dose: {', '.join(less)} tokens" if less else ""
-    return "; ".join(filter(None, (dose, claim.recipe and f"other recipe: {claim.recipe}")))
+    recipe = claim.recipe or (spec.recipe if spec is not None else None)
+    form = _other_form(claim, spec, asked or {}, forms or {}) if spec is not None else ""
+    return "; ".join(filter(None, (form, dose, recipe and f"other recipe: {recipe}")))
+
+
+def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapping[str, Form]) -> str:
+    """In what the runs that a claim compares have another form than its paper's; empty where they have that."""
+    said: dict[str, list[str]] = {}  # in what -> the rows
+    for point in (claim.full(claim.left), claim.full(claim.right)):
+        form = forms.get(spec.run_of(point) or "") if point else None
+        if point and form and (other := differences(form, {**asked.get(form["method"], {}), **spec.forms.get(point.row, {})})):
+            said.setdefault(", ".join(other), []).append(point.row)
+    words = "; ".join(f"{' and '.join(dict.fromkeys(rows))}: {other}" for other, rows in said.items())
+    return f"another form than the paper's ({words})" if said else ""
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
@@ -114,13 +244,25 @@ def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
     return value._replace(name=f"{value.name} {point.column}")
 
 
-def error_of(left: Value, right: Value, by: float = 1.0) -> tuple[float, Pulls | None]:
-    """The error of `left - by * right`, and the paired differences that it comes from where both were measured on the same items."""
+def error_of(left: Value, right: Value, by: float = 1.0) -> Error:
+    """The error of `left - by * right`, paired where both were measured on the same items."""
     theirs = right.pulls()
     paired = theirs and minus(left.pulls(), theirs.times(by))
-    if paired is None:
-        return math.hypot(left.stderr, by * right.stderr), None
-    return math.hypot(paired.stderr, left.apart, by * right.apart), paired
+    own = [(left.items, _less_one(left.n)), (by * right.items, _less_one(right.n))] if paired is None else [(paired.stderr, len(paired.items) - 1.0)]
+    trained = [(left.apart, left.freedom), (by * right.apart, right.freedom)]
+    items, training = (math.hypot(*(part for part, _ in parts)) for parts in (own, trained))
+    return Error(items, training, _freedom([*own, *trained]), paired)
+
+
+def _less_one(n: int | None) -> float:
+    return math.inf if n is None or n < 2 else n - 1.0
+
+
+def _freedom(parts: Sequence[tuple[float, float]]) -> float:
+    """The degrees of freedom of independent errors together, after Welch and Satterthwaite."""
+    whole = math.fsum(part**2 for part, _ in parts)
+    below = math.fsum(part**4 / freedom for part, freedom in parts if part and not math.isinf(freedom))
+    return whole**2 / below if below else math.inf
 
 
 def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
@@ -132,47 +274,60 @@ def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
     return f"; of {n:,} items {100 * better / n:.1f} % better, {100 * tied / n:.1f} % tied"
 
 
-def _difference(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
+def _trainings(left: Value, right: Value | None) -> str:
+    """How many trainings either side is the mean over."""
+    return str(left.trainings) if right is None else f"{left.trainings} and {right.trainings}"
+
+
+def _errors(error: Error) -> str:
+    """So many errors as were asked for, in words."""
+    return f"{error.enough:.2g} standard errors"
+
+
+def _difference(claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str) -> Judgement:
     floor = values[-1].value if isinstance(claim.floor, Point) else claim.floor
     left, right, *ceiling = values[:-1] if isinstance(claim.floor, Point) else values
-    difference, (error, paired) = left.value - right.value, error_of(left, right)
-    shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in values))
-    stated = f"difference {plus_minus(difference, error)}{PAIRED * bool(paired)}"
-    figures = f"{column}{shown}; {stated}{_item_by_item(claim, paired)}{remark}{published}"
+    difference, error = left.value - right.value, error_of(left, right)
+    shown = ", ".join(dict.fromkeys(f"{value.name} {value}" for value in own))
+    stated = f"difference {plus_minus(difference, error.total)}{PAIRED * bool(error.paired)}"
+    figures = f"{column}{shown}; {stated}{_item_by_item(claim, error.paired)}{remark}{published}"
+    untold = Judgement(UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right))
 
     sign, margin = (1.0 if claim.op == ">" else -1.0), claim.margin or 0.0
     needed = sign * margin + 0.0  # + 0.0 turns -0.0 into 0.0
     if ceiling and (reach := sign * (ceiling[0].value - right.value)) < margin:
-        return Judgement(UNTESTED, figures, f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
+        return untold._replace(reason=f"even {ceiling[0].name} is only {number(reach)} better than {right.name}: no room")
     if floor is not None and all(sign * (v.value - floor) <= OFF_THE_FLOOR * v.stderr for v in (left, right)):
-        return Judgement(UNTESTED, figures, f"neither is more than {OFF_THE_FLOOR:g} standard errors better than chance, {number(floor)}")
+        return untold._replace(reason=f"neither is more than {OFF_THE_FLOOR:g} standard errors better than chance, {number(floor)}")
     excess = sign * difference - margin
-    if abs(excess) <= STANDARD_ERRORS * error or excess == 0:
-        return Judgement(UNTESTED, figures, f"{stated} is within error of {number(needed)}")
+    if abs(excess) <= error.enough * error.total or excess == 0:
+        return untold._replace(reason=f"{stated} is {WITHIN_ERROR} of {number(needed)}")
     holds = excess > 0
     relation = claim.op if holds else {">": "<", "<": ">"}[claim.op]
-    reason = f"{stated} {relation} {number(needed)} by more than {STANDARD_ERRORS:g} standard errors"
-    return Judgement("reproduced" if holds else "contradicted", figures, reason)
+    reason = f"{stated} {relation} {number(needed)} by more than {_errors(error)}"
+    return untold._replace(verdict="reproduced" if holds else "contradicted", reason=reason)
 
 
-def _ratio(claim: Claim, values: list[Value], column: str, remark: str, published: str) -> Judgement:
+def _ratio(claim: Claim, values: list[Value], own: list[Value], column: str, remark: str, published: str) -> Judgement:
     """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared plainly."""
-    bound, left = claim.ratio or 0.0, values[0]
-    ours, error, paired = left.value, left.stderr, None
-    figures = f"{column}{', '.join(f'{value.name}: {value}' for value in values)}"
-    if len(values) > 1:
-        right = values[1]
+    bound, left, right = claim.ratio or 0.0, values[0], values[1] if len(values) > 1 else None
+    ours = left.value
+    error = Error(left.items, left.apart, _freedom([(left.items, _less_one(left.n)), (left.apart, left.freedom)]), None)
+    figures = f"{column}{', '.join(f'{value.name}: {value}' for value in own)}"
+    if right is not None:
         if right.value == 0:
             return Judgement(UNTESTED, f"{figures}{remark}{published}", f"{right.name} is zero")
         ours = left.value / right.value
-        error, paired = error_of(left, right, by=ours)
-        error /= abs(right.value)
-        figures += f"; ratio {plus_minus(ours, error or None)}{PAIRED * bool(paired)}"
+        error = error_of(left, right, by=ours)
+        error = error._replace(items=error.items / abs(right.value), training=error.training / abs(right.value))
+        figures += f"; ratio {plus_minus(ours, error.total or None)}{PAIRED * bool(error.paired)}"
     figures += f"{remark}{published}"
-    if error and abs(ours - bound) <= STANDARD_ERRORS * error:
-        return Judgement(UNTESTED, figures, f"{plus_minus(ours, error)}{PAIRED * bool(paired)} is within error of {number(bound)}")
+    untold = Judgement(UNTESTED, figures, "", "", error.total, error.items, error.training, _trainings(left, right))
+    if error.total and abs(ours - bound) <= error.enough * error.total:
+        return untold._replace(reason=f"{plus_minus(ours, error.total)}{PAIRED * bool(error.paired)} is {WITHIN_ERROR} of {number(bound)}")
     holds = ours > bound if claim.op == ">" else ours < bound
-    return Judgement("reproduced" if holds else "contradicted", figures, f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}")
+    reason = f"{number(ours)} is {'' if holds else 'not '}{claim.op} {number(bound)}"
+    return untold._replace(verdict="reproduced" if holds else "contradicted", reason=reason)
 
 
 def value_of(found: Measured | None, reading: Reading | None, name: str, column: str, unit: float = 1.0) -> Value | str:
@@ -182,7 +337,12 @@ def value_of(found: Measured | None, reading: Reading | None, name: str, column:
     if reading.value is None:
         return f"{name}: {column} is not defined: {reading.why}"
     value = check_number(*(unit * v if v is not None else None for v in reading[3:5]), name=name, column=column)
-    return value if isinstance(value, str) or found is None else value._replace(pulls=scale_pulls(found, reading, unit))
+    if isinstance(value, str) or found is None:
+        return value
+    if found.facts.get("collapsed"):
+        return f"{name} collapsed in training: it predicts no better than chance"
+    of = of_training(found, reading, unit)
+    return value._replace(pulls=scale_pulls(found, reading, unit), n=reading.n, trainings=int(of is not None), of=(of,) if of else ())
 
 
 def check_number(value: float, stderr: float | None, name: str, column: str) -> Value | str:
@@ -195,14 +355,14 @@ def check_number(value: float, stderr: float | None, name: str, column: str) -> 
 
 
 def tally(verdicts: Sequence[str]) -> str:
-    """`5 reproduced, 1 contradicted, 7 not tested at this scale`."""
+    """`5 reproduced, 1 contradicted, 7 not tested`."""
     return ", ".join(f"{sum(v == verdict for v in verdicts)} {verdict}" for verdict in get_args(Verdict))
 
 
 def write_claims(path: Path, artefact: Artefact, judgements: Sequence[Judgement]) -> Path:
     """Write the verdicts on an artefact's claims as CSV with the columns COLUMNS; returns the path."""
     rows = [
-        {"claim": claim.claim, "paper": claim.paper or artefact.paper, "source": claim.source, **judgement._asdict()}
+        {"claim": claim.claim, "paper": claim.paper or artefact.paper, "source": claim.source, "whose": claim.whose, **judgement._asdict()}
         for claim, judgement in zip(artefact.spec.claims, judgements, strict=True)
     ]
     write_csv(path, COLUMNS, rows)

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Look, Value, judge, unlike, value_of, write_claims
+from relinear.draw.claims import Look, Value, judge_claim, value_of, write_claims
 from relinear.draw.doses import doses, trained_on
 from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
@@ -105,8 +105,12 @@ def _with_legend(spec: Curves, measured: Measurements) -> Curves:
 
     def titled(series: Series) -> Series:
         found = measured.get((series.run or "", beside.measure))
-        value = next((r.value for r in (found.all(beside.metric, beside.of) if found else ()) if not r.at), None)
-        return series if value is None else series.model_copy(update={"title": f"{series.title}, {value:.4g} {beside.unit}"})
+        said = []
+        for metric, unit in beside.units.items():
+            value = next((r.value for r in (found.all(metric, beside.of) if found else ()) if not r.at), None)
+            if value is not None:
+                said.append(f"{value:.4g} {unit}")
+        return series.model_copy(update={"title": ", ".join([series.title, *said])})
 
     return spec.model_copy(update={"series": tuple(map(titled, spec.series))})
 
@@ -143,12 +147,11 @@ def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path,
     spec: Any = artefact.spec
     verdicts = []
     for claim in spec.claims:
-        other = unlike(claim, {})
         if paid is not None and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
             remark = costs.remark(claim, paid.rows, spec.series[0].name)
-            verdicts.append(judge(claim, costs.look_in(claim, paid.rows), remark=remark, unlike=other))
+            verdicts.append(judge_claim(artefact, claim, costs.look_in(claim, paid.rows), about, {}, remark, of_scale=False))
         else:
-            verdicts.append(judge(claim, _look_along(spec, measured, along), about.nothing_to_judge, unlike=other))
+            verdicts.append(judge_claim(artefact, claim, _look_along(spec, measured, along), about, {}))
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 

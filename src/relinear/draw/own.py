@@ -10,7 +10,7 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, judge, trained, unlike, value_of, write_claims
+from relinear.draw.claims import Value, judge_claim, trained, value_of, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.plan.claims import Point
 from relinear.plan.figures import Own
@@ -35,6 +35,13 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     files = {about.files.get(name, Path(name)): None for name in spec.files()}
     sources = [found.source for read in spec.reads() if (found := measured.get(read))]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources, files)]
+    return [*made, *written, *judged(artefact, measured, about, out)]
+
+
+def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write the verdicts on a figure's claims; returns the file, or nothing where there are no claims."""
+    spec: Own | Any = artefact.spec
+    script = _load(artefact.file.with_suffix(".py"))
 
     def look(point: Point) -> Value | str:
         if gate_of(measured, point.row) == FAILED:
@@ -45,11 +52,11 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         return value_of(*next(readings, (None, None)), name, point.column or "")
 
     if hasattr(script, "look"):  # benchmarks are of no scale
-        verdicts = [judge(claim, script.look(spec, about), unlike=unlike(claim, {})) for claim in spec.claims]
+        verdicts = [judge_claim(artefact, claim, script.look(spec, about), about, {}, of_scale=False) for claim in spec.claims]
     else:
         tokens = trained({run: found.facts for run, measure in spec.reads() if (found := measured.get((run, measure)))})
-        verdicts = [judge(claim, look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
-    return [*made, *written, *([write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else [])]
+        verdicts = [judge_claim(artefact, claim, look, about, tokens) for claim in spec.claims]
+    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 
 def _load(file: Path) -> Any:

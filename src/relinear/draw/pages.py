@@ -13,7 +13,7 @@ from typing import get_args
 
 from relinear.draw.claims import Verdict
 from relinear.draw.costs import how_measured, read_costs
-from relinear.draw.drawn import by_run, cell, drawn, name_of, results_of, rows_of
+from relinear.draw.drawn import by_run, cell, counted, drawn, name_of, rows_of
 from relinear.draw.kernels import decoding_steps, fastest_peers, lengths, others, peers
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
@@ -78,6 +78,7 @@ def headline(reference: Path) -> str:
 
 CONTROLLED = ("teacher_lora", "window_128_lora", "lolcats_window", "window_bytes_of_lolcats", "lizard", "window_bytes_of_lizard")
 CONTROLS = {  # the words of a row, in which table its column stands, and what it is called there
+    "keys that a layer holds": ("controls", "Positions"),
     "state, MiB": ("controls", "State, MiB"),
     "perplexity, short held-out text": ("controls", "Perplexity"),
     "novels: perplexity over the teacher's, positions 512 to 1023": ("controls", "Novels over teacher's, 512-1024"),
@@ -94,7 +95,52 @@ def controls(reference: Path) -> str:
     """Hybrids beside windows of the same bytes: a run a column."""
     tables = {name: drawn(reference / f"smollm2/comparison/{name}.md")[0] for name in ("controls", "recall")}
     rows = [[words, *(by_run(tables[table], column)[run] for run in CONTROLLED)] for words, (table, column) in CONTROLS.items()]
-    return markdown(["", *(label(run) for run in CONTROLLED)], rows)
+    return markdown(["", *(sized(run, reference / "smollm2") for run in CONTROLLED)], rows)
+
+
+def held(run: str, folder: Path) -> int | None:
+    """The keys that a layer of a committed run holds, as it was measured; None where it was not."""
+    file = folder / "runs" / run / "state_bytes/metrics.json"
+    readings = json.loads(file.read_text(encoding="utf-8"))["readings"] if file.is_file() else []
+    return next((round(r["value"]) for r in readings if (r["metric"], r["of"]) == ("positions", "model")), None)
+
+
+def sized(run: str, folder: Path) -> str:
+    """A run in words; a window of a hybrid's bytes with the keys that it holds, and as full attention where no sequence of its training is as
+    long."""
+    keys, step = held(run, folder), folder / "runs" / run / "finetune/run.json"
+    if not run.startswith("window_bytes_of_") or keys is None or not step.is_file():
+        return label(run)
+    length = json.loads(step.read_text(encoding="utf-8"))["config"]["budget"]["seq_len"]
+    words = f"{label(run).replace('window of', f'window of {keys:,} keys,')}"
+    return f"full attention ({words}; it was trained on sequences of {length:,})" if keys > length else words
+
+
+ACCOUNTED = {"smollm2": "SmolLM2-135M", "qwen": "Qwen2.5-Coder-1.5B"}
+NUMBERS = (4, 2)  # bytes a number of a linear state
+
+
+def accountings(reference: Path) -> str:
+    """The state of the hybrids by four accountings of their linear part, and the keys that a window of as many bytes holds: states of every query
+    head, as they were measured, or one for the query heads of a key head, each at 4 or 2 bytes a number. Keys and values have 2."""
+    rows = []
+    for scale, words in ACCOUNTED.items():
+        [file] = (reference / scale / "models").glob("*/metrics.json")
+        shape = json.loads(file.read_text(encoding="utf-8"))
+        layers, heads, groups, dim = (shape[name] for name in ("layers", "heads", "kv_heads", "head_dim"))
+        a_key = 2 * 2 * groups * dim * layers  # bytes of a position's keys and values
+        for method in ("lolcats", "lizard"):
+            run = {"lolcats": "lolcats_window", "lizard": "lizard"}[method]
+            readings = json.loads((reference / scale / "runs" / run / "state_bytes/metrics.json").read_text(encoding="utf-8"))["readings"]
+            size, near = (next(r["value"] for r in readings if (r["metric"], r["of"]) == (metric, "model")) for metric in ("bytes", "positions"))
+            linear = size - near * a_key  # of query heads, 4 bytes a number
+            cells = []
+            for share in (1, groups / heads):
+                for number in NUMBERS:
+                    total = near * a_key + linear * share * number / 4
+                    cells.append(f"{total / 2**20:.2f}: {int(total // a_key):,}")
+            rows.append([f"{label(run)}, {words}", *cells])
+    return markdown(["MiB: keys of a window"] + [f"{of} heads, {number} bytes" for of in ("query", "key") for number in NUMBERS], rows)
 
 
 def switched_off(reference: Path) -> str:
@@ -168,7 +214,7 @@ def second_teacher(reference: Path) -> str:
     """Hybrids and windows of equal bytes, linearized from a second teacher whose MMLU is above chance."""
     [table] = drawn(reference / "qwen/comparison/second.md")
     columns = {
-        "Tokens": "Tokens", "Perplexity": "Perplexity", "without linear part": "without its linear part",
+        "Tokens": "Tokens", "Positions": "Keys that a layer holds", "Perplexity": "Perplexity", "without linear part": "without its linear part",
         "1024-2048": "Novels over teacher's, 1024 to 2047", "16 pairs, far": "16 pairs, far, %", "Needle 2048": "Needle 2048, %",
         "Answers, F1 beyond": "Answers beyond 128, F1", "Avg, no MMLU": "Avg, no MMLU", "Average kept, %": "average kept, %",
         "MMLU, letter": "MMLU, %", "MMLU kept, %": "MMLU kept, %", "MMLU, text norm": "MMLU by text, %",
@@ -176,7 +222,7 @@ def second_teacher(reference: Path) -> str:
     }  # fmt: skip
     found = [{column.partition(" (n=")[0]: cell for column, cell in row.items()} for row in table]
     shown = [column for column in columns if any(row[column] != NOT_RUN for row in found)]
-    rows = [[label(name_of(row["Run"])), *("" if row[c].startswith("not defined") else row[c] for c in shown)] for row in found]
+    rows = [[sized(name_of(row["Run"]), reference / "qwen"), *("" if row[c].startswith("not defined") else row[c] for c in shown)] for row in found]
     return markdown(["Run", *(columns[column] for column in shown)], rows)
 
 
@@ -304,11 +350,11 @@ def made_with(reference: Path) -> str:
 
 
 def verdicts(reference: Path) -> str:
-    """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested. A result that several have is counted
-    in the first, where `table6` is before `table13`. A table without claims has no row."""
+    """The numbers of claims of each committed table or figure that are reproduced, contradicted and not tested. A result that several have, in
+    whatever words, is counted in the first, where `table6` is before `table13`. A table without claims has no row."""
     files = (path for path in reference.rglob("*claims.csv") if rows_of(path))
     paths = sorted(files, key=lambda path: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", path.as_posix())])
-    found = Counter((first, verdict) for (_, _, _, verdict, _, _), (first, *_) in results_of(paths).items())
+    found = Counter((first, verdict) for (*_, verdict, _), (first, *_) in counted(paths).items())
     rows = [[f"`{path.relative_to(reference).as_posix()}`", *(str(found[path, verdict]) for verdict in get_args(Verdict))] for path in paths]
     return markdown(["Claims in `results/reference`", "reproduced", "contradicted", "not tested"], rows)
 
@@ -403,6 +449,7 @@ PAGES: dict[str, Sequence[Callable[[Path], str]]] = {
     "README.md": (mini,),
     "docs/results.md": (
         controls,
+        accountings,
         switched_off,
         sources,
         second_teacher,

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from relinear.draw import About
-from relinear.draw.claims import Look, judge, unlike, write_claims
+from relinear.draw.claims import Look, judge_claim, write_claims
 from relinear.draw.render import write_figure
 from relinear.plan.specs import Artefact
 
@@ -27,6 +27,5 @@ def wrap(figure: Figure, lines: Iterable[str], per_inch: int = 11) -> str:
 
 def judge_claims(artefact: Artefact, look: Look, about: About, out: Path, tokens: Mapping[str, int]) -> list[Path]:
     """The claims file of a figure that has claims. `tokens`: training tokens of what they name, which a claim's dose is compared with."""
-    spec = artefact.spec
-    verdicts = [judge(spec.floored(claim), look, about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
+    verdicts = [judge_claim(artefact, claim, look, about, tokens) for claim in artefact.spec.claims]
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relinear import records, stages
-from relinear.draw import About, Measurements, make
+from relinear.draw import About, Measurements, make, spreads, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
+from relinear.plan.forms import forms_of
 from relinear.plan.names import ROOT
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
@@ -37,7 +38,7 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
     measured |= {address: None for address in artefact.reads() if address not in nodes}
     repeats = {run: plan.repeats(run) for run, _ in artefact.reads()} if artefact.seeds else {}
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(repeats=repeats, files=files)
+    about = _about(plan, artefact)._replace(repeats=repeats, files=files, forms=forms_of(measured))
     return make(artefact, measured, about, plan.out(artefact))
 
 
@@ -51,7 +52,7 @@ def _about(plan: Plan, artefact: Artefact) -> About:
         kind="model" if any(plan.models[model].init == "random" for model in models) else "teacher",
         demonstration=" ".join(filter(None, warnings)) or None, nothing_to_judge=plan.config.nothing_to_judge,
         data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
-        undefined=plan.undefined(artefact),
+        undefined=plan.undefined(artefact), spreads=spreads.committed(),
         of_shape=[measure for measure in names if stages.stage("measure").of_shape(plan, measure)],
     )  # fmt: skip
 
@@ -85,12 +86,13 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | No
     return found._replace(run=address[0], measure=address[1])
 
 
-def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
+def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> list[Path]:
     """Draw a table or figure into `<folder>/<paper>/` and name its files in the folder's manifest; returns them.
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a figure of its rows is drawn from these
     alone. Raises UserError where the folder has none of the runs or not the rows, where it is no committed folder, and for a figure of attention
-    weights, which no folder keeps.
+    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims,
+    or where its shape judges only what it draws.
     """
     manifest = folder / MANIFEST
     if artefact.files() and not manifest.is_file():
@@ -106,12 +108,13 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
     repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
     plan = _plan_of(scale, manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(repeats=repeats, files=files)
+    about = _about(plan, artefact)._replace(repeats=repeats, files=files, forms=forms_of(measured))
     try:
-        written = _small(make(artefact, measured, about, folder / artefact.paper))
+        written = _small((verdicts if claims else make)(artefact, measured, about, folder / artefact.paper))
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
-        raise UserError(f"{artefact.name}: {error}; where they were measured: {command}") from None
+        alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
+        raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
         facts = json.loads(manifest.read_text(encoding="utf-8"))
         facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from relinear.draw.claims import tally
+from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.drawn import drawn, results_of
 from relinear.draw.index import _committed
 from relinear.draw.provenance import Origin
@@ -19,7 +19,7 @@ from relinear.plan.specs import Artefact, Finding, Paper, available, papers
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
-CLAIMS = ("claim", "source", "tested by", "at", "verdict", "evidence", "reason")
+CLAIMS = ("claim", "source", "tested by", "at", "whose", "verdict", "evidence", "reason")
 SHOWN = ("png", "md")  # the file that stands on the page; where there are both, the picture
 LINKED = ("csv", "pdf", "provenance.json", "claims.csv")
 
@@ -101,16 +101,20 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     for artefact in artefacts:
         paths = [place.with_name(f"{place.name}.claims.csv") for place in places_of(artefact, reference)]
         of |= {path: artefact for path in paths if path.is_file()}
-    for (claim, paper, source, *result), paths in results_of(of).items():
-        if name in (paper, *(of[path].paper for path in paths)):
+    for result, paths in results_of(of).items():
+        row = dict(zip(COLUMNS, result, strict=True))
+        if name in (row["paper"], *(of[path].paper for path in paths)):
             where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
-            rows.append([claim, source, ", ".join(dict.fromkeys(of[path].label for path in paths)), ", ".join(where), *result])
+            tested = ", ".join(dict.fromkeys(of[path].label for path in paths))
+            own = [row[column] for column in ("whose", "verdict", "figures", "reason")]
+            rows.append([row["claim"], row["source"], tested, ", ".join(where), *own])
     tested = {artefact.name for artefact in of.values()}
     for artefact in (artefact for artefact in artefacts if artefact.name not in tested):
         for claim in artefact.spec.claims:
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
-                rows.append([claim.claim, claim.source, artefact.label, link("its spec", artefact.file), NOT_RUN, published, artefact.spec.not_run])
+                place = link("its spec", artefact.file)
+                rows.append([claim.claim, claim.source, artefact.label, place, claim.whose, NOT_RUN, published, artefact.spec.not_run])
     if not rows:
         return []
     verdicts = [row[CLAIMS.index("verdict")] for row in rows]

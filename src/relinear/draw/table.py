@@ -6,10 +6,9 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
-from relinear.draw.claims import Judgement, judge, tally, unlike, write_claims
+from relinear.draw.claims import Judgement, judge_claim, tally, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
-from relinear.plan.claims import OURS
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
 
@@ -29,7 +28,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     names = _names(spec, rows)
     write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
     tokens = tokens_of(rows)
-    judgements = [judge(spec.floored(claim), look_in(everything), about.nothing_to_judge, unlike=unlike(claim, tokens)) for claim in spec.claims]
+    look = look_in(everything)
+    judgements = [judge_claim(artefact, claim, look, about, tokens) for claim in spec.claims]
     write_claims(files["claims.csv"], artefact, judgements)
     write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
     write_provenance_of(artefact, spec, rows, about, out)
@@ -130,7 +130,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
         lines += [BELOW, "", _published(spec, rows), ""]
     lines += [f"- {note.where}: {note.text}." for note in spec.misprints]
     if below and (without := [f"`{row.line.name}`" for row in rows if row.line.published is None]):
-        lines.append(f"- No paper reports these tasks for: {', '.join(without)}.")
+        lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
     if judgements:
         lines.append(f"- {_counts(spec, judgements)} (`{artefact.stem}.claims.csv`).")
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -138,8 +138,8 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
 
 def _counts(spec: Table, judgements: list[Judgement]) -> str:
     """How many of the papers' claims, and how many of our own questions, have each verdict."""
-    theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if claim.source != OURS]
-    ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.source == OURS]
+    theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if not claim.ours]
+    ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.ours]
     whose = "papers'" if len({paper for paper, _ in theirs}) > 1 else "paper's"
     counted = {f"of the {whose} claims": [verdict for _, verdict in theirs], "of our own questions": ours}
     return "; ".join(f"{what}: {tally(verdicts)}" for what, verdicts in counted.items() if verdicts).capitalize()

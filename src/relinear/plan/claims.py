@@ -1,6 +1,7 @@
 """The parts that every spec of a table or figure has: its label, its claims, the sources of published numbers and their misprints."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -87,6 +88,11 @@ class Required(Point):
 RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
 
 
+# Columns of what a program took: time, and memory beside its states. What grows is told by a program against itself, on any card. One program against
+# another, or against what a card holds, is of its kernels and of its card, and is judged on the paper's alone.
+COSTS = ("ms", "ms_per_token", "decode_tokens_per_second", "prefill_tokens_per_second", "tokens_per_second", "peak_gib", "gib")
+
+
 class Claim(Strict):
     """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
 
@@ -94,7 +100,9 @@ class Claim(Strict):
     better than `floor` (chance, in the column's unit, or a point where it is measured; a table knows that of tasks with choices), nothing can be
     told. `dose`: row -> the training tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
     `recipe`: in what else our training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before
-    anything can be told.
+    anything can be told. `untrained`: a row on which nothing was trained; a claim that holds of it in the place of `left` is not reproduced by
+    holding. `proxy`: the number that the paper prints, where ours is another one; the claim is then a question of ours. `margin_by`: `ours` for a
+    margin that the paper does not print.
     """
 
     claim: str
@@ -111,6 +119,9 @@ class Claim(Strict):
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
     recipe: str | None = None
     requires: tuple[Required, ...] = ()
+    untrained: str | None = None
+    proxy: str | None = None
+    margin_by: Literal["ours"] | None = None
     published: str | None = None  # the paper's own figures, in its words
     tie: Annotated[float, Field(ge=0)] = 0.0  # two outcomes of one item (shares, or nats a token) that differ by no more are tied
 
@@ -120,7 +131,25 @@ class Claim(Strict):
             raise ValueError("a claim with a ratio has no margin, floor or ceiling")
         if self.ratio is None and self.right is None:
             raise ValueError("a claim without a right side needs the bound as `ratio`")
+        if self.proxy and self.source == OURS:
+            raise ValueError(f"claim {self.claim!r}: a proxy stands for a number that a paper prints, so its source is in the paper; got {OURS!r}")
+        printed = re.findall(r"\d+(?:\.\d+)?", f"{self.claim} {self.published or ''}")
+        if self.margin and not self.ours and not self.margin_by and abs(self.margin) not in map(float, printed):
+            raise ValueError(
+                f"claim {self.claim!r}: the margin {self.margin:g} stands neither in the claim nor in what is published; say `margin_by: ours`, or "
+                f"give as `published` what the paper prints"
+            )
         return self
+
+    @property
+    def ours(self) -> bool:
+        """Whether no paper makes the claim with this number."""
+        return self.source == OURS or self.proxy is not None
+
+    @property
+    def whose(self) -> str:
+        """For reading: `paper`, `ours` or `ours, proxy for ...`."""
+        return f"ours, proxy for {self.proxy}" if self.proxy else "ours" if self.ours else "paper"
 
     def full(self, point: Point | None) -> Point | None:
         """A side of the claim, or what it requires, with the claim's column where it names none."""
@@ -135,7 +164,8 @@ class Claim(Strict):
 
 class Spec(Strict):
     """The fields of every spec. `label` is the paper's own; `says` is one line. `not_run`: what of the committed results is not there, and why;
-    for the index and the report.
+    for the index and the report. `recipe`: in what the training of all rows differs from the paper's; no claim of a paper is then judged. `forms`:
+    row -> in what its form is another than that of its paper (`forms` in paper.yaml); null asks nothing of a setting.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = FIGURE
@@ -144,6 +174,8 @@ class Spec(Strict):
     says: str
     draw: str = "table"
     claims: tuple[Claim, ...] = ()
+    recipe: str | None = None
+    forms: dict[str, dict[str, Any]] = {}
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
 
@@ -171,6 +203,10 @@ class Spec(Strict):
         """The names that a claim may state a dose for: those whose training tokens are known when it is judged. None: no claim may state one."""
         return None
 
+    def run_of(self, point: Point) -> str | None:
+        """The run whose number a point is; None where it is of none."""
+        return point.row
+
     def floored(self, claim: Claim) -> Claim:
         """The claim as it is judged: where it states no `floor`, with the one that its column has."""
         return claim
@@ -183,8 +219,18 @@ class Spec(Strict):
                 raise ValueError(f"claim {claim.claim!r}: draw: {self.draw} compares no training tokens, so a claim has no `dose`; got {claim.dose}")
             for name in claim.dose:
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
-            for point in (*claim.points, *map(claim.full, claim.requires)):
+            untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
+            for point in (*claim.points, *map(claim.full, (*claim.requires, *untrained))):
                 self.check_point(claim, point)
+            grows = claim.right is not None and claim.right.row == claim.left.row
+            if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe or self.recipe):
+                raise ValueError(
+                    f"claim {claim.claim!r} compares what a program took with another program or with a card, which is of its kernels and its "
+                    f"card; say in `recipe` what ours were"
+                )
+        named = {point.row for claim in self.claims for point in claim.points}
+        for name in self.forms:
+            known("row of a claim", name, sorted(named), "forms")
 
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""

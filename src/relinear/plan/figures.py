@@ -72,12 +72,19 @@ class Panel(InUnit):
 
 
 class Legend(Strict):
-    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`."""
+    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`; `also`: further metrics of the measure and
+    their units."""
 
     measure: str
     metric: str
     of: str | None = None
     unit: str
+    also: dict[str, str] = {}
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The metrics, and the unit of each."""
+        return {self.metric: self.unit, **self.also}
 
 
 class Curves(Spec):
@@ -162,6 +169,11 @@ class Curves(Spec):
                 raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run or points")
             if series.points and panel.x == TRAINED:
                 raise ValueError(f"series {series.title!r}: a run's own tokens say where it lies along {TRAINED!r}; give `runs` and not points")
+
+    def run_of(self, point: Point) -> str | None:
+        """The run whose number a point is: that of its series, or of the series' point there."""
+        series = next(series for series in self.series if series.name == point.row)
+        return series.run or series.points.get(next(iter(point.at.values())))  # type: ignore[call-overload]
 
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
@@ -307,6 +319,10 @@ class Grid(Spec):
     def dosed(self) -> list[str]:
         """The names that a claim may state a dose for: the panels."""
         return [panel.name for panel in self.panels]
+
+    def run_of(self, point: Point) -> str | None:
+        """The run whose number a panel shows."""
+        return self.panel(point.row).run
 
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""

@@ -8,7 +8,7 @@ Imports neither torch nor matplotlib: the Snakefile reads it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from relinear.plan.claims import Read, Spec
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
+from relinear.plan.forms import check_form
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.plan.tables import Bars, Scatter, Table
@@ -38,23 +39,40 @@ class Finding(Strict):
     ascending: tuple[tuple[tuple[str, str], ...], ...] = Field(min_length=1)
 
 
+class Untested(Strict):
+    """A claim of a paper that no table or figure here compares anything for, and why."""
+
+    claim: str
+    source: str
+    why: str
+    published: str = ""
+
+
 class Paper(Strict):
-    """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings."""
+    """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings.
+
+    `forms`: method -> what a run of it must have, so that a claim of this paper is judged by it: options of the method and settings of its steps
+    (`relinear.plan.forms`).
+    """
 
     title: str
     arxiv: str | None = Field(default=None, pattern=r"^\d{4}\.\d{4,5}$")
     note: str | None = None
     labels: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    forms: dict[str, dict[str, Any]] = {}
+    untested: tuple[Untested, ...] = ()
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out."""
+    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out. `forms`:
+    paper -> method -> what its claims ask of a run of that method."""
 
     file: Path
     spec: Spec
     same_as: str | None = None
+    forms: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def paper(self) -> str:
@@ -140,7 +158,11 @@ class Artefact:
 
 def papers(folder: Path) -> dict[str, Paper]:
     """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good paper.yaml."""
-    return {sub.name: parse(Paper, read_settings(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+    found = {sub.name: parse(Paper, read_settings(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+    for name, paper in found.items():
+        for method, form in paper.forms.items():
+            check_form(form, f"{name}/paper.yaml: forms: {method}", method)
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -186,11 +208,13 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     try:
         spec.check()
         _check_names(spec, path, known)
+        for row, form in spec.forms.items():
+            check_form(form, f"{where}: forms: {row}")
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Artefact(path, spec, same_as)
+    return Artefact(path, spec, same_as, {name: paper.forms for name, paper in known.items()})
 
 
 def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -426,6 +426,12 @@ class Table(Spec):
         """The names that a claim may state a dose for: the rows."""
         return [line.name for line in self.lines]
 
+    def run_of(self, point: Point) -> str | None:
+        """The run whose number a cell is: that of the row, or the one that its cell names."""
+        line = next(line for line in self.lines if line.name == point.row)
+        place = line.cells.get(point.column or "")
+        return place.run if isinstance(place, Address) else line.run
+
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
         known("row", point.row, self.dosed(), f"claim {claim.claim!r}")

@@ -1,0 +1,224 @@
+"""docs/claims.md: every claim of the papers once, with its verdict, the reason and the parts of its error; totals by paper and by reason.
+
+`python -m relinear.draw.stated` writes the page from the specs and the committed claims files; `relinear claims` prints the totals and lists claims.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from relinear.draw.claims import BY_CHANCE, UNTESTED, WITHIN_ERROR, Verdict, compared
+from relinear.draw.drawn import measured_in, rows_of
+from relinear.draw.render import markdown, number, write_text
+from relinear.draw.report import places_of
+from relinear.errors import UserError
+from relinear.plan.specs import Artefact, available, papers
+from relinear.plan.strict import WORKFLOW
+
+ROOT = WORKFLOW.parent
+PAGE = "docs/claims.md"
+OURS = "comparison"  # the folder of our own tables, which repeat papers' claims beside our questions
+BOTH = "reproduced and contradicted"
+NO_ROW = "no row"
+# Words in a reason -> the kind of it, the first that fits. Whatever else it says is of numbers that are not there.
+KINDS = {
+    "another form than the paper's": "another form",
+    "other dose": "another dose",
+    "other recipe": "another recipe, kernel or card",
+    "not informative": "not informative: the teacher fails, or what is untrained does as well",
+    "one training of": "one training of unknown spread",
+    "is a demonstration": "measured as a demonstration alone",
+    "standard errors better than chance": "at chance",
+    ": no room": "no room between the rows",
+    WITHIN_ERROR: "within error",
+}
+NO_NUMBER = "not run, or no number"
+COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
+HEAD = """# Every claim of the papers
+
+Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here
+once, however many tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and
+column.
+
+A verdict is the paper's own:
+
+- **Form.** The run has the map, loss, window, trained weights and length of sequences that the paper has, as its own records say (`forms` in
+  `workflow/papers/<paper>/paper.yaml`, and in a spec for rows that differ by purpose).
+- **Metric.** The paper prints the number. Where ours is another one, the claim is marked `proxy` and counted with our own questions.
+- **Dose and recipe.** A row that a claim gives a dose has at least 95 % of it. One of eight recipes judges nothing, in either direction.
+- **Costs.** What grows with a text, a batch or a length is told by one program against itself, on any card. One program against another, or against
+  what a card holds, is of its kernels and its card, and is judged on the paper's alone.
+- **A teacher that can.** What a claim requires is there: a teacher three standard errors above its floor, room between the rows, no side that
+  collapsed. What a window on which nothing was trained keeps too is not reproduced by keeping it.
+- **Error.** Items, paired where both sides kept the same ones, and trainings: the seeds, or of a single training the spread that trainings of its
+  method have elsewhere ([spreads.csv](../results/reference/spreads.csv)); of a method without seeds, the widest that any method has. A verdict
+  needs as many errors as are as seldom by chance as two are where the error is known: Student's t for few seeds and for six books.
+
+Whatever fails is `not tested`, with the reasons; the numbers stand behind them.
+"""
+
+
+class Stated(NamedTuple):
+    """A claim, by whom, which labels test it, and the rows that claims files have of it, with the folder of each. `why`: without rows, the reason."""
+
+    paper: str
+    claim: str
+    source: str
+    labels: tuple[str, ...]
+    compared: str
+    published: str
+    rows: tuple[tuple[str, dict[str, str]], ...]
+    why: str = ""
+
+    @property
+    def told(self) -> tuple[str, dict[str, str]] | None:
+        """The folder and the row that speak for the claim: the first that has a verdict, else the first."""
+        return next((each for each in self.rows if each[1]["verdict"] != UNTESTED), self.rows[0] if self.rows else None)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict; BOTH where one place reproduces and another contradicts it."""
+        found = {row["verdict"] for _, row in self.rows} - {UNTESTED}
+        return BOTH if len(found) > 1 else found.pop() if found else UNTESTED
+
+    @property
+    def reason(self) -> str:
+        """Why it has its verdict."""
+        return self.told[1]["reason"] if self.told else self.why
+
+    @property
+    def kind(self) -> str:
+        """The kind of the reason of a claim that is not tested; else its verdict."""
+        if self.verdict != UNTESTED:
+            return self.verdict
+        return kind_of(self.reason) if self.rows else NO_ROW if not self.compared else NO_NUMBER
+
+
+def kind_of(reason: str) -> str:
+    """The kind of a reason for which a claim is not tested."""
+    return next((kind for words, kind in KINDS.items() if words in reason), NO_NUMBER)
+
+
+def stated(root: Path = ROOT) -> list[Stated]:
+    """The claims of the papers, in the order of their labels. Those of tables that a paper prints twice are one, with both labels."""
+    found: dict[tuple[str, str], Stated] = {}
+    folder = root / "workflow/papers"
+    artefacts = available(folder)
+    for name, paper in papers(folder).items():
+        own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS}
+        for artefact in (own[label] for label in paper.labels if label in own):
+            for each in _of(artefact, root / "results/reference"):
+                place = (name, each.compared)
+                found[place] = found[place]._replace(labels=(*found[place].labels, *each.labels)) if place in found else each
+        for claim in paper.untested:
+            found[name, claim.claim] = Stated(name, claim.claim, claim.source, (), "", claim.published, (), claim.why)
+    return list(found.values())
+
+
+def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
+    """The paper's own claims of a table or figure, with the rows of all folders that have it."""
+    files = [(place.parents[1].name, place.with_name(f"{place.name}.claims.csv")) for place in places_of(artefact, reference)]
+    rows = [(folder, row) for folder, file in files if file.is_file() for row in rows_of(file)]
+    for claim in artefact.spec.claims:
+        if not claim.ours:
+            own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
+            what = compared(claim, artefact.spec)
+            yield Stated(artefact.paper, claim.claim, claim.source, (artefact.label,), what, claim.published or "", own, artefact.spec.not_run)
+
+
+def asked(reference: Path) -> list[dict[str, str]]:
+    """The results on questions of our own, proxies among them, each once."""
+    seen: dict[tuple[str, ...], dict[str, str]] = {}
+    for path in sorted(reference.rglob("*claims.csv")):
+        for row in rows_of(path):
+            if row["whose"] != "paper":
+                seen.setdefault((row["compared"], measured_in(row) or row["claim"], row["verdict"]), row)
+    return list(seen.values())
+
+
+def by_chance(rows: Iterable[dict[str, str]]) -> tuple[int, float]:
+    """How many rows compare numbers with errors and were judged or within error, and how many verdicts chance alone would give these."""
+    n = sum(bool(float(row["error"] or 0)) and (row["verdict"] != UNTESTED or kind_of(row["reason"]) == KINDS[WITHIN_ERROR]) for row in rows)
+    return n, BY_CHANCE * n
+
+
+def totals(claims: Sequence[Stated], ours: Sequence[dict[str, str]]) -> str:
+    """The verdicts by paper, and those on our own questions, as a Markdown table."""
+    titles = {name: f"of {name}" for name in dict.fromkeys(claim.paper for claim in claims)}
+    rows = [
+        _row(titles[name], [c.verdict for c in claims if c.paper == name], [c.told[1] for c in claims if c.paper == name and c.told])
+        for name in titles
+    ]
+    rows.append(_row("of all papers", [claim.verdict for claim in claims], [claim.told[1] for claim in claims if claim.told]))
+    for words, proxies in (("our own questions", False), ("our own, a proxy for a paper's number", True)):
+        own = [row for row in ours if ("proxy" in row["whose"]) == proxies]
+        rows.append(_row(words, [row["verdict"] for row in own], own))
+    return markdown(["Claims", *get_args(Verdict), BOTH, "compared with an error", "verdicts that chance alone would give"], rows)
+
+
+def _row(words: str, verdicts: Sequence[str], rows: Sequence[dict[str, str]]) -> list[str]:
+    n, chance = by_chance(rows)
+    counts = Counter(verdicts)
+    return [words, *(str(counts[verdict]) for verdict in (*get_args(Verdict), BOTH)), str(n), f"{chance:.1f}"]
+
+
+def reasons(claims: Sequence[Stated]) -> str:
+    """Why papers' claims are not tested, by paper, as a Markdown table."""
+    names = list(dict.fromkeys(claim.paper for claim in claims))
+    counts = Counter((claim.kind, claim.paper) for claim in claims if claim.verdict == UNTESTED)
+    kinds = [kind for kind in (*KINDS.values(), NO_NUMBER, NO_ROW) if any(counts[kind, name] for name in names)]
+    return markdown(["Not tested, since", *names], [[kind, *(str(counts[kind, name]) for name in names)] for kind in kinds])
+
+
+def _cells(claim: Stated) -> list[str]:
+    folder, row = claim.told or ("", {})
+    errors = [number(float(row[part])) for part in ("error_items", "error_training")] if row.get("error") else []
+    where = ", ".join(dict.fromkeys(filter(None, (claim.source, *claim.labels))))
+    cells = (claim.claim, where, claim.compared, claim.published, claim.verdict, ", ".join(errors), row.get("trainings", ""), claim.reason, folder)
+    return [cell.replace("|", "\\|") for cell in cells]
+
+
+def page(root: Path = ROOT) -> str:
+    """The page as Markdown."""
+    claims, ours = stated(root), asked(root / "results/reference")
+    titles = {name: paper.title for name, paper in papers(root / "workflow/papers").items()}
+    parts = [HEAD.rstrip("\n"), "<!-- relinear.draw.stated claims -->", "## Totals", totals(claims, ours), reasons(claims)]
+    for name in dict.fromkeys(claim.paper for claim in claims):
+        own = [claim for claim in claims if claim.paper == name]
+        parts.append(f"## {titles[name]}")
+        kinds = [kind for kind in (*get_args(Verdict)[:2], BOTH, *KINDS.values(), NO_NUMBER, NO_ROW) if any(claim.kind == kind for claim in own)]
+        for kind in kinds:
+            untested = "" if kind in (*get_args(Verdict)[:2], BOTH) else "Not tested: "
+            of_kind = [_cells(claim) for claim in own if claim.kind == kind]
+            parts += [f"### {untested}{kind} ({name}, {len(of_kind)})", markdown(COLUMNS, of_kind, align="left")]
+    return "\n\n".join([*parts, "<!-- end -->"]) + "\n"
+
+
+def named(paper: str | None, verdict: str | None, root: Path = ROOT) -> None:
+    """Raises UserError for a paper that makes no claims here, and for a verdict that there is not."""
+    have = list(dict.fromkeys(claim.paper for claim in stated(root)))
+    if paper is not None and paper not in have:
+        raise UserError(f"no paper {paper!r} makes claims; have {', '.join(have)}")
+    if verdict is not None and verdict not in (*get_args(Verdict), BOTH):
+        raise UserError(f"no verdict {verdict!r}; have {', '.join((*get_args(Verdict), BOTH))}")
+
+
+def listed(paper: str | None = None, verdict: str | None = None, root: Path = ROOT) -> Iterator[str]:
+    """The totals in plain text, or, where a paper or a verdict is named, the claims of it, a line each."""
+    claims = stated(root)
+    if paper is None and verdict is None:
+        yield from (totals(claims, asked(root / "results/reference")), "", reasons(claims))
+        return
+    for claim in claims:
+        if paper in (None, claim.paper) and verdict in (None, claim.verdict):
+            yield f"{claim.paper} | {', '.join(claim.labels) or claim.source} | {claim.claim} | {claim.verdict} | {claim.reason}"
+
+
+def main() -> None:
+    """Write the page into the repository."""
+    write_text(ROOT / PAGE, page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a run is made of, as far as a paper's claim may ask it: its method's options, and the settings of its steps that make another method of it.
+
+A paper.yaml says in `forms` what its own runs have, a spec in `forms` in what a row differs by purpose. A claim of a paper whose run has another form
+is not judged. Rates, batches and doses are no form: a dose is a claim's own field.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relinear import attention, records
+from relinear.plan.options import KEEP, schema
+from relinear.plan.readings import Measured
+from relinear.plan.strict import ConfigError
+from relinear.stages._stage import method_file
+
+OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's
+SEQUENCES = "seq_len"  # that of every step
+WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}  # for reading; others by their names
+
+Form = Mapping[str, Any]
+
+
+def possible(method: str | None = None) -> list[str]:
+    """The names that a form may have: of one method, or of any."""
+    methods = [method] if method else attention.available()
+    options = [name for each in methods for name in schema(method_file(each)).model_fields]
+    return list(dict.fromkeys([*options, KEEP, *OF_STEPS, SEQUENCES]))
+
+
+def check_form(form: Form, where: str, method: str | None = None) -> None:
+    """Raises ConfigError for a method or a setting that there is not."""
+    if method is not None and method not in attention.available():
+        raise ConfigError(f"{where}: no method {method!r}; have {', '.join(attention.available())}")
+    have = possible(method)
+    if unknown := [name for name in form if name not in have]:
+        raise ConfigError(f"{where}: no setting {unknown[0]!r}; possible: {', '.join(have)}")
+
+
+def form_of(found: Measured) -> dict[str, Any]:
+    """The form of a measured run, as its records and those of its steps have it: `method`, its options with their defaults, and the settings of the
+    steps behind the measurement. `seq_len` is a list, of a length a step. Raises BrokenError for a record that cannot be believed."""
+    record = records.read(found.folder) or {}
+    config = record.get("config", {})
+    method, options = config.get("method", "softmax"), dict(config.get("options", {}))
+    form: dict[str, Any] = {"method": method, KEEP: options.pop(KEEP, None)}
+    form |= schema(method_file(method)).model_validate(options).model_dump(mode="json")
+    lengths: list[int] = []
+    for step in _steps(found, record):
+        recipe, budget = step["config"].get("recipe", {}), step["config"].get("budget", {})
+        form |= {name: recipe[name] for name in OF_STEPS if name in recipe}
+        lengths += [budget["seq_len"]] if "seq_len" in budget else []
+    return form | {SEQUENCES: lengths}
+
+
+def _steps(found: Measured, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of the training steps behind a measurement, as far as they lie beside it."""
+    places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
+    folders = [found.folder.parents[2] / place for place in places if place.parts[0] == "runs"]
+    read = [step for folder in folders if (step := records.read(folder))]
+    return [step for step in read if not step.get("measure")]
+
+
+def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, Form]:
+    """Run -> its form, from that of its measurements which has most steps behind it."""
+    found: dict[str, Form] = {}
+    for (run, _), each in measured.items():
+        if each is not None and (Path(each.folder) / "run.json").is_file():
+            form = form_of(each)
+            if run not in found or len(form[SEQUENCES]) > len(found[run][SEQUENCES]):
+                found[run] = form
+    return found
+
+
+def differences(form: Form, asked: Form) -> list[str]:
+    """In what a run's form is another than what is asked, in words."""
+    return [f"{WORDS.get(name, name)} {_word(got)} where the paper has {_word(asked[name])}" for name, got in _differing(form, asked)]
+
+
+def _differing(form: Form, asked: Form) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, wanted in asked.items():
+        if wanted is None:
+            continue
+        if name == SEQUENCES:
+            found += [(name, length) for length in sorted({length for length in form[SEQUENCES] if length != wanted})]
+        elif form.get(name) != wanted:
+            found.append((name, form.get(name)))
+    return found
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,270 @@
+"""A verdict is the paper's own: whatever makes a comparison another one than the paper's turns it into `not tested`, with the reason."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from scipy.stats import norm, t
+from synthetic import measurement, paper, reading
+
+from relinear.draw import About, make
+from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
+from relinear.draw.drawn import rows_of
+from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
+from relinear.draw.trainings import spreads_of
+from relinear.plan.claims import Claim
+from relinear.plan.forms import differences, form_of
+from relinear.plan.readings import load
+from relinear.plan.specs import available, papers, read
+from relinear.plan.strict import WORKFLOW, ConfigError
+
+REFERENCE = WORKFLOW.parent / "results/reference"
+FORM = {"lizard": {"window": 128, "loss": "mse", "kind": "lora", "seq_len": 2048}}
+OWN = {"method": "lizard", "window": 128, "loss": "mse", "kind": "lora", "seq_len": [2048, 2048]}
+COLUMN = {"name": "acc", "measure": "mmlu", "metric": "acc", "of": "mmlu", "unit": "percent"}
+CLAIM = {"claim": "Lizard beats T2R", "source": "section 1", "left": "lizard", "right": "t2r", "column": "acc", "op": ">", "published": "61 and 50",
+         "requires": [{"row": "teacher", "above": 25}]}  # fmt: skip
+SCORES = {"lizard": 0.60, "t2r": 0.52, "teacher": 0.65, "window": 0.40}
+LENT = Spreads([dict(zip(COLUMNS, (method, "mmlu", "acc", "absolute", "0.05", "2", "r"), strict=True)) for method in ("lizard", "t2r")])
+
+
+def verdict(tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spreads=LENT, collapsed=(), **spec):
+    """The verdict on a claim of a table of runs with three seeds each, in the paper's form and of its metric, but for what is changed."""
+    scores, runs = SCORES | (scores or {}), ["lizard", "t2r", "teacher", *rows]
+    measured = {}
+    for run in runs:
+        trained = run not in ("teacher", "window")
+        for i in range(seeds if trained else 1):
+            name = f"{run}-seed{i}" if i else run
+            tokens = {"finetune": 4096} if trained else {"finetune": 0}
+            got = reading("acc", scores[run] + 0.001 * (i - 1) * trained, 0.01, 1000, "mmlu")
+            facts = {"method": run if trained else "softmax", "tokens": tokens, "collapsed": run in collapsed}
+            measured[name, "mmlu"] = measurement(name, "mmlu", got, **facts)
+            measured[name, "gate"] = measurement(name, "gate", reading("passed", 1.0, None, 1, "gate"), **facts)
+    path = paper(tmp_path, columns=[COLUMN], rows=[{"run": run} for run in runs], seeds=True, claims=[CLAIM | (claim or {})], **spec)
+    (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(FORM)}\n")
+    repeats = {run: [f"{run}-seed{i}" for i in range(1, seeds)] for run in runs if run not in ("teacher", "window")}
+    about = About("mini", repeats=repeats, forms={"lizard": form or OWN}, spreads=spreads)
+    make(read(path), measured, about, tmp_path / "out")
+    [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
+    return row
+
+
+# --- the mutations ---
+
+
+def test_the_paper_s_own_form_with_seeds_and_an_informative_teacher_has_a_verdict(tmp_path):
+    found = verdict(tmp_path)
+    assert (found["verdict"], found["whose"], found["trainings"]) == ("reproduced", "paper", "3 and 3")
+    assert found["compared"] == "lizard acc > t2r acc"
+    parts = [float(found[part]) for part in ("error", "error_items", "error_training")]
+    assert parts[0] == pytest.approx(math.hypot(*parts[1:]), rel=1e-4) and parts[2] > 0
+    assert verdict(tmp_path, scores={"lizard": 0.40, "t2r": 0.52})["verdict"] == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"window": 64}, "lizard: window 64 where the paper has 128"),
+        ({"loss": "cross_entropy"}, "lizard: transfer by cross_entropy where the paper has mse"),
+        ({"loss": None}, "lizard: transfer by none where the paper has mse"),
+        ({"kind": "full"}, "lizard: trained weights full where the paper has lora"),
+        ({"seq_len": [1024, 2048]}, "lizard: sequences of 1024 where the paper has 2048"),
+    ],
+)
+def test_another_form_than_the_paper_s_is_not_tested_in_either_direction(tmp_path, changed, said):
+    for scores in ({}, {"lizard": 0.40}):
+        found = verdict(tmp_path, scores, form=OWN | changed)
+        assert found["verdict"] == UNTESTED and found["reason"].startswith(f"another form than the paper's ({said}); difference "), found["reason"]
+
+
+def test_a_row_may_differ_by_purpose_and_then_in_that_alone(tmp_path):
+    without = {"forms": {"lizard": {"window": 0}}}
+    assert verdict(tmp_path, form=OWN | {"window": 0}, **without)["verdict"] == "reproduced"
+    found = verdict(tmp_path, form=OWN | {"window": 0, "seq_len": [1024]}, **without)
+    assert found["reason"].startswith("another form than the paper's (lizard: sequences of 1024 where the paper has 2048)")
+    assert "window 128 where the paper has 0" in verdict(tmp_path, **without)["reason"]
+
+
+def test_another_metric_than_the_paper_s_is_ours_and_contradicts_no_paper(tmp_path):
+    found = verdict(tmp_path, scores={"lizard": 0.40}, claim={"proxy": "MMLU"}, form=OWN | {"window": 64})
+    assert (found["verdict"], found["whose"]) == ("contradicted", "ours, proxy for MMLU")
+    text = (tmp_path / "out/table1.md").read_text()
+    assert "Of our own questions: 0 reproduced, 1 contradicted, 0 not tested" in text and "paper's claims" not in text
+
+
+def test_one_training_has_the_spread_of_its_method_in_its_error(tmp_path):
+    found = verdict(tmp_path, seeds=1)
+    assert (found["verdict"], found["trainings"]) == (UNTESTED, "1 and 1"), "difference of 8 points, of trainings that are 5 apart"
+    assert float(found["error_training"]) == pytest.approx(math.hypot(5, 5), rel=1e-3) and "within error" in found["reason"]
+    assert verdict(tmp_path, seeds=1, scores={"lizard": 0.99})["verdict"] == "reproduced"
+    unknown = verdict(tmp_path, seeds=1, scores={"lizard": 0.99}, spreads=Spreads())
+    assert unknown["verdict"] == UNTESTED and "one training of lizard, and how far two are apart is not known" in unknown["reason"]
+
+
+def test_a_teacher_at_chance_judges_nothing(tmp_path):
+    found = verdict(tmp_path, scores={"teacher": 0.26})
+    assert found["verdict"] == UNTESTED
+    assert found["reason"].startswith("not informative: teacher 26.00 ± 1.00 is not 3 standard errors above 25.00")
+
+
+def test_what_an_untrained_window_keeps_too_is_not_reproduced_and_may_be_contradicted(tmp_path):
+    near = {"right": "teacher", "margin": -10, "margin_by": "ours", "untrained": "window"}
+    found = verdict(tmp_path, claim=near, rows=["window"])
+    assert found["verdict"] == "reproduced", "the window is 25 points below"
+    found = verdict(tmp_path, claim=near, rows=["window"], scores={"window": 0.64})
+    assert found["verdict"] == UNTESTED
+    assert found["reason"].startswith("not informative: window, on which nothing was trained, keeps it too: difference -1.00")
+    assert verdict(tmp_path, claim=near, rows=["window"], scores={"window": 0.64, "lizard": 0.4})["verdict"] == "contradicted"
+
+
+def test_a_training_that_collapsed_judges_nothing(tmp_path):
+    found = verdict(tmp_path, collapsed=("t2r",))
+    assert (found["verdict"], found["reason"]) == (UNTESTED, "t2r collapsed in training: it predicts no better than chance")
+
+
+def test_another_dose_or_recipe_judges_nothing(tmp_path):
+    dose = verdict(tmp_path, claim={"dose": {"lizard": 8192}})
+    assert dose["verdict"] == UNTESTED and dose["reason"].startswith("other dose: lizard had 4.1k of 8.19k tokens; difference"), dose
+    for scores in ({}, {"lizard": 0.40}):
+        found = verdict(tmp_path, scores, recipe="one of eight")
+        assert found["verdict"] == UNTESTED and found["reason"].startswith("other recipe: one of eight; difference")
+
+
+# --- errors of few ---
+
+
+def test_few_seeds_and_few_documents_need_more_errors_than_two():
+    claim = Claim(claim="c", source="s", left="a", right="b", column="x", op=">")
+
+    def judged(difference, n, freedom, trainings=3):
+        values = {"a": Value(difference, 1.0, "a", apart=1.0, freedom=freedom, n=n, trainings=trainings), "b": Value(0.0, 0.0, "b")}
+        return judge(claim, lambda point: values[point.row]).verdict
+
+    level = 2 * norm.sf(2)
+    assert pytest.approx(level) == BY_CHANCE
+    for freedom in (1, 2, 5, 30):
+        enough = t.isf(level / 2, freedom)
+        assert judged(enough * 1.001, None, freedom) == "reproduced" and judged(enough * 0.999, None, freedom) == UNTESTED
+    assert judged(2.01, None, math.inf) == "reproduced"
+
+
+def test_six_books_are_six_documents():
+    """The pairs are of six novels: five degrees of freedom, so 2.6 errors are as seldom as two of many."""
+    found = [load(REFERENCE / f"smollm2/runs/{run}/ppl_novels") for run in ("lizard", "window_128")]
+    values = [value_of(each, each.find("perplexity"), each.run, "ppl") for each in found]
+    claim = Claim(claim="c", source="s", left="lizard", right="window_128", column="ppl", op="<")
+    reason = judge(claim, lambda point: values[point.row != "lizard"]).reason
+    assert f"by more than {t.isf(norm.sf(2), 5):.2g} standard errors" in reason, reason
+
+
+# --- spreads ---
+
+
+def test_the_committed_spreads_are_those_of_the_committed_records():
+    want = [{name: value if isinstance(value, str) else f"{value:g}" for name, value in row.items()} for row in spreads_of(REFERENCE)]
+    assert rows_of(SPREADS) == want
+
+
+def test_a_spread_is_that_of_the_method_else_the_largest_known():
+    known = committed()
+    own, other = known.find(Of("lizard", "perplexity", "perplexity")), known.find(Of("supra", "perplexity", "perplexity"))
+    t2r = known.find(Of("t2r", "perplexity", "perplexity"))
+    assert own.sd < 0.001 < t2r.sd and other == t2r, "no two trainings of SUPRA have a perplexity here, so that of the widest stands for them"
+    assert known.of((Of("lizard", "perplexity", "perplexity"),), 40.0).sd == pytest.approx(40 * own.sd)
+    parts = (Of("lizard", "commonsense", "acc", 100.0),) * 4
+    assert known.of(parts, 50.0).sd == pytest.approx(100 * known.find(parts[0]).sd / 2), "four tasks vary independently"
+    assert known.find(Of("new", "new", "new")).sd > 0.03 and Spreads().find(parts[0]) is None
+
+
+# --- what the reader of specs refuses ---
+
+COSTS = {"columns": [{"name": "ms", "measure": "speed", "metric": "ms"}], "rows": [{"run": "lizard"}, {"run": "t2r"}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"claims": [CLAIM | {"margin": 7}]}, "the margin 7 stands neither in the claim nor in what is published; say `margin_by: ours`"),
+        ({"claims": [CLAIM | {"source": "our question", "proxy": "MMLU"}]}, "a proxy stands for a number that a paper prints"),
+        ({"claims": [CLAIM], "forms": {"lizzard": {}}}, "forms: no row of a claim 'lizzard'; have lizard, t2r"),
+        ({"claims": [CLAIM], "forms": {"lizard": {"widow": 3}}}, "forms: lizard: no setting 'widow'; possible: "),
+        ({"claims": [CLAIM | {"untrained": "nobody"}]}, "no row 'nobody'; have lizard, t2r, teacher"),
+        (COSTS | {"claims": [{"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "ms", "op": "<"}]},
+         "claim 'c' compares what a program took with another program or with a card"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_is_not_the_paper_s_says_so_or_is_refused(tmp_path, spec, said):
+    given = {"columns": [COLUMN], "rows": [{"run": run} for run in ("lizard", "t2r", "teacher")]} | spec
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        read(paper(tmp_path, **given))
+
+
+def test_a_paper_s_form_names_methods_and_settings_that_there_are(tmp_path):
+    path = paper(tmp_path, columns=[COLUMN], rows=[{"run": "lizard"}])
+    for forms, said in (
+        ({"lizzard": {}}, "no method 'lizzard'; have "),
+        ({"lizard": {"feature_map": "exp"}}, "no setting 'feature_map'; possible: "),
+    ):
+        (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(forms)}\n")
+        with pytest.raises(ConfigError, match=said):
+            papers(tmp_path / "papers")
+
+
+# --- what is committed ---
+
+
+def test_lolcats_table_2_is_judged_by_the_form_that_its_paper_has():
+    artefact = available(WORKFLOW / "papers")["lolcats_table2"]
+    asked = artefact.forms["lolcats"]["lolcats"] | {"window": 16}
+    own, released = (form_of(load(REFERENCE / f"smollm2/runs/{run}/commonsense")) for run in ("lolcats_exp_window", "lolcats_window"))
+    assert differences(own, asked) == []
+    assert {"window 64 where the paper has 16", "variant code where the paper has paper", "transfer by mse where the paper has cross_entropy"} <= set(
+        differences(released, asked)
+    )
+    found = {row["claim"]: row for row in rows_of(REFERENCE / "smollm2/lolcats/table2.claims.csv")}
+    near, adds = (
+        found[claim] for claim in ("The window's model stays within 1.6 points of its teacher on average", "The window adds to the average")
+    )
+    assert near["verdict"] == "contradicted" and near["compared"].startswith("lolcats_exp_window ")
+    assert adds["verdict"] == UNTESTED and "is within error of 0.00" in adds["reason"]
+    assert all(row["whose"] == "ours" for claim, row in found.items() if claim.startswith("In the released form"))
+
+
+def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print():
+    """A column of a paper's own table in which nothing is published, and that is no mean of such, is a proxy's or ours."""
+    found = []
+    for artefact in available(WORKFLOW / "papers").values():
+        columns = {column.name: column for column in getattr(artefact.spec, "all_columns", ())}
+        printed = set(getattr(artefact.spec, "published_columns", ()))
+        for claim in artefact.spec.claims if printed and artefact.paper != "comparison" else ():
+            column = claim.full(claim.left).column
+            of_the_task = column == "floor"  # what guessing scores in the paper's task, which its text gives
+            if not (claim.ours or column in printed or columns[column].derived or of_the_task):
+                found.append(f"{artefact.name}: {claim.claim}: {column}")
+    assert found == []
+
+
+def test_one_of_eight_recipes_judges_nothing_of_recall():
+    for file in (*REFERENCE.glob("*/hedgehog/*.claims.csv"),):
+        for row in rows_of(file):
+            if "recall_" in row["compared"] and " ar" in row["compared"] and "floor" not in row["compared"].split()[:2]:
+                assert row["verdict"] == UNTESTED, (file, row["claim"])
+
+
+def test_a_proxy_and_a_question_of_ours_contradict_no_paper():
+    for file in REFERENCE.rglob("*claims.csv"):
+        for row in rows_of(file):
+            assert row["whose"] == "paper" or row["whose"].startswith("ours"), (file, row["claim"])
+            assert (row["source"] == "our question") <= (row["whose"] == "ours")
+
+
+def test_costs_of_one_program_against_another_are_judged_on_no_other_card():
+    for folder in ("efficiency", "kernels"):
+        for file in sorted(Path(REFERENCE / folder).glob("*/*.claims.csv")):
+            for row in rows_of(file):
+                left, *right = row["compared"].split(" / ")
+                grows = right and left.split()[:2] == right[0].split()[:2]
+                assert grows or row["verdict"] == UNTESTED, row["claim"]
