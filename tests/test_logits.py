@@ -121,6 +121,18 @@ def test_contexts_within_each_other_copy_the_head_once_and_an_error_leaves_the_m
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_the_classes_of_pictures_are_told_apart_in_float32_too():
+    sizes = {"classes": 10, "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 32, "intermediate_size": 64}
+    model = load("vit").random({**sizes, "num_hidden_layers": 1, "num_attention_heads": 2}, 0, torch.bfloat16)[0]
+    pixels, given = torch.randint(0, 256, (3, model.config.pixels), generator=torch.Generator().manual_seed(0)), []
+    hook = model.classifier.register_forward_pre_hook(lambda _, args: given.append(args[0].double()))
+    with torch.no_grad(), float32_head(model):
+        found = model(pixels).logits
+    hook.remove()
+    torch.testing.assert_close(found.double(), copy.deepcopy(model.classifier).double()(given[0]), rtol=1e-5, atol=1e-5)
+    assert len(given) == 1 and torch.stack(likeliest(found, pixels)).shape == (2, 3) and model(pixels).logits.dtype == torch.bfloat16
+
+
 # --- what bfloat16 ties ---
 
 
