@@ -124,7 +124,11 @@ def use(wheel: Path, folder: Path) -> None:
     assert torch.equal(again(torch.arange(6)[None]).logits, linear.eval()(torch.arange(6)[None]).logits)
 
     assert "tokens/s" in command("generate", str(folder), "--prompt", "w1 w2 w3", "--max-new-tokens", "3")
-    for verb in (["distill", "lizard"], ["draw", "lizard", "table1"], ["status"], ["export", str(folder), str(folder / "out")]):
+    said = command("export", str(folder), str(folder.parent / "out"))
+    assert (folder.parent / "out/modeling_relinear.py").is_file() and (folder.parent / "out/LICENSE").is_file(), said
+    own = ["linearize", str(folder), "--data", "x.jsonl", "--method", "lolcats", "--out", "y"]
+    run = ["export", str(folder.parent / "run"), "z"]
+    for verb in (["distill", "lizard"], ["draw", "lizard", "table1"], ["status"], run, own):
         said = command(*verb)
         assert said.startswith("1: error: this verb reads workflow/, which is in a clone") and said.count("\n") == 1, said
     said = command("track", "ui", "--results", str(folder / "results"))
