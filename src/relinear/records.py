@@ -1,18 +1,20 @@
-"""Records of finished stages, which are whole or as if they were not there: run.json, and metrics.json as run.json names it."""
+"""Records of finished stages and of drawings, which are whole or as if they were not there: each names its files by sha256."""
 
+import functools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from relinear.errors import UserError
-from relinear.files import sha256
+from relinear.files import MANIFEST, sha256, write_json
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
 FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
+LIGHT = 1 << 20  # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is compared
 
 
 class BrokenError(UserError):
@@ -56,11 +58,41 @@ def place(folder: Path | str) -> Path:
     return Path(*parts[-3:]) if parts[-3:-2] == ("runs",) else Path(*parts[-2:])
 
 
-def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:
-    """The way in which a file of a stage's folder differs from its record; None where it does not."""
+def entries(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Name in the folder -> sha256 and bytes of each file, which is what a record says of it."""
+    return {path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files}
+
+
+def difference(folder: Path, record: dict[str, Any], name: str, of: str = "run.json") -> str | None:
+    """The way in which a file of a folder differs from its record, which is called `of`; None where it does not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
-    got = sha256(path) if path.is_file() else "no file"
-    return None if got == expected else f"{path} is not what its run.json says: sha256 {got} got, {expected} expected"
+    got = _sha256_now(path) if path.is_file() else "no file"
+    return None if got == expected else f"{path} is not what its {of} says: sha256 {got} got, {expected} expected"
+
+
+def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: bool = False) -> str | None:
+    """The way in which the first file that differs from a record does so; None where all are as the record says.
+
+    `light`: of files of more than `LIGHT` bytes, whose reading takes long, the size alone is compared.
+    """
+    for name, entry in record["artefacts"].items():
+        size = entry.get("bytes")
+        if light and isinstance(size, int) and size > LIGHT and (folder / name).is_file() and (folder / name).stat().st_size == size:
+            continue
+        if wrong := difference(folder, record, name, of):
+            return wrong
+    return None
+
+
+def _sha256_now(path: Path) -> str:
+    """The file's sha256. A process that asks again reads the file again only if it was written to or replaced."""
+    stat = path.stat()
+    return _sha256_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@functools.cache
+def _sha256_of(path: Path, *_: int) -> str:
+    return sha256(path)
 
 
 def believed(folder: Path) -> dict[str, Any] | None:
@@ -74,24 +106,121 @@ def believed(folder: Path) -> dict[str, Any] | None:
     return record
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The record as of `believed`. A broken record is None too, and one line on stderr says why."""
+def whole(folder: Path) -> dict[str, Any] | None:
+    """The record of a stage in the folder that it was made in, whose files are all there: small ones as the record names them, large ones of that
+    size. None where there is no record. Raises BrokenError for any other folder."""
+    record = believed(folder)
+    if record is not None and (wrong := differs(folder, record, light=True)):
+        raise BrokenError(wrong)
+    return record
+
+
+def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whole) -> dict[str, Any] | None:
+    """The record as of `whole`, or of another check. A broken record is None too, and one line on stderr says why."""
     try:
-        return believed(folder)
+        return check(folder)
     except BrokenError as error:
         print(f"{error}; it counts as not finished", file=sys.stderr)
         return None
 
 
 def set_aside(root: Path) -> Iterator[str]:
-    """Rename each record of a scale's results that cannot be believed, so that rules see that its stage is not finished; a line for each."""
+    """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage is not finished; a line for each."""
     for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
         try:
-            believed(path.parent)
+            whole(path.parent)
         except BrokenError:
             try:
-                believed(path.parent)  # read again: a step may just have moved its folder in
+                whole(path.parent)  # read again: a step may just have moved its folder in
             except BrokenError as error:
-                with suppress(FileNotFoundError):
-                    path.replace(path.with_name(ASIDE))
+                put_aside(path.parent)
                 yield f"{error}; its step runs again"
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a stage's record, so that the next command makes the stage again."""
+    with suppress(FileNotFoundError):
+        (folder / "run.json").replace(folder / ASIDE)
+
+
+# --- drawings ---
+
+
+def drawing(folder: Path, stem: str) -> Path:
+    """The record of a table or figure, beside its files."""
+    return folder / f".{stem}.json"
+
+
+def write_drawing(path: Path, artefact: str, files: Iterable[Path]) -> None:
+    """Write the record of a table or figure of that name, which was drawn as these files beside the record."""
+    write_json(path, {"schema": SCHEMA, "artefact": artefact, "artefacts": entries(path.parent, files)})
+
+
+def drawn_otherwise(path: Path) -> str | None:
+    """The way in which a table or figure differs from its record at `path`; None where every file is as the record says."""
+    if not path.is_file():
+        return f"{path} is not there"
+    try:
+        record = read_json(path)
+    except BrokenError as error:
+        return str(error)
+    named = record.get("artefacts")
+    if record.get("schema") != SCHEMA or not isinstance(named, dict) or not named or not all(isinstance(entry, dict) for entry in named.values()):
+        return f"{path} is no record of a drawing"
+    return differs(path.parent, record, path.name)
+
+
+# --- committed results ---
+
+
+def otherwise(folder: Path, record: dict[str, Any]) -> str | None:
+    """The way in which a stage's folder differs from what was committed of it, or, where nothing was, from its record; None where it does not."""
+    home = _home(folder)
+    if home is None:
+        return differs(folder, record)
+    inside = folder.relative_to(home).as_posix() + "/"
+    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside)]
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    return next(filter(None, map(_committed_otherwise, sorted({*named, *there}))), None)
+
+
+def require_committed(path: Path) -> None:
+    """Raise BrokenError where a committed file is not what the reference.json of its folder names. A benchmark's folder has no reference.json, and
+    its files are taken as they are; so are files that are not committed."""
+    if wrong := _committed_otherwise(path):
+        raise BrokenError(wrong)
+
+
+def read_committed(path: Path) -> str:
+    """The text of a file as of `require_committed`."""
+    require_committed(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _home(path: Path) -> Path | None:
+    """The folder of committed results that a path lies in."""
+    return next((folder for folder in path.parents if (folder / MANIFEST).is_file()), None)
+
+
+def _committed_otherwise(path: Path) -> str | None:
+    if (home := _home(path)) is None:
+        return None
+    expected = named_in(home / MANIFEST).get(path.relative_to(home).as_posix(), "no such file")
+    got = _sha256_now(path) if path.is_file() else "no file"
+    if got == expected:
+        return None
+    return f"{path} is not what {home / MANIFEST} says: sha256 {got} got, {expected} expected; `git checkout {home}` restores what was committed"
+
+
+def named_in(manifest: Path) -> dict[str, str]:
+    """Name -> sha256 of each file that a reference.json names. Raises BrokenError for one that names none."""
+    stat = manifest.stat()
+    return _named_in(manifest, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@functools.cache
+def _named_in(manifest: Path, *_: int) -> dict[str, str]:
+    files = read_json(manifest).get("files")
+    if not isinstance(files, dict):
+        raise BrokenError(f"{manifest} lacks files: the names of what was committed, each with its sha256")
+    return files

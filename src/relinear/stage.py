@@ -78,7 +78,7 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     except FileNotFoundError:
         raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
     with _locked(scratch_root / "lock", node):
-        record = records.finished(folder)
+        record = records.finished(folder, records.believed)  # its other files are compared by `_stale`
         ours = record is not None and record["key"] == key
         if ours:
             wrong = _stale(plan, node, record)
@@ -140,7 +140,7 @@ def _scratch(plan: Plan, node: Node) -> Path:
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:
     """Why a record with this node's key is out of date: a parent has other contents now, or a file is another. None where it is not."""
-    return _outdated(plan, node, record) or _difference(plan.folder(node), record)
+    return _outdated(plan, node, record) or records.differs(plan.folder(node), record)
 
 
 def _keep(folder: Path, node: Node) -> None:
@@ -200,10 +200,7 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
                 _require_whole(told, job.history, node)
             (job.out / job.history.name).write_bytes(told)
         write_json(job.out / "metrics.json", metrics)
-        record["artefacts"] = {
-            str(p.relative_to(job.out)): {"sha256": sha256(p), "bytes": p.stat().st_size}
-            for p in sorted(job.out.rglob("*")) if p.is_file()
-        }  # fmt: skip
+        record["artefacts"] = records.entries(job.out, (p for p in sorted(job.out.rglob("*")) if p.is_file()))
         write_json(job.out / "run.json", record)
         tracker.finish(job.out)
 
@@ -268,11 +265,6 @@ def _require_readable(work: Path) -> None:
             raise ValueError(f"{path}: {error}") from None
 
 
-def _difference(folder: Path, record: dict) -> str | None:
-    """The way in which a stage's folder differs from what was written; None where it does not."""
-    return next((wrong for name in record["artefacts"] if (wrong := records.difference(folder, record, name))), None)
-
-
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path, key and contents, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
@@ -288,7 +280,7 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
             f"{child}: its parent `{parent}` was made with other settings, code or parents: "
             f"key {record['key'][:12]} got, {plan.key(parent)[:12]} expected; run `{command}` again"
         )
-    if wrong := _difference(folder, record):
+    if wrong := records.differs(folder, record):
         raise StageError(f"{child}: {wrong}, by its parent `{parent}`; run `{command}` again")
     return {"path": str(folder), "key": record["key"], "contents": contents(record)}
 

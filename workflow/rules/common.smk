@@ -1,4 +1,5 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts.
+import functools
 import gc
 import math
 import os
@@ -36,7 +37,7 @@ from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import explain_target
-from relinear.records import set_aside
+from relinear.records import drawing, drawn_otherwise, set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
@@ -87,12 +88,44 @@ def records(nodes):
 
 def parents(stage):
     """The records of the nodes that a stage reads."""
-    return lambda wildcards: records(plan.parents(node(stage, wildcards)).values())
+    return lambda wildcards: records(
+        plan.parents(guarded_node(stage, wildcards)).values()
+    )
+
+
+def guarded_node(stage, wildcards):
+    """A node whose inputs are asked for. Without its record, which may have been put aside, it runs, also behind a table that is there."""
+    made = node(stage, wildcards)
+    folder = plan.folder(made)
+    if workflow.is_main_process and folder.is_dir():
+        if not (folder / "run.json").is_file():
+            workflow.dag.forcefiles.add((folder / "run.json").as_posix())
+    return made
 
 
 def outputs(artefact):
-    """The files of a table or figure."""
-    return artefact.outputs(plan.out(artefact).as_posix())
+    """The files of a table or figure, and their record."""
+    return [
+        *artefact.outputs(plan.out(artefact).as_posix()),
+        plan.drawing(artefact).as_posix(),
+    ]
+
+
+@functools.cache
+def guarded(record, copy_of=None):
+    """No further input of a rule that draws: it tells Snakemake to run the rule where a file that was drawn is not what `record` says, or where
+    `record` is not the same as that of the files which the rule copies. Snakemake itself sees only whether files are there and how old they are.
+    """
+    drawn_before = any(record.parent.glob(f"{record.stem.removeprefix('.')}.*"))
+    if workflow.is_main_process and drawn_before:
+        wrong = drawn_otherwise(record)
+        if not wrong and copy_of is not None and copy_of.is_file():
+            if record.read_bytes() != copy_of.read_bytes():
+                wrong = f"{record} is of other results than {copy_of}"
+        if wrong:
+            print(f"{wrong}; it is drawn again", file=sys.stderr)
+            workflow.dag.forcefiles.add(record.as_posix())
+    return []
 
 
 def shown(artefact):
@@ -115,7 +148,7 @@ def assets(stage):
         ancient(record)
         for record in records(
             plan.node("asset", name)
-            for name in plan.settings(node(stage, wildcards))["assets"]
+            for name in plan.settings(guarded_node(stage, wildcards))["assets"]
         )
     ]
 

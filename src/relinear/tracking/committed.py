@@ -129,6 +129,13 @@ def _rows(results: Path) -> set[str]:
 def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that an export has, by their names in `results`: with the weights of these runs."""
     stages = {folder: records.read(folder) for folder in _stages(results)}
+    for folder, record in stages.items():
+        for name in OF_STAGE & record["artefacts"].keys() - {"method.safetensors"}:
+            if wrong := records.difference(folder, record, name):
+                raise UserError(f"{wrong}; make {folder} again")
+    for drawing in results.glob("*/.*.json"):
+        if wrong := records.drawn_otherwise(drawing):
+            raise UserError(f"{wrong}; draw it again")
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
         if stage is None:
