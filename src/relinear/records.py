@@ -8,45 +8,59 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
+from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
-FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
 LIGHT = 1 << 20  # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is compared
 
 
-class BrokenError(UserError):
-    """A record that exists and cannot be believed. The message names the file and the fault."""
+_good: set[tuple[Path, int, int, int, int]] = set()  # records that had their form, as the file system has them
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or lacks what all have."""
+    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or has not the form of a record."""
     path = folder / "run.json"
     if not path.is_file():
         return None
-    record = read_json(path)
+    record, now = read_json(path), _now(path)
     if record.get("schema") != SCHEMA:
         raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
-    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise BrokenError(f"{path} lacks {', '.join(lacking)}")
-    for kind, part in (("artefacts", "sha256"), ("parents", "path"), ("parents", "key")):
-        for name, entry in record[kind].items():
-            if not (isinstance(entry, dict) and isinstance(entry.get(part), str)):
-                raise BrokenError(f"{path} lacks {kind}.{name}.{part}")
+    if (path, *now) not in _good:
+        require(Record, record, path)
+        _good.add((path, *now))
     return record
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none."""
+    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is nested too deep."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BrokenError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise BrokenError(f"{path} is nested deeper than {DEEPEST} levels") from None
     if not isinstance(found, dict):
         raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
     return found
+
+
+def check_metrics(folder: Path, measured: bool = False) -> None:
+    """Raise BrokenError for a metrics.json that cannot be read, for readings that have not their form, and, of a `measured` run, for one without
+    readings or facts."""
+    path = folder / "metrics.json"
+    metrics = read_json(path)
+    if lacking := [name for name in ("readings", "facts") if measured and name not in metrics]:
+        raise BrokenError(f"{path} lacks {', '.join(lacking)}")
+    require(Metrics if "readings" in metrics else Form, metrics, path)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A reference.json. Raises BrokenError for one that cannot be read or has not its form."""
+    manifest = read_json(path)
+    require(Manifest, manifest, path)
+    return manifest
 
 
 def place(folder: Path | str) -> Path:
@@ -86,8 +100,13 @@ def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: b
 
 def _sha256_now(path: Path) -> str:
     """The file's sha256. A process that asks again reads the file again only if it was written to or replaced."""
+    return _sha256_of(path, *_now(path))
+
+
+def _now(path: Path) -> tuple[int, int, int, int]:
+    """Numbers that change when a file is written to or replaced."""
     stat = path.stat()
-    return _sha256_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 @functools.cache
@@ -214,13 +233,9 @@ def _committed_otherwise(path: Path) -> str | None:
 
 def named_in(manifest: Path) -> dict[str, str]:
     """Name -> sha256 of each file that a reference.json names. Raises BrokenError for one that names none."""
-    stat = manifest.stat()
-    return _named_in(manifest, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return _named_in(manifest, *_now(manifest))
 
 
 @functools.cache
 def _named_in(manifest: Path, *_: int) -> dict[str, str]:
-    files = read_json(manifest).get("files")
-    if not isinstance(files, dict):
-        raise BrokenError(f"{manifest} lacks files: the names of what was committed, each with its sha256")
-    return files
+    return read_manifest(manifest)["files"]

@@ -98,7 +98,7 @@ def _folders(reference: Path) -> list[str]:
 
     def rank(name: str) -> tuple[str, float, str]:
         manifest = reference / name / MANIFEST
-        made = ROOT.fullmatch(json.loads(manifest.read_text(encoding="utf-8"))["scale"] if manifest.is_file() else name)
+        made = ROOT.fullmatch(records.read_manifest(manifest)["scale"] if manifest.is_file() else name)
         return (made["scale"], float(made["budget"] or 1), name) if made else ("", 0.0, name)
 
     return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)

@@ -1,7 +1,6 @@
 """Drawing a table or figure: for a plan from its finished measurements, for committed results from their records."""
 
 import fcntl
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -81,6 +80,7 @@ def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool)
         if put_aside:
             records.put_aside(folder)
         return None
+    records.check_metrics(folder, measured=True)
     found = load(folder)
     if (found.run, found.measure) != (node.name, node.part):
         raise ValueError(f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}")
@@ -99,7 +99,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         return _of_benchmark(folder, artefact)
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
-    scale = json.loads(manifest.read_text(encoding="utf-8"))["scale"]
+    scale = records.read_manifest(manifest)["scale"]
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
@@ -115,7 +115,7 @@ def draw_committed(folder: Path, artefact: Artefact) -> list[Path]:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
-        facts = json.loads(manifest.read_text(encoding="utf-8"))
+        facts = records.read_manifest(manifest)
         facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
         facts["files"] = dict(sorted(facts["files"].items()))
         write_json(manifest, facts)
@@ -191,4 +191,5 @@ def measured_in(run: Path, measure: str) -> Measured | None:
         return None
     if wrong := records.otherwise(run / measure, record):
         raise records.BrokenError(wrong)
+    records.check_metrics(run / measure, measured=True)
     return load(run / measure)
