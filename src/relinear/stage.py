@@ -77,6 +77,11 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         scratch_root.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
         raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
+    except (FileExistsError, NotADirectoryError):
+        raise StageError(_in_the_way(scratch_root)) from None
+    for path in (folder, *folder.parents):
+        if path.is_file():
+            raise StageError(_in_the_way(path))
     with _locked(scratch_root / "lock", node):
         record = records.finished(folder, records.believed)  # its other files are compared by `_stale`
         ours = record is not None and record["key"] == key
@@ -111,6 +116,13 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     return folder
 
 
+def _in_the_way(folder: Path) -> str:
+    """For an error: the file, or the link that leads nowhere, which stands where a folder is to be."""
+    there = next((path for path in (folder, *folder.parents) if (path.exists() or path.is_symlink()) and not path.is_dir()), folder)
+    what = "a link that leads nowhere" if there.is_symlink() and not there.exists() else "a file"
+    return f"{there} is {what}, and a folder is needed there; move it away, then give the same command again"
+
+
 def stands(plan: Plan, node: Node) -> bool:
     """Whether a node's result is there as this plan would make it. Finding out imports nothing slow.
 
@@ -119,8 +131,9 @@ def stands(plan: Plan, node: Node) -> bool:
     folder = plan.folder(node)
     if not (folder / "run.json").is_file():
         return False
-    _scratch(plan, node).mkdir(parents=True, exist_ok=True)
-    with suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
+    with suppress(FileExistsError, NotADirectoryError):  # `run_stage` says what is in the way
+        _scratch(plan, node).mkdir(parents=True, exist_ok=True)
+    with suppress(NotADirectoryError), suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
         record = records.believed(folder)
         if record is not None and record["key"] == plan.key(node) and not _stale(plan, node, record):
             _keep(folder, node)

@@ -37,7 +37,7 @@ from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import explain_target
-from relinear.records import drawing, drawn_otherwise, set_aside
+from relinear.records import drawing, drawn_otherwise, from_the_future, set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
@@ -45,8 +45,11 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# A record that is cut short, or that does not name the metrics.json beside it, counts as missing.
+# A record that is cut short, or whose files are others than it names, counts as missing. Snakemake compares times, and ends with an error where a
+# file is from the future, as after a clock that was wrong.
 if workflow.is_main_process:
+    for line in from_the_future(plan.root, plan.workflow.glob("papers/*/*.yaml")):
+        print(line, file=sys.stderr)
     for line in set_aside(plan.root):
         print(line, file=sys.stderr)
 
@@ -204,9 +207,13 @@ onstart:
             device_of("cuda")
         except UserError as error:
             raise WorkflowError(str(error)) from None
-    plan.results.mkdir(parents=True, exist_ok=True)
     try:
+        plan.results.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=plan.results).close()
+    except FileExistsError:
+        raise WorkflowError(
+            f"{plan.results} is a file, or a link that leads nowhere, and a folder is needed there; move it away, then give the same command again"
+        ) from None
     except OSError as error:
         raise WorkflowError(
             f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"
