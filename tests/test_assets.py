@@ -186,7 +186,8 @@ def test_without_a_network_the_network_is_named(index, tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(AssetError, match="The network or the package index of .* could not be reached. Connect to it, or name a mirror"):
         obtain("toy", tmp_path / "cache", assets={"toy": toy(index)})
 

@@ -218,8 +218,8 @@ def _download(asset: Asset, scratch: Path) -> Path:
         hint = "\n(an empty package list? `apt-get update` fills it)" if asset.source == "debian" else ""
         if UNREACHED.search(log.read_text(errors="replace")):
             hint += (
-                f"\nThe network or the package index of {Path(command[0]).name} could not be reached. Connect to it, or name a mirror in its settings, "
-                "then give the same command again; what is in the cache needs no network"
+                f"\nThe network or the package index of {Path(command[0]).name} could not be reached. Connect to it, or name a mirror in its "
+                "settings, then give the same command again; what is in the cache needs no network"
             )
         raise AssetError(f"asset {asset.name!r}: `{' '.join(command)}` exited with {status}:\n  {said}{hint}")
     if asset.source == "debian-index":
