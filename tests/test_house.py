@@ -24,6 +24,7 @@ LINES, OF_A_FUNCTION = 500, 80
 # From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
 FLOORS = [
     {"errors", "files"},
+    {"schemas"},
     {"records", "weights"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane"},
