@@ -72,7 +72,11 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 	}
 	@rm -f $@
 	@echo "relinear: [2/3] installing $$(grep -c == requirements.lock) packages: some minutes; 0.7 GB with a CPU build of torch, several with CUDA"
-	@$(VENV) -m pip install --quiet --no-compile --requirement requirements.lock
+	@$(VENV) -m pip install --quiet --no-compile --requirement requirements.lock || { \
+		echo "error: pip could not install the packages. Where it says that it found no version or no connection, the network is missing:" >&2; \
+		echo "connect to it or name a mirror (PIP_INDEX_URL, or PIP_FIND_LINKS with a folder of wheels), then give the same command again." >&2; \
+		exit 1; \
+	}
 	@$(VENV) -m compileall -qq -j 0 .venv/lib || true # pip compiles on one core; some packages hold files that no Python reads
 	@echo "relinear: [3/3] installing relinear itself: seconds"
 	@$(VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .

@@ -177,8 +177,19 @@ def test_a_cached_folder_whose_record_says_nothing_is_no_asset(index, tmp_path, 
 
 
 def test_an_unknown_package_says_what_the_client_said(index, tmp_path):
-    with pytest.raises(AssetError, match="No matching distribution found for toy==2.0"):
+    with pytest.raises(AssetError, match="No matching distribution found for toy==2.0") as error:
         obtain("toy", tmp_path / "cache", assets={"toy": toy(index, version="2.0")})
+    assert "network" not in str(error.value)
+
+
+def test_without_a_network_the_network_is_named(index, tmp_path, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(AssetError, match="The network or the package index of .* could not be reached. Connect to it, or name a mirror"):
+        obtain("toy", tmp_path / "cache", assets={"toy": toy(index)})
 
 
 def test_a_missing_client_is_named_with_the_assets_that_need_it(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
+from relinear.records import entries
 from relinear.stage import contents
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
@@ -319,6 +320,76 @@ def test_an_interruption_before_the_table_leaves_no_stale_table(clone):
     assert clone.planned() == ["table2"]
     clone.snakemake(*TARGETS)
     assert (clone / "results/table2.csv").read_bytes() == (clone / "results/smoke/comparison/table2.csv").read_bytes()
+
+
+# --- what was drawn is guarded ---
+
+DRAWN_FILES = (
+    "results/table2.csv", "results/table2.md", "results/smoke/comparison/table2.csv", "results/smoke/comparison/table2.claims.csv",
+    "results/smoke/lolcats/table1.csv", "results/smoke/lolcats/table1.provenance.json", "results/smoke/lolcats/figure3.png",
+    "results/smoke/lolcats/figure3.pdf",
+)  # fmt: skip
+
+
+def digit(path: Path) -> None:
+    """Change one digit of a file."""
+    data = path.read_bytes()
+    at = next(i for i in range(len(data) // 2, len(data)) if data[i : i + 1] in b"123456789")
+    path.write_bytes(data[:at] + bytes([data[at] - 1]) + data[at + 1 :])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "upset",
+    [
+        {"results/table2.csv": emptied, "results/smoke/lolcats/table1.csv": digit},
+        {"results/table2.csv": digit, "results/smoke/lolcats/figure3.png": cut},
+        {"results/table2.csv": cut, "results/smoke/lolcats/figure3.pdf": Path.unlink, "results/smoke/lolcats/table1.provenance.json": digit},
+        {"results/smoke/comparison/table2.csv": digit, "results/smoke/comparison/table2.claims.csv": Path.unlink},
+        {"results/table2.md": emptied, ".snakemake": shutil.rmtree},
+    ],
+    ids=lambda upset: " ".join(f"{Path(name).name} {how.__name__}" for name, how in upset.items()),
+)
+def test_what_was_drawn_is_told_and_drawn_again_where_it_differs_from_its_record(clone, finished, upset):
+    for name, how in upset.items():
+        how(clone / name)
+    said = clone.snakemake(*TARGETS)
+    drawings = {Path(name).with_suffix("").with_suffix("") for name in upset if name != ".snakemake"}
+    assert said.count("it is drawn again") == len(drawings), said
+    for name in DRAWN_FILES:
+        assert (clone / name).read_bytes() == (finished / name).read_bytes(), name
+    assert clone.planned() == []
+
+
+@pytest.mark.parametrize(("how", "forgotten"), [(Path.unlink, True), (digit, False)])
+def test_items_that_are_gone_or_others_are_measured_again_behind_a_table_that_is_there(clone, finished, how, forgotten):
+    items = clone.stage("teacher", "commonsense") / "items.jsonl"
+    how(items)
+    if forgotten:
+        shutil.rmtree(clone / ".snakemake")
+    told = clone.snakemake("results/table2.csv")
+    assert "items.jsonl is not what its run.json says" in told and "its step runs again" in told
+    assert items.read_bytes() == (finished.stage("teacher", "commonsense") / "items.jsonl").read_bytes()
+    for name in ("results/table2.csv", "results/table2.claims.csv"):
+        assert (clone / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_a_table_of_another_scale_is_no_table_of_this_one(clone):
+    """Also where Snakemake has forgotten of what it is the copy."""
+    shutil.rmtree(clone / ".snakemake")
+    for path in [*(clone / "results").glob("table2.*"), clone / "results/.table2.json"]:
+        path.write_bytes(path.read_bytes().replace(b"0", b"1"))
+    record = json.loads((clone / "results/.table2.json").read_text())
+    record["artefacts"] = entries(clone / "results", [clone / "results" / name for name in record["artefacts"]])
+    (clone / "results/.table2.json").write_text(json.dumps(record, indent=1))
+    assert clone.planned("results/table2.csv") == ["table2"]
 
 
 def test_a_step_that_failed_after_a_change_is_made_by_the_next_call(clone):

@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from conftest import ROOT
 from test_stage import Mirror
 
 from relinear import cli
+from relinear.errors import UserError
 from relinear.plan import plan
 from relinear.plan.plan import Plan, from_cli
-from relinear.plan.strict import ConfigError
+from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.targets import check_target, explain_target
+from relinear.records import from_the_future
 
 METHODS = "hedgehog, lizard, lolcats, softmax, supra, t2r"
 
@@ -186,7 +190,8 @@ def relinear(monkeypatch, *args: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["measure", "lizzard", "gate", "--scale", "smoke"], ["'lizzard'", "lizard"]),
+        (["measure", "lizzard", "gate", "--scale", "smoke"], ["no run 'lizzard'; near it: lizard", "in all)"]),
+        (["distill", "LIZARD\n", "--scale", "smoke"], ["no run 'LIZARD\\n'; have", "in all)"]),
         (["measure", "lizard", "gte", "--scale", "smoke"], ["'gte'", "gate, perplexity"]),
         (["distill", "lizard-x", "--scale", "smoke"], ["'lizard-x'", "lizard"]),
         (["distill", "lizard@gpt", "--scale", "smoke"], ["'gpt'", "llama-3-8b, mistral-7b"]),
@@ -232,10 +237,16 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
         (["model", "tiny", "--scale", "smoke", "--threads", "1000000"], "--threads"),
         (["model", "tiny", "--scale", "smoke", "--threads", "0"], "--threads"),
         (["export", "/nope", "DIR"], "is no run"),
+        (["export", "/nope", "/proc/x"], "no folder can be made at /proc/x"),
+        ([], "`relinear` needs a verb"),
+        (["track"], "`relinear track` needs a verb"),
+        (["generate", "DIR", "--prompt", "x", "--temperature", "1e-40"], "at least 0.001"),
+        (["generate", "DIR", "--prompt", "x", "--temperature", "1", "--seed", str(2**70)], "0 or more, below 2**63"),
+        (["generate", "DIR", "--prompt", "\ud800"], "Unicode text, without half of a surrogate pair"),
     ],
     ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else None,
 )
-def test_a_place_or_a_number_that_cannot_be_is_refused(monkeypatch, tmp_path, args, named):
+def test_a_place_a_verb_or_a_number_that_cannot_be_is_refused(monkeypatch, tmp_path, args, named):
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     code, stderr = relinear(monkeypatch, *(arg.replace("FILE", str(tmp_path / "file")).replace("DIR", str(tmp_path / "dir")) for arg in args))
@@ -404,6 +415,52 @@ def test_a_record_that_was_cut_is_told_and_its_step_runs_again(fresh):
     assert "models/tiny/run.json cannot be read" in output and "its step runs again" in output and "Traceback" not in output, output
     assert json.loads((fresh / FIRST).read_text())["attempt"] == 2
     assert "Nothing to be done" in fresh.snakemake(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("scales/smoke.yaml", "a: " + "[" * 5000 + "]" * 5000, "is nested too deep"),
+        ("models.yaml", "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 20)),
+         "aliases stand for [0-9]+ values; possible: 1000000 at most"),
+    ],
+)  # fmt: skip
+def test_a_yaml_that_is_a_bomb_is_refused_at_once(tmp_path, name, text, said):
+    shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    (tmp_path / "workflow" / name).write_text(text)
+    began = time.process_time()
+    with pytest.raises(UserError, match=f"{Path(name).name}.*{said}"):
+        from_cli({"scale": "smoke"}, workflow=tmp_path / "workflow").check()
+    assert time.process_time() - began < 10
+
+
+def test_a_sweep_of_a_million_runs_is_refused(tmp_path):
+    workflow = Path(shutil.copytree(WORKFLOW, tmp_path / "workflow"))
+    many = {"x_{a}_{b}": {"over": {"a": list(range(1000)), "b": list(range(1000))}, "model": "tiny", "method": "softmax"}}
+    (workflow / "papers/lizard/runs.yaml").write_text(yaml.safe_dump(many))
+    with pytest.raises(UserError, match="`over` makes 1000000 runs; possible: 1000 at most"):
+        from_cli({"scale": "smoke"}, workflow=workflow).runs  # noqa: B018
+
+
+def test_a_file_where_a_folder_is_needed_is_told_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "results/smoke/.work").mkdir(parents=True)
+    (tmp_path / "results/smoke/.work/tiny.model").write_text("")
+    code, stderr = relinear(monkeypatch, "model", "tiny", "--scale", "smoke", "--results", str(tmp_path / "results"))
+    assert code == 1 and stderr.count("\n") == 1 and "tiny.model is a file, and a folder is needed there; move it away" in stderr
+    (tmp_path / "results/smoke/.work/tiny.model").unlink()
+    (tmp_path / "results/smoke/models").write_text("")
+    code, stderr = relinear(monkeypatch, "model", "tiny", "--scale", "smoke", "--results", str(tmp_path / "results"))
+    assert code == 1 and stderr.count("\n") == 1 and "models is a file, and a folder is needed there; move it away" in stderr
+
+
+def test_what_has_a_time_in_the_future_gets_that_of_now(tmp_path):
+    for name in ("smoke/runs/lizard/gate/run.json", "smoke/comparison/.table2.json", "table2.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (4e9, 4e9))
+    [said] = from_the_future(tmp_path / "smoke")
+    assert said.startswith("3 files of ") and (tmp_path / "table2.csv").stat().st_mtime < time.time() + 1
+    assert list(from_the_future(tmp_path / "smoke")) == []
 
 
 def test_choices_are_those_of_the_plan():

@@ -37,6 +37,8 @@ from relinear.draw.planned import draw_planned
 from relinear.errors import UserError
 from relinear.plan.plan import from_cli
 from relinear.plan.strict import WORKFLOW, ConfigError
+from relinear.records import drawn_otherwise, set_aside
+from relinear.tracking.committed import export
 
 EACH_KIND = (
     "scales/smoke.yaml", "models.yaml", "measures.yaml", "assets.yaml", "papers/lizard/runs.yaml", "papers/lizard/paper.yaml",
@@ -166,3 +168,67 @@ def test_a_setting_that_is_a_list_where_a_name_belongs_is_refused(tmp_path):
     figure.write_text(f"draw: []\n{text}")
     with pytest.raises(ConfigError, match=r"figure5.yaml.*(draw|twice)"):
         from_cli({"scale": "smoke"}, workflow=workflow).check()
+
+
+# --- what was drawn, and what it was drawn from, is what its record says ---
+
+
+def test_a_measurement_whose_items_are_gone_or_others_is_not_drawn_and_made_again(plan, capsys):
+    artefact, node = plan.artefacts["comparison_table2"], plan.node(*LAST.split())
+    items = plan.folder(node) / "items.jsonl"
+    before, value = items.read_bytes(), str(json.loads((plan.folder(node) / "metrics.json").read_text())["readings"][0]["value"])[:5]
+    for damage in (Path.unlink, lambda path: path.write_bytes(before.replace(b"1", b"2", 1))):
+        damage(items)
+        capsys.readouterr()
+        draw_planned(plan, artefact)
+        assert value not in (plan.out(artefact) / "table2.csv").read_text()
+        assert "items.jsonl is not what its run.json says" in capsys.readouterr().err
+        [said] = set_aside(plan.root)
+        assert "items.jsonl" in said and said.endswith("its step runs again") and plan.finished(node) is None
+        again(plan)
+        assert items.read_bytes() == before
+    draw_planned(plan, artefact)
+    assert value in (plan.out(artefact) / "table2.csv").read_text()
+
+
+def test_a_large_file_of_a_measurement_is_read_when_it_is_drawn_from_and_its_step_runs_again(plan, monkeypatch):
+    """Planning looks at its size alone, since there are gigabytes of weights."""
+    monkeypatch.setattr("relinear.records.LIGHT", 10)
+    node = plan.node(*LAST.split())
+    items = plan.folder(node) / "items.jsonl"
+    before = items.read_bytes()
+    items.write_bytes(before.replace(b"1", b"2", 1))
+    assert list(set_aside(plan.root)) == [] and plan.finished(node)
+    with pytest.raises(UserError, match="not finished as this plan would make them"):
+        draw_planned(plan, plan.artefacts["comparison_table2"], finished=True)
+    assert plan.finished(node) is None, "the next command of Snakemake makes it again"
+    again(plan)
+    assert items.read_bytes() == before
+    items.write_bytes(before[:-1])
+    assert "items.jsonl" in "".join(set_aside(plan.root)), "a size is looked at"
+    again(plan)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("suffix", ["csv", "md", "claims.csv", "provenance.json"])
+def test_what_was_drawn_is_what_its_record_says(plan, suffix, damage):
+    artefact = plan.artefacts["comparison_table2"]
+    draw_planned(plan, artefact)
+    record, file = plan.drawing(artefact), plan.out(artefact) / f"table2.{suffix}"
+    before = file.read_bytes()
+    assert drawn_otherwise(record) is None and before
+    DAMAGES[damage](file)
+    assert str(file) in drawn_otherwise(record)
+    with pytest.raises(UserError, match=rf"{re.escape(str(file))}.*draw it again"):
+        export(plan.root, plan.results / "out")
+    draw_planned(plan, artefact)
+    assert drawn_otherwise(record) is None and file.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "artefacts": {}}', '{"schema": 2, "artefacts": {"table2.csv": 5}}'])
+def test_a_record_of_a_drawing_that_cannot_be_believed_says_so(plan, text):
+    draw_planned(plan, artefact := plan.artefacts["comparison_table2"])
+    (record := plan.drawing(artefact)).write_text(text)
+    assert str(record) in drawn_otherwise(record)
+    record.unlink()
+    assert drawn_otherwise(record) == f"{record} is not there"

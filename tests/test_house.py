@@ -24,6 +24,7 @@ OF_A_FUNCTION = 80
 # From the ground up: a module imports from floors below its own, and from its own room. The longest name that fits is a module's room.
 FLOORS = [
     {"errors", "files"},
+    {"schemas"},
     {"records", "weights"},
     {"folders"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other

@@ -1,5 +1,6 @@
 """The committed index of all tables and figures equals the one that specs and committed results give."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from synthetic import paper
 
 from relinear.draw.index import page
 from relinear.draw.report import places_of
+from relinear.files import sha256
 from relinear.plan.specs import available, papers
 
 ROOT = Path(__file__).parents[1]
@@ -72,8 +74,9 @@ def test_the_verdicts_of_the_whole_dose_come_before_those_of_a_part_and_of_a_sma
     for folder, scale in (("vit_mini", "mini"), ("smollm2_quarter", "smollm2-x0.25"), ("smollm2", "smollm2")):
         (tmp_path / "reference" / folder / "runs").mkdir(parents=True)
         (tmp_path / "reference" / folder / "lizard").mkdir()
-        (tmp_path / "reference" / folder / "reference.json").write_text(f'{{"scale": "{scale}"}}')
-        (tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\n")
+        (file := tmp_path / "reference" / folder / "lizard/table1.claims.csv").write_text("claim,verdict\na,reproduced\n")
+        manifest = {"scale": scale, "files": {"lizard/table1.claims.csv": sha256(file)}}
+        (tmp_path / "reference" / folder / "reference.json").write_text(json.dumps(manifest))
         found += [line for line in page(tmp_path, tmp_path / "reference").splitlines() if line.startswith("| Table 1")]
     assert [row.split("1 reproduced (")[1].split(")")[0] for row in found] == ["vit_mini", "smollm2_quarter", "smollm2"]
 

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
 from relinear.draw import planned
+from relinear.draw.drawn import rows_of
 from relinear.draw.planned import draw_committed
 from relinear.draw.render import paint
 from relinear.errors import UserError
@@ -397,6 +398,37 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
     manifest.write_text(manifest.read_text().replace('"smollm2-x0.25"', '"smollm2 x0.25"'))
     with pytest.raises(UserError, match="'smollm2 x0.25'; possible: <scale>, with -x<budget>"):
         draw_committed(folder, table)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("items.json.xz", "deleted"), ("items.json.xz", "changed"), ("metrics.json", "deleted"), ("metrics.json", "changed"), ("run.json", "changed"),
+     ("run.json", "one more")],
+)  # fmt: skip
+def test_committed_results_are_drawn_only_as_their_manifest_names_them(tmp_path, name, damage):
+    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
+    table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
+    file = next(file for run, measure in table.reads() if (file := folder / "runs" / run / measure / name).is_file())
+    if damage == "deleted":
+        file.unlink()
+    elif damage == "changed":
+        file.write_bytes(file.read_bytes() + b" ")
+    else:
+        (file := file.with_name("items.jsonl")).write_text("{}\n")
+    with pytest.raises(UserError, match=f"{file.name}.* (is not what|is missing)"):
+        draw_committed(folder, table)
+
+
+def test_pages_read_committed_files_only_as_their_manifest_names_them(tmp_path):
+    folder = Path(shutil.copytree(COMMITTED / "vit_mini", tmp_path / "vit_mini"))
+    file = next(folder.glob("*/*.claims.csv"), None) or next(folder.glob("*/*.csv"))
+    assert rows_of(file)
+    file.write_text(file.read_text().replace("1", "2"))
+    with pytest.raises(UserError, match=f"{file.name} is not what .*reference.json says: sha256 .* got, .* expected; `git checkout .*` restores"):
+        rows_of(file)
+    loose = tmp_path / "bench.csv"
+    loose.write_text("a,b\n1,2\n")
+    assert rows_of(loose) == [{"a": "1", "b": "2"}], "a benchmark's folder has no manifest"
 
 
 def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, monkeypatch):

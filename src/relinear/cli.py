@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from relinear.files import MANIFEST
 from relinear.machine.torchrun import torchrun
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
+from relinear.plan.near import possible
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
@@ -39,8 +41,8 @@ SUITE = (
 )  # fmt: skip
 prepared: Plan | None = None  # a plan that is checked, in the forks of the verb `warm`
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-track = typer.Typer(help="The MLflow mirror of the result files.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+track = typer.Typer()
 
 
 def _version(asked: bool) -> None:
@@ -49,9 +51,25 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help=__doc__)
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")] = False) -> None:
+def _require_verb(context: typer.Context, command: str) -> None:
+    """Print the help text, and raise UserError, where a command was given without a verb."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise UserError(f"`{command}` needs a verb; `{command} --help` lists the verbs")
+
+
+@app.callback(help=__doc__, invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")] = False,
+) -> None:
     """Take the options that stand before a verb."""
+    _require_verb(context, "relinear")
+
+
+@track.callback(help="The MLflow mirror of the result files.", invoke_without_command=True)
+def _track(context: typer.Context) -> None:
+    _require_verb(context, "relinear track")
 
 
 app.add_typer(track, name="track")
@@ -68,8 +86,18 @@ def _folder(path: Path) -> Path:
     return path
 
 
+def _new_folder(path: Path) -> Path:
+    """As `_folder`, for one that will be written: a file can be made where it is, or in the nearest folder above it."""
+    there = next(p for p in (_folder(path).absolute(), *path.absolute().parents) if p.exists())
+    try:
+        TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise typer.BadParameter(f"no folder can be made at {path}: {error.strerror}; possible: a place that this user can write to") from None
+    return path
+
+
 def _folder_or_none(path: Path | None) -> Path | None:
-    return None if path is None else _folder(path)
+    return None if path is None else _new_folder(path)
 
 
 SPREAD = ", ".join(name for name in stages.available() if stages.stage(name).spread)
@@ -233,10 +261,10 @@ def draw(
     ] = False,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""
-    if paper not in {a.paper for a in plan.artefacts.values()}:
-        raise ConfigError(f"no paper {paper!r} with tables or figures; have {', '.join(sorted({a.paper for a in plan.artefacts.values()}))}")
+    if paper not in (papers := sorted({a.paper for a in plan.artefacts.values()})):
+        raise ConfigError(f"no paper {paper!r} with tables or figures; {possible(paper, papers)}")
     if f"{paper}_{artefact}" not in plan.artefacts:
-        raise ConfigError(f"{paper} has no {artefact!r}; have {', '.join(a.stem for a in plan.artefacts.values() if a.paper == paper)}")
+        raise ConfigError(f"{paper} has no {artefact!r}; {possible(artefact, [a.stem for a in plan.artefacts.values() if a.paper == paper])}")
     from relinear.draw.planned import draw_committed, draw_planned
 
     found = plan.artefacts[f"{paper}_{artefact}"]
@@ -319,7 +347,7 @@ def run_benchmark(results: Results = Path("results")) -> None:
 @app.command("export")
 def export_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>, or a linearized model's, by save_pretrained.")],
-    out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make; one that an earlier export made is replaced.")],
+    out: Annotated[Path, typer.Argument(callback=_new_folder, help="The folder to make; one that an earlier export made is replaced.")],
     merge: Annotated[
         bool, typer.Option("--merge/--adapter", help="Add the adapter to the weights, or leave it beside them for peft, without the model's code.")
     ] = True,
@@ -339,7 +367,7 @@ def export_run(
 @app.command("crate")
 def write_crate(
     run: Annotated[Path, typer.Argument(help="A run's folder, <results>/<scale>/runs/<run>.")],
-    out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")],
+    out: Annotated[Path, typer.Argument(callback=_new_folder, help="The folder to make.")],
 ) -> None:
     """Write a run's records as an RO-Crate: what was made of what, at which commit and when. It needs no weights."""
     require_clone()  # the crate names data and licences
@@ -385,7 +413,7 @@ def linearize_own(
 
 @app.command("tasks")
 @planned
-def write_tasks(plan, out: Annotated[Path, typer.Argument(callback=_folder, help="The folder to make.")]) -> None:
+def write_tasks(plan, out: Annotated[Path, typer.Argument(callback=_new_folder, help="The folder to make.")]) -> None:
     """Write the items that a scale scores as tasks for lm_eval --include_path."""
     from relinear.share.tasks import write
 
@@ -451,7 +479,7 @@ def track_rebuild(results: Results = Path("results")) -> None:
 def track_export(
     scale_results: Annotated[Path, typer.Argument(help="A scale's folder, such as results/smollm2.")],
     out: Annotated[
-        Path, typer.Argument(callback=_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
+        Path, typer.Argument(callback=_new_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
     ],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
     add: Annotated[bool, typer.Option("--add", help="Keep what an earlier export of this scale has; what is in both is the new.")] = False,

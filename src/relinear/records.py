@@ -1,50 +1,69 @@
-"""Records of finished stages, which are whole or as if they were not there: run.json, and metrics.json as run.json names it."""
+"""Records of finished stages and of drawings, which are whole or as if they were not there: each names its files by sha256."""
 
+import functools
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from relinear.errors import UserError
-from relinear.files import sha256
+from relinear.files import MANIFEST, sha256, write_json
+from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, require
 
 SCHEMA = 2  # the schema of run.json that this version writes, and the only one that it reads
-FIELDS = {"scale": str, "run": str, "stage": str, "key": str, "config": dict, "parents": dict, "artefacts": dict}  # the fields of every record
 ASIDE = "run.json.broken"
+AHEAD = 5.0  # seconds that another machine's clock may be ahead
+LIGHT = 1 << 20  # bytes of a file that is hashed whenever rules are read; of a larger one, such as weights, the size is compared
 
 
-class BrokenError(UserError):
-    """A record that exists and cannot be believed. The message names the file and the fault."""
+_good: set[tuple[Path, int, int, int, int]] = set()  # records that had their form, as the file system has them
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or lacks what all have."""
+    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or has not the form of a record."""
     path = folder / "run.json"
     if not path.is_file():
         return None
-    record = read_json(path)
+    record, now = read_json(path), _now(path)
     if record.get("schema") != SCHEMA:
         raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
-    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise BrokenError(f"{path} lacks {', '.join(lacking)}")
-    for kind, part in (("artefacts", "sha256"), ("parents", "path"), ("parents", "key")):
-        for name, entry in record[kind].items():
-            if not (isinstance(entry, dict) and isinstance(entry.get(part), str)):
-                raise BrokenError(f"{path} lacks {kind}.{name}.{part}")
+    if (path, *now) not in _good:
+        require(Record, record, path)
+        _good.add((path, *now))
     return record
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none."""
+    """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is nested too deep."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BrokenError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise BrokenError(f"{path} is nested deeper than {DEEPEST} levels") from None
     if not isinstance(found, dict):
         raise BrokenError(f"{path} must hold a JSON object; got a {type(found).__name__}")
     return found
+
+
+def check_metrics(folder: Path, measured: bool = False) -> None:
+    """Raise BrokenError for a metrics.json that cannot be read, for readings that have not their form, and, of a `measured` run, for one without
+    readings or facts."""
+    path = folder / "metrics.json"
+    metrics = read_json(path)
+    if lacking := [name for name in ("readings", "facts") if measured and name not in metrics]:
+        raise BrokenError(f"{path} lacks {', '.join(lacking)}")
+    require(Metrics if "readings" in metrics else Form, metrics, path)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A reference.json. Raises BrokenError for one that cannot be read or has not its form."""
+    manifest = read_json(path)
+    require(Manifest, manifest, path)
+    return manifest
 
 
 def place(folder: Path | str) -> Path:
@@ -65,11 +84,46 @@ def trained_at(config: Mapping[str, Any]) -> dict[str, float]:
     return {name: max(recipe[name], floor) for name in ("lr", "method_lr") if recipe.get(name) is not None}
 
 
-def difference(folder: Path, record: dict[str, Any], name: str) -> str | None:
-    """The way in which a file of a stage's folder differs from its record; None where it does not."""
+def entries(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Name in the folder -> sha256 and bytes of each file, which is what a record says of it."""
+    return {path.relative_to(folder).as_posix(): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files}
+
+
+def difference(folder: Path, record: dict[str, Any], name: str, of: str = "run.json") -> str | None:
+    """The way in which a file of a folder differs from its record, which is called `of`; None where it does not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
-    got = sha256(path) if path.is_file() else "no file"
-    return None if got == expected else f"{path} is not what its run.json says: sha256 {got} got, {expected} expected"
+    got = _sha256_now(path) if path.is_file() else "no file"
+    return None if got == expected else f"{path} is not what its {of} says: sha256 {got} got, {expected} expected"
+
+
+def differs(folder: Path, record: dict[str, Any], of: str = "run.json", light: bool = False) -> str | None:
+    """The way in which the first file that differs from a record does so; None where all are as the record says.
+
+    `light`: of files of more than `LIGHT` bytes, whose reading takes long, the size alone is compared.
+    """
+    for name, entry in record["artefacts"].items():
+        size = entry.get("bytes")
+        if light and isinstance(size, int) and size > LIGHT and (folder / name).is_file() and (folder / name).stat().st_size == size:
+            continue
+        if wrong := difference(folder, record, name, of):
+            return wrong
+    return None
+
+
+def _sha256_now(path: Path) -> str:
+    """The file's sha256. A process that asks again reads the file again only if it was written to or replaced."""
+    return _sha256_of(path, *_now(path))
+
+
+def _now(path: Path) -> tuple[int, int, int, int]:
+    """Numbers that change when a file is written to or replaced."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+@functools.cache
+def _sha256_of(path: Path, *_: int) -> str:
+    return sha256(path)
 
 
 def believed(folder: Path) -> dict[str, Any] | None:
@@ -83,24 +137,130 @@ def believed(folder: Path) -> dict[str, Any] | None:
     return record
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The record as of `believed`. A broken record is None too, and one line on stderr says why."""
+def whole(folder: Path) -> dict[str, Any] | None:
+    """The record of a stage in the folder that it was made in, whose files are all there: small ones as the record names them, large ones of that
+    size. None where there is no record. Raises BrokenError for any other folder."""
+    record = believed(folder)
+    if record is not None and (wrong := differs(folder, record, light=True)):
+        raise BrokenError(wrong)
+    return record
+
+
+def finished(folder: Path, check: Callable[[Path], dict[str, Any] | None] = whole) -> dict[str, Any] | None:
+    """The record as of `whole`, or of another check. A broken record is None too, and one line on stderr says why."""
     try:
-        return believed(folder)
+        return check(folder)
     except BrokenError as error:
         print(f"{error}; it counts as not finished", file=sys.stderr)
         return None
 
 
 def set_aside(root: Path) -> Iterator[str]:
-    """Rename each record of a scale's results that cannot be believed, so that rules see that its stage is not finished; a line for each."""
+    """Rename each record of a scale's results whose folder is not `whole`, so that rules see that its stage is not finished; a line for each."""
     for path in sorted({*root.glob("*/*/run.json"), *root.glob("runs/*/*/run.json")}):
         try:
-            believed(path.parent)
+            whole(path.parent)
         except BrokenError:
             try:
-                believed(path.parent)  # read again: a step may just have moved its folder in
+                whole(path.parent)  # read again: a step may just have moved its folder in
             except BrokenError as error:
-                with suppress(FileNotFoundError):
-                    path.replace(path.with_name(ASIDE))
+                put_aside(path.parent)
                 yield f"{error}; its step runs again"
+
+
+def from_the_future(root: Path, specs: Iterable[Path] = ()) -> Iterator[str]:
+    """Give what rules compare the times of, records and drawings of a scale and specs, the time of now where a file has one in the future; a line
+    where there are any."""
+    now, found = time.time(), 0
+    for path in {*root.glob("*/*"), *root.glob("*/*/*.json"), *root.glob("runs/*/*/*.json"), *root.parent.glob("*table2.*"), *specs}:
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime > now + AHEAD and path.is_file():
+                os.utime(path, (now, now))
+                found += 1
+    if found:
+        yield f"{found} files of {root} or of its tables' specs have times in the future; they have the time of now instead"
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a stage's record, so that the next command makes the stage again."""
+    with suppress(FileNotFoundError):
+        (folder / "run.json").replace(folder / ASIDE)
+
+
+# --- drawings ---
+
+
+def drawing(folder: Path, stem: str) -> Path:
+    """The record of a table or figure, beside its files."""
+    return folder / f".{stem}.json"
+
+
+def write_drawing(path: Path, artefact: str, files: Iterable[Path]) -> None:
+    """Write the record of a table or figure of that name, which was drawn as these files beside the record."""
+    write_json(path, {"schema": SCHEMA, "artefact": artefact, "artefacts": entries(path.parent, files)})
+
+
+def drawn_otherwise(path: Path) -> str | None:
+    """The way in which a table or figure differs from its record at `path`; None where every file is as the record says."""
+    if not path.is_file():
+        return f"{path} is not there"
+    try:
+        record = read_json(path)
+    except BrokenError as error:
+        return str(error)
+    named = record.get("artefacts")
+    if record.get("schema") != SCHEMA or not isinstance(named, dict) or not named or not all(isinstance(entry, dict) for entry in named.values()):
+        return f"{path} is no record of a drawing"
+    return differs(path.parent, record, path.name)
+
+
+# --- committed results ---
+
+
+def otherwise(folder: Path, record: dict[str, Any]) -> str | None:
+    """The way in which a stage's folder differs from what was committed of it, or, where nothing was, from its record; None where it does not."""
+    home = _home(folder)
+    if home is None:
+        return differs(folder, record)
+    inside = folder.relative_to(home).as_posix() + "/"
+    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside)]
+    there = [path for path in folder.rglob("*") if path.is_file()]
+    return next(filter(None, map(_committed_otherwise, sorted({*named, *there}))), None)
+
+
+def require_committed(path: Path) -> None:
+    """Raise BrokenError where a committed file is not what the reference.json of its folder names. A benchmark's folder has no reference.json, and
+    its files are taken as they are; so are files that are not committed."""
+    if wrong := _committed_otherwise(path):
+        raise BrokenError(wrong)
+
+
+def read_committed(path: Path) -> str:
+    """The text of a file as of `require_committed`."""
+    require_committed(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _home(path: Path) -> Path | None:
+    """The folder of committed results that a path lies in."""
+    return next((folder for folder in path.parents if (folder / MANIFEST).is_file()), None)
+
+
+def _committed_otherwise(path: Path) -> str | None:
+    if (home := _home(path)) is None:
+        return None
+    expected = named_in(home / MANIFEST).get(path.relative_to(home).as_posix(), "no such file")
+    got = _sha256_now(path) if path.is_file() else "no file"
+    if got == expected:
+        return None
+    return f"{path} is not what {home / MANIFEST} says: sha256 {got} got, {expected} expected; `git checkout {home}` restores what was committed"
+
+
+def named_in(manifest: Path) -> dict[str, str]:
+    """Name -> sha256 of each file that a reference.json names. Raises BrokenError for one that names none."""
+    return _named_in(manifest, *_now(manifest))
+
+
+@functools.cache
+def _named_in(manifest: Path, *_: int) -> dict[str, str]:
+    return read_manifest(manifest)["files"]

@@ -78,8 +78,13 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         scratch_root.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
         raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
+    except (FileExistsError, NotADirectoryError):
+        raise StageError(_in_the_way(scratch_root)) from None
+    for path in (folder, *folder.parents):
+        if path.is_file():
+            raise StageError(_in_the_way(path))
     with _locked(scratch_root / "lock", node):
-        record = records.finished(folder)
+        record = records.finished(folder, records.believed)  # its other files are compared by `_stale`
         ours = record is not None and record["key"] == key
         if ours:
             wrong = _stale(plan, node, record)
@@ -113,6 +118,13 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     return folder
 
 
+def _in_the_way(folder: Path) -> str:
+    """For an error: the file, or the link that leads nowhere, which stands where a folder is to be."""
+    there = next((path for path in (folder, *folder.parents) if (path.exists() or path.is_symlink()) and not path.is_dir()), folder)
+    what = "a link that leads nowhere" if there.is_symlink() and not there.exists() else "a file"
+    return f"{there} is {what}, and a folder is needed there; move it away, then give the same command again"
+
+
 def stands(plan: Plan, node: Node) -> bool:
     """Whether a node's result is there as this plan would make it. Finding out imports nothing slow.
 
@@ -121,8 +133,9 @@ def stands(plan: Plan, node: Node) -> bool:
     folder = plan.folder(node)
     if not (folder / "run.json").is_file():
         return False
-    _scratch(plan, node).mkdir(parents=True, exist_ok=True)
-    with suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
+    with suppress(FileExistsError, NotADirectoryError):  # `run_stage` says what is in the way
+        _scratch(plan, node).mkdir(parents=True, exist_ok=True)
+    with suppress(NotADirectoryError), suppress(Timeout, records.BrokenError), FileLock(_scratch(plan, node) / "lock", timeout=0):
         record = records.believed(folder)
         if record is not None and record["key"] == plan.key(node) and not _stale(plan, node, record):
             _keep(folder, node)
@@ -142,7 +155,7 @@ def _scratch(plan: Plan, node: Node) -> Path:
 
 def _stale(plan: Plan, node: Node, record: dict) -> str | None:
     """Why a record with this node's key is out of date: a parent has other contents now, or a file is another. None where it is not."""
-    return _outdated(plan, node, record) or _difference(plan.folder(node), record)
+    return _outdated(plan, node, record) or records.differs(plan.folder(node), record)
 
 
 def _keep(folder: Path, node: Node) -> None:
@@ -202,10 +215,7 @@ def _run(plan: Plan, node: Node, job: Job, key: str, parents: dict, work: Callab
                 _require_whole(told, job.history, node)
             (job.out / job.history.name).write_bytes(told)
         write_json(job.out / "metrics.json", metrics)
-        record["artefacts"] = {
-            str(p.relative_to(job.out)): {"sha256": sha256(p), "bytes": p.stat().st_size}
-            for p in sorted(job.out.rglob("*")) if p.is_file()
-        }  # fmt: skip
+        record["artefacts"] = records.entries(job.out, (p for p in sorted(job.out.rglob("*")) if p.is_file()))
         write_json(job.out / "run.json", record)
         tracker.finish(job.out)
 
@@ -270,11 +280,6 @@ def _require_readable(work: Path) -> None:
             raise ValueError(f"{path}: {error}") from None
 
 
-def _difference(folder: Path, record: dict) -> str | None:
-    """The way in which a stage's folder differs from what was written; None where it does not."""
-    return next((wrong for name in record["artefacts"] if (wrong := records.difference(folder, record, name))), None)
-
-
 def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
     """A parent's path, key and contents, once it is finished, is the one this plan would make, and its files are what it wrote."""
     folder = plan.folder(parent)
@@ -290,7 +295,7 @@ def _verified(plan: Plan, parent: Node, child: Node) -> dict[str, str]:
             f"{child}: its parent `{parent}` was made with other settings, code or parents: "
             f"key {record['key'][:12]} got, {plan.key(parent)[:12]} expected; run `{command}` again"
         )
-    if wrong := _difference(folder, record):
+    if wrong := records.differs(folder, record):
         raise StageError(f"{child}: {wrong}, by its parent `{parent}`; run `{command}` again")
     return {"path": str(folder), "key": record["key"], "contents": contents(record)}
 

@@ -33,7 +33,7 @@ def lines(plan: Plan) -> list[str]:
 
 def _reasons(plan: Plan, folder: Path) -> Iterator[str]:
     try:
-        record = records.believed(folder)
+        record = records.whole(folder)
     except records.BrokenError as error:
         yield str(error)
         return

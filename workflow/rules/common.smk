@@ -1,5 +1,6 @@
 # The plan that all rules read, from `--config scale=.. budget=.. seed=.. seeds=.. teacher=.. device=..`, checked before any work starts: the choices here,
 # and what stands behind a target where its rules ask for it. `snakemake check` checks everything.
+import functools
 import gc
 import math
 import os
@@ -37,7 +38,7 @@ from relinear.machine import warm
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import check_target, explain_target
-from relinear.records import set_aside
+from relinear.records import drawing, drawn_otherwise, from_the_future, set_aside
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
@@ -45,8 +46,11 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# A record that is cut short, or that does not name the metrics.json beside it, counts as missing.
+# A record that is cut short, or whose files are others than it names, counts as missing. Snakemake compares times, and ends with an error where a
+# file is from the future, as after a clock that was wrong.
 if workflow.is_main_process:
+    for line in from_the_future(plan.root, plan.workflow.glob("papers/*/*.yaml")):
+        print(line, file=sys.stderr)
     for line in set_aside(plan.root):
         print(line, file=sys.stderr)
 
@@ -103,12 +107,44 @@ def measurements(artefact):
 
 def parents(stage):
     """The records of the nodes that a stage reads."""
-    return lambda wildcards: records(plan.parents(node(stage, wildcards)).values())
+    return lambda wildcards: records(
+        plan.parents(guarded_node(stage, wildcards)).values()
+    )
+
+
+def guarded_node(stage, wildcards):
+    """A node whose inputs are asked for. Without its record, which may have been put aside, it runs, also behind a table that is there."""
+    made = node(stage, wildcards)
+    folder = plan.folder(made)
+    if workflow.is_main_process and folder.is_dir():
+        if not (folder / "run.json").is_file():
+            workflow.dag.forcefiles.add((folder / "run.json").as_posix())
+    return made
 
 
 def outputs(artefact):
-    """The files of a table or figure."""
-    return artefact.outputs(plan.out(artefact).as_posix())
+    """The files of a table or figure, and their record."""
+    return [
+        *artefact.outputs(plan.out(artefact).as_posix()),
+        plan.drawing(artefact).as_posix(),
+    ]
+
+
+@functools.cache
+def guarded(record, copy_of=None):
+    """No further input of a rule that draws: it tells Snakemake to run the rule where a file that was drawn is not what `record` says, or where
+    `record` is not the same as that of the files which the rule copies. Snakemake itself sees only whether files are there and how old they are.
+    """
+    drawn_before = any(record.parent.glob(f"{record.stem.removeprefix('.')}.*"))
+    if workflow.is_main_process and drawn_before:
+        wrong = drawn_otherwise(record)
+        if not wrong and copy_of is not None and copy_of.is_file():
+            if record.read_bytes() != copy_of.read_bytes():
+                wrong = f"{record} is of other results than {copy_of}"
+        if wrong:
+            print(f"{wrong}; it is drawn again", file=sys.stderr)
+            workflow.dag.forcefiles.add(record.as_posix())
+    return []
 
 
 def shown(artefact):
@@ -131,7 +167,7 @@ def assets(stage):
         ancient(record)
         for record in records(
             plan.node("asset", name)
-            for name in plan.settings(node(stage, wildcards))["assets"]
+            for name in plan.settings(guarded_node(stage, wildcards))["assets"]
         )
     ]
 
@@ -187,9 +223,13 @@ onstart:
             device_of("cuda")
         except UserError as error:
             raise WorkflowError(str(error)) from None
-    plan.results.mkdir(parents=True, exist_ok=True)
     try:
+        plan.results.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=plan.results).close()
+    except FileExistsError:
+        raise WorkflowError(
+            f"{plan.results} is a file, or a link that leads nowhere, and a folder is needed there; move it away, then give the same command again"
+        ) from None
     except OSError as error:
         raise WorkflowError(
             f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"

@@ -12,6 +12,7 @@ from relinear.draw.claims import Look, Value
 from relinear.plan.claims import Claim, Point
 from relinear.plan.figures import LARGEST, Cost, Sweep
 from relinear.plan.strict import parse
+from relinear.records import read_committed
 
 GIB = 2**30
 MEASURES_IT = "`snakemake benchmark`, on a machine with a GPU, measures"
@@ -57,7 +58,7 @@ def read_costs(path: Path) -> list[Row]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {MEASURES_IT} it")
     rows = []
-    for line, row in enumerate(csv.DictReader(path.read_text(encoding="utf-8").splitlines()), start=2):
+    for line, row in enumerate(csv.DictReader(read_committed(path).splitlines()), start=2):
         rows.append(parse(Row, {k: v or None for k, v in row.items()}, f"{path}, line {line}"))
     return sorted(rows, key=lambda row: row.at)
 
@@ -67,7 +68,7 @@ def how_measured(path: Path) -> dict[str, Any]:
     file = path.with_suffix(".provenance.json")
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {MEASURES_IT} it with the rows")
-    return json.loads(file.read_text(encoding="utf-8"))
+    return json.loads(read_committed(file))
 
 
 def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:

@@ -34,7 +34,7 @@ def doses(found: Measured) -> tuple[Dose, ...] | None:
 
 
 def _of(steps: list[Path]) -> tuple[Dose, ...] | None:
-    read = [json.loads(file.read_text(encoding="utf-8")) for step in steps if (file := step / "run.json").is_file()]
+    read = [json.loads(records.read_committed(file)) for step in steps if (file := step / "run.json").is_file()]
     known = [r for r in read if not r["config"]["recipe"].get("patience")]
     if len(known) < len(steps):
         return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from relinear.draw.claims import COLUMNS
+from relinear.records import read_committed
 
 Table = list[dict[str, str]]
 
@@ -13,7 +14,7 @@ Table = list[dict[str, str]]
 def drawn(path: Path) -> list[Table]:
     """The tables of a Markdown file, each as its rows by column."""
     tables: list[Table] = []
-    for lines in re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE):
+    for lines in re.findall(r"(?:^\|.*\n)+", read_committed(path), re.MULTILINE):
         head, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in lines.splitlines())
         tables.append([dict(zip(head, row, strict=True)) for row in rows])
     return tables
@@ -21,7 +22,7 @@ def drawn(path: Path) -> list[Table]:
 
 def rows_of(path: Path) -> Table:
     """The rows of a CSV file."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    return list(csv.DictReader(read_committed(path).splitlines()))
 
 
 def results_of(paths: Iterable[Path]) -> dict[tuple[str, ...], list[Path]]:

@@ -78,7 +78,7 @@ def _needs(artefact: Artefact, device: str, reference: Path) -> str:
 def _device_of(file: str, reference: Path) -> str:
     """The device of a benchmark: a CPU where the provenance of its committed rows names one, else a GPU."""
     provenance = reference / Path(file).relative_to("results").with_suffix(".provenance.json")
-    return "a CPU" if provenance.is_file() and "cpu" in json.loads(provenance.read_text(encoding="utf-8")) else "a GPU"
+    return "a CPU" if provenance.is_file() and "cpu" in json.loads(records.read_committed(provenance)) else "a GPU"
 
 
 def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def _folders(reference: Path) -> list[str]:
 
     def rank(name: str) -> tuple[str, float, str]:
         manifest = reference / name / MANIFEST
-        made = ROOT.fullmatch(json.loads(manifest.read_text(encoding="utf-8"))["scale"] if manifest.is_file() else name)
+        made = ROOT.fullmatch(records.read_manifest(manifest)["scale"] if manifest.is_file() else name)
         return (made["scale"], float(made["budget"] or 1), name) if made else ("", 0.0, name)
 
     return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)
@@ -113,7 +113,7 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
         file = folder / "run.json"
         if folder in found or not file.is_file():
             continue
-        found[folder] = json.loads(file.read_text(encoding="utf-8"))
+        found[folder] = json.loads(records.read_committed(file))
         waiting += [scale / records.place(parent["path"]) for parent in found[folder]["parents"].values()]
     return list(found.values())
 
@@ -123,7 +123,7 @@ def _status(artefact: Artefact, reference: Path) -> str:
     for where in _committed(artefact, reference):
         place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
         if artefact.spec.claims and claims.is_file():
-            found = Counter(row["verdict"] for row in csv.DictReader(claims.read_text(encoding="utf-8").splitlines()))
+            found = Counter(row["verdict"] for row in csv.DictReader(records.read_committed(claims).splitlines()))
             counts = [f"{found[verdict]} {verdict.removesuffix(' at this scale')}" for verdict in get_args(Verdict) if found[verdict]]
             return f"{', '.join(counts)} ({place})"
         if any(where.with_name(f"{where.name}.{suffix}").is_file() for suffix in ("csv", "png")):

@@ -7,6 +7,7 @@ from pathlib import Path
 from relinear.draw.claims import Look, Value
 from relinear.draw.render import markdown
 from relinear.plan.claims import Point
+from relinear.records import read_committed
 
 COLUMNS = (
     "op", "provider", "shape", "B", "T", "H", "Hkv", "D", "F", "mode", "ms", "floor_ms", "gib", "first_call_s", "error", "valid", "note", "commit"
@@ -18,7 +19,7 @@ Rows = list[dict[str, str]]
 
 def read(path: Path) -> Rows:
     """The rows that have a time and no wrong output. Rows from before there was a column `commit` have an empty one."""
-    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    rows = csv.DictReader(read_committed(path).splitlines())
     return [{"commit": "", **row} for row in rows if row["ms"] and row["valid"] in ("", "True")]
 
 

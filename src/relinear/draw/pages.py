@@ -18,6 +18,7 @@ from relinear.draw.kernels import decoding_steps, fastest_peers, lengths, others
 from relinear.draw.render import NOT_RUN, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.strict import WORKFLOW
+from relinear.records import read_committed
 
 ROOT = WORKFLOW.parent
 SESSIONS = ("scaling", "whole")  # folders of results/reference whose files are benchmarks' sessions
@@ -335,7 +336,7 @@ def made_with(reference: Path) -> str:
     found: dict[tuple[str, ...], dict[str, None]] = {}
     records = [path for path in reference.rglob("*.json") if path.name.endswith(("run.json", ".provenance.json")) or path.parts[-2] in SESSIONS]
     for path in sorted(records):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_committed(path))
         # A record tells of itself, or of the sessions that left it.
         for entry in [record, *record.get("sessions", []), *record.get("runs", [])]:
             if not isinstance(entry, dict) or "versions" not in entry:
@@ -427,7 +428,7 @@ def training(reference: Path) -> str:
     """Tokens per second of training SmolLM2-135M's shape on one GPU, at two lengths."""
     speeds: dict[tuple[str, str], str] = {}
     for file in ("smollm2", "smollm2_2048"):
-        for row in json.loads((reference / f"scaling/{file}.json").read_text(encoding="utf-8"))["rows"]:
+        for row in json.loads(read_committed(reference / f"scaling/{file}.json"))["rows"]:
             speeds[row["run"], f"{row['stage']}, {row['length']}"] = f"{row['tokens_per_second'] / 1000:.0f}k"
     columns = ("distill, 1024", "distill, 2048", "finetune, 1024", "finetune, 2048")
     runs = dict.fromkeys(run for run, _ in speeds)

@@ -1,8 +1,8 @@
 """Drawing a table or figure: for a plan from its finished measurements, for committed results from their records."""
 
 import fcntl
-import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +24,14 @@ from relinear.stages._stage import Node
 
 
 def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list[Path]:
-    """Draw an artefact into the plan's folder for it; measurements that are not finished, or left out at the scale, are `not run`.
+    """Draw an artefact into the plan's folder for it, with a record of the files; measurements that are not finished, or left out at the scale, are
+    `not run`.
 
-    With `finished`, UserError says which are not.
+    A measurement of which a file is not what its record says counts as not finished. With `finished`, UserError says which are not finished, and the
+    next command of Snakemake makes them again.
     """
     nodes = plan.reads(artefact)
-    measured = {address: _measured(plan, node, address) for address, node in nodes.items()}
+    measured = {address: _measured(plan, node, address, finished) for address, node in nodes.items()}
     if finished and (missing := [node for address, node in nodes.items() if measured[address] is None]):
         raise UserError(
             f"{artefact.name}: {len(missing)} of {len(nodes)} measurements are not finished as this plan would make them: "
@@ -39,7 +41,11 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
     repeats = {run: plan.repeats(run) for run, _ in artefact.reads()} if artefact.seeds else {}
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
     about = _about(plan, artefact)._replace(repeats=repeats, files=files, forms=forms_of(measured))
-    return make(artefact, measured, about, plan.out(artefact))
+    for path in files.values():
+        records.require_committed(path)
+    written = make(artefact, measured, about, plan.out(artefact))
+    records.write_drawing(plan.drawing(artefact), artefact.name, written)
+    return written
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:
@@ -76,10 +82,19 @@ def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:
     return {column: data for column, data in own.items() if data is not None}
 
 
-def _measured(plan: Plan, node: Node, address: tuple[str, str]) -> Measured | None:
-    """A finished measurement under the names that the spec has for it. Raises ValueError where the record is of another node."""
+def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool) -> Measured | None:
+    """A finished measurement under the names that the spec has for it. Raises ValueError where the record is of another node.
+
+    None where a file is not what the record says, which one line on stderr says; `put_aside`: the record is put aside, too.
+    """
     if (folder := plan.finished(node)) is None:
         return None
+    if wrong := records.differs(folder, records.read(folder) or {}):
+        print(f"{wrong}; it counts as not finished", file=sys.stderr)
+        if put_aside:
+            records.put_aside(folder)
+        return None
+    records.check_metrics(folder, measured=True)
     found = load(folder)
     if (found.run, found.measure) != (node.name, node.part):
         raise ValueError(f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}")
@@ -99,7 +114,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         return _of_benchmark(folder, artefact)
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
-    scale = json.loads(manifest.read_text(encoding="utf-8"))["scale"]
+    scale = records.read_manifest(manifest)["scale"]
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
         have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
@@ -116,7 +131,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
         raise UserError(f"{artefact.name}: {error}; where they were measured: {command}{alone}") from None
     with _alone(folder):  # what was drawn meanwhile stays in the manifest
-        facts = json.loads(manifest.read_text(encoding="utf-8"))
+        facts = records.read_manifest(manifest)
         facts["files"] |= {path.relative_to(folder).as_posix(): sha256(path) for path in written}
         facts["files"] = dict(sorted(facts["files"].items()))
         write_json(manifest, facts)
@@ -185,6 +200,12 @@ def _base(run: str) -> str:
 def measured_in(run: Path, measure: str) -> Measured | None:
     """The measurement in a run's folder; None where it was not measured.
 
-    Raises BrokenError for one whose record cannot be believed.
+    Raises BrokenError for one whose record cannot be believed, and for one of which a file is gone or another: of a committed one, than its
+    reference.json says, of any other, than its run.json says.
     """
-    return load(run / measure) if records.believed(run / measure) is not None else None
+    if (record := records.believed(run / measure)) is None:
+        return None
+    if wrong := records.otherwise(run / measure, record):
+        raise records.BrokenError(wrong)
+    records.check_metrics(run / measure, measured=True)
+    return load(run / measure)

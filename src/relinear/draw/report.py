@@ -16,6 +16,7 @@ from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, markdown
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
+from relinear.records import read_committed
 
 Link = Callable[[str, Path], str]  # words, a file -> the words as a link to it
 SITE = "../repository"
@@ -71,7 +72,7 @@ def said(finding: Finding, root: Path, link: Link) -> str:
     order."""
     path = root / "results/reference" / finding.of
     try:
-        table = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        table = csv.DictReader(read_committed(path).splitlines())
         rows = {row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()} for row in table}
         text = finding.says.format(rows=rows)
         values = [[(*cell, float(rows[cell[0]][cell[1]])) for cell in cells] for cells in finding.ascending]
@@ -134,7 +135,7 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     folder = place.relative_to(root / "results/reference").parts[0]
     yield f"### In `{folder}`"
     files = {suffix: place.with_name(f"{place.name}.{suffix}") for suffix in (*SHOWN, *LINKED)}
-    told = json.loads(files["provenance.json"].read_text(encoding="utf-8")) if files["provenance.json"].is_file() else {}
+    told = json.loads(read_committed(files["provenance.json"])) if files["provenance.json"].is_file() else {}
     scale = root / "results/reference" / folder
     records = {row: {column: _records(origin, scale) for column, origin in cells.items()} for row, cells in told.get("cells", {}).items()}
     if files["png"].is_file():
@@ -149,7 +150,7 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
 
 def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:
     """The tables of a drawn Markdown file after its words. Each cell of the first leads to its record; of a mean over seeds, to each."""
-    yield "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
+    yield "\n".join(line for line in read_committed(path).splitlines() if not line.startswith("|"))
     columns = getattr(artefact.spec, "all_columns", ())
     for i, table in enumerate(drawn(path)):
         head = list(table[0])

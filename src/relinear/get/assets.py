@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,11 @@ from relinear.plan.assets import Asset, AssetError, Own, catalogue, default_cach
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
 CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
+# What pip, apt and npm say where there is no network.
+UNREACHED = re.compile(
+    "NewConnectionError|Max retries exceeded|Temporary failure|Name or service not known|name resolution|Network is unreachable|Connection refused"
+    "|Connection timed out|Could not connect|Could not resolve|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ProxyError"
+)
 READ_SIZE = 1 << 20  # bytes
 
 
@@ -208,6 +214,11 @@ def _download(asset: Asset, scratch: Path) -> Path:
     if status != 0:
         said = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-8:])
         hint = "\n(an empty package list? `apt-get update` fills it)" if asset.source == "debian" else ""
+        if UNREACHED.search(log.read_text(errors="replace")):
+            hint += (
+                f"\nThe network or the package index of {Path(command[0]).name} could not be reached. Connect to it, or name a mirror in its "
+                "settings, then give the same command again; what is in the cache needs no network"
+            )
         raise AssetError(f"asset {asset.name!r}: `{' '.join(command)}` exited with {status}:\n  {said}{hint}")
     if asset.source == "debian-index":
         return _index(asset, landing)

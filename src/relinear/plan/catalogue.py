@@ -2,9 +2,9 @@
 transformers."""
 
 import itertools
+import math
 import re
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from relinear import attention, families, stages
 from relinear.plan.job import DTYPES
+from relinear.plan.near import possible
 from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, part_names, schema
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
@@ -22,7 +23,7 @@ SEED = re.compile(r"-seed\d+$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
-MANY = 12  # from more names than these, those near a misspelt one are said again, last
+LARGEST_SWEEP = 1000  # runs of one entry
 
 
 class Model(Strict):
@@ -91,10 +92,9 @@ class Run(Strict):
 
 
 def one_of(what: str, name: str, have) -> str:
-    """Return the name. Raises ConfigError, naming the possible ones and last those that are near it, for any other."""
+    """Return the name. Raises ConfigError, naming those near it and the possible ones, for any other."""
     if not isinstance(name, str) or name not in have:
-        near = ", ".join(get_close_matches(str(name), map(str, have), 3) if len(have) > MANY else ())
-        raise ConfigError(f"no {what} {name!r}; have {', '.join(map(str, have))}{near and '; near it: ' + near}")
+        raise ConfigError(f"no {what} {str(name)[:80]!r}; {possible(name, have)}")
     return name
 
 
@@ -185,6 +185,8 @@ def expand(name: str, run: Run, where: str) -> dict[str, Run]:
         raise ConfigError(f"{where}: {name}: no field {{{unknown[0]}}} in `over`; have {', '.join(sorted(fields)) or 'none'}")
     if not fields:
         return {name: run}
+    if (count := math.prod(map(len, run.over.values()))) > LARGEST_SWEEP:
+        raise ConfigError(f"{where}: {name}: `over` makes {count} runs; possible: {LARGEST_SWEEP} at most")
     for values in itertools.product(*run.over.values()):
         chosen = dict(zip(run.over, values, strict=True))
         own = filled(name, chosen)

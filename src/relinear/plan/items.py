@@ -7,6 +7,7 @@ from typing import Any
 
 from relinear.errors import UserError
 
+LARGEST = 1 << 30  # bytes of unpacked items
 PLAIN, PACKED = "items.jsonl", "items.json.xz"  # as a measurement writes them, and as they are committed
 
 
@@ -28,5 +29,22 @@ def read_columns(folder: Path | str) -> dict[str, list[Any]]:
         items = [json.loads(line) for line in plain.read_text().splitlines()]
         return {field: [item.get(field) for item in items] for field in dict.fromkeys(field for item in items for field in item)}
     if packed.is_file():
-        return json.loads(lzma.decompress(packed.read_bytes()))
+        return _unpacked(packed)
     raise UserError(f"{folder} has no items: neither {PLAIN} nor {PACKED}")
+
+
+def _unpacked(path: Path) -> dict[str, list[Any]]:
+    """The columns of committed items. Raises UserError for a file that is not such, and for more than `LARGEST` bytes."""
+    unpacker = lzma.LZMADecompressor()
+    try:
+        text = unpacker.decompress(path.read_bytes(), LARGEST)
+        if not unpacker.eof:
+            raise UserError(f"{path} unpacks to more than {LARGEST} bytes, or was cut; items are smaller")
+        columns = json.loads(text)
+    except (lzma.LZMAError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(columns, dict) or not all(isinstance(values, list) for values in columns.values()):
+        raise UserError(f"{path} must hold the columns of items, a list each")
+    return columns

@@ -371,6 +371,10 @@ class Plan:
         """The folder of a table or figure: another teacher and several seeds have folders of their own."""
         return self.root / (artefact.paper + (f"@{self.teacher}" if self.teacher else "") + (f"-seeds{self.seeds}" if self.seeds > 1 else ""))
 
+    def drawing(self, artefact: Artefact) -> Path:
+        """The record of a table or figure: the sha256 of each file that was drawn."""
+        return records.drawing(self.out(artefact), artefact.stem)
+
     def reads(self, artefact: Artefact) -> dict[tuple[str, str], Node]:
         """(run, measure) of every measurement that an artefact shows -> its node. Measures that the scale leaves out, and cells of
         a table that are not defined (`undefined`), are not among them.

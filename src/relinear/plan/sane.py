@@ -8,15 +8,32 @@ from typing import Any
 from relinear.plan.strict import ConfigError, read_yaml
 
 LARGEST = 2**53  # whole numbers up to it are exact as floats too
+MOST = 10**6  # values of a file, aliases included
 LONGEST = 4096  # characters of a text or a name
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. Raises ConfigError as `read_yaml` does, and naming each value that no setting has."""
-    data, where = read_yaml(path), f"{path.parent.name}/{path.name}"
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        data = read_yaml(path)
+        if (count := _expanded(data, {})) > MOST:
+            raise ConfigError(f"{where}: its aliases stand for {count} values; possible: {MOST} at most")
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deep; settings have a dozen levels at most") from None
     if wrong := list(_wrong(data, "", set())):
         raise ConfigError("\n".join(f"{where}: {said}" for said in wrong))
     return data
+
+
+def _expanded(value: Any, known: dict[int, int]) -> int:
+    """The values in a value, each as often as aliases name it. One that holds itself counts once."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1
+        known[id(value)] += sum(_expanded(part, known) for part in (value.values() if isinstance(value, dict) else value))
+    return known[id(value)]
 
 
 def _wrong(value: Any, at: str, inside: set[int]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Text from a model in a folder: streamed as it comes, then how fast it was and how much memory the past takes."""
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from relinear.linearize.state import RecurrentCache, nbytes
 from relinear.machine.hardware import device_of, dtype_of
 from relinear.share.runs import chain_of
 from relinear.share.tensors import load_folder
+
+COLDEST = 1e-3  # the least temperature: by less, logits overflow
 
 
 class Speed(NamedTuple):
@@ -76,6 +79,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[
     return dict(inputs)
 
 
+def is_text(prompt: str) -> bool:
+    """Whether a string can be written as UTF-8, which a lone surrogate cannot."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def generate(
     folder: Path, prompt: str, *, max_new_tokens: int = 128, temperature: float | None = None, top_p: float | None = None, seed: int | None = None,
     chat: bool = False, dtype: str = "auto", device: str = "cpu",
@@ -84,9 +96,12 @@ def generate(
     for what, value, fits, possible in (
         ("the prompt", repr(prompt), prompt != "", "at least one character"),
         ("--max-new-tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
-        ("--temperature", temperature, temperature is None or temperature > 0, "above 0; leave it out for the likeliest text"),
+        ("the prompt", ascii(prompt)[:80], is_text(prompt), "Unicode text, without half of a surrogate pair"),
+        ("--temperature", temperature, temperature is None or COLDEST <= temperature < math.inf,
+         f"above 0, at least {COLDEST}; leave it out for the likeliest text"),
+        ("--seed", seed, seed is None or 0 <= seed < 2**63, "0 or more, below 2**63"),
         ("--top-p", top_p, top_p is None or 0 < top_p <= 1, "above 0, at most 1"),
-    ):
+    ):  # fmt: skip
         if not fits:
             raise UserError(f"{what} must be {possible}; got {value}")
     logging.disable_progress_bar()  # its progress bars would stand in front of the text

@@ -93,10 +93,10 @@ def _changed(scale: Path) -> dict[Path, tuple[str, str]] | None:
     """The files of committed results that differ from the original, each with both sha256, the original's first; none for other results."""
     if not (scale / MANIFEST).is_file():
         return None
-    manifest = records.read_json(scale / MANIFEST)
+    manifest = records.read_manifest(scale / MANIFEST)
     try:
         return {scale / name: (change["sha256"], manifest["files"][name]) for name, change in manifest["changed"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise BrokenError(f"{scale / MANIFEST} lacks {error}") from None
 
 
@@ -172,7 +172,7 @@ def _options(home: str) -> str:
 
 def _home(scale: Path) -> str:
     """The name of the results that committed ones were taken from. Raises BrokenError where the manifest names none."""
-    home = records.read_json(scale / MANIFEST).get("scale")
+    home = records.read_manifest(scale / MANIFEST).get("scale")
     if not isinstance(home, str) or not re.fullmatch(r"\w[\w.+-]*", home):
         raise BrokenError(f"{scale / MANIFEST} names no scale; got {home!r}")
     return home

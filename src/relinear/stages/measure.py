@@ -264,6 +264,8 @@ class Stage(_stage.Stage):
         paths = [self._task(plan.workflow, task) for task in tasks]
         items = self._items(plan, node)
         if items and items["folder"]:
+            if not (plan.workflow / items["folder"]).resolve().is_relative_to(plan.workflow.resolve()):
+                raise ConfigError(f"{node}: items in {items['folder']!r}; possible: a folder below workflow/")
             paths += sorted(p for p in (plan.workflow / items["folder"]).rglob("*") if p.is_file())
         return {path.relative_to(plan.workflow).as_posix(): sha256(path) for path in paths}
 

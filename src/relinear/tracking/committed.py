@@ -102,7 +102,7 @@ def _before(results: Path, out: Path) -> dict[str, Any]:
     if not (out / MANIFEST).is_file():
         raise UserError(f"{out} has no {MANIFEST} of an earlier export to add to; export without --add first")
     verify(out)
-    before = json.loads((out / MANIFEST).read_text())
+    before = records.read_manifest(out / MANIFEST)
     if before["scale"] != results.name:
         raise UserError(f"{out} is an export of scale {before['scale']!r}, and {results} is of {results.name!r}; give another folder")
     return before
@@ -133,6 +133,13 @@ def _rows(results: Path) -> set[str]:
 def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
     """The files that an export has, by their names in `results`: with the weights of these runs."""
     stages = {folder: records.read(folder) for folder in _stages(results)}
+    for folder, record in stages.items():
+        for name in OF_STAGE & record["artefacts"].keys() - {"method.safetensors"}:
+            if wrong := records.difference(folder, record, name):
+                raise UserError(f"{wrong}; make {folder} again")
+    for drawing in results.glob("*/.*.json"):
+        if wrong := records.drawn_otherwise(drawing):
+            raise UserError(f"{wrong}; draw it again")
     for path in _files(results):
         name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
         if stage is None:
@@ -226,7 +233,7 @@ def folders(root: Path) -> list[Path]:
 def verify(folder: Path | str) -> None:
     """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them."""
     folder = Path(folder)
-    written = json.loads((folder / MANIFEST).read_text())["files"]
+    written = records.read_manifest(folder / MANIFEST)["files"]
     found = {p.relative_to(folder).as_posix(): sha256(p) for p in folder.rglob("*") if p.is_file()}
     found.pop(MANIFEST)
     if wrong := sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name)):

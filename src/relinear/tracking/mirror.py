@@ -12,6 +12,8 @@ import gzip
 import json
 import re
 import sys
+import zlib
+from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -22,11 +24,13 @@ from tqdm import tqdm
 from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.schemas import Line, Provenance, require
 from relinear.tracking import finished, rows, store
 from relinear.tracking.finished import Finished
 from relinear.tracking.store import entries, flatten_metrics, step_entries, texts
 
 LARGEST_ARTIFACT = 5 * 2**20  # bytes
+LARGEST_HISTORY = 64 * 2**20  # bytes of a committed history, unpacked
 COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
@@ -108,6 +112,8 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
         for part in _replaced(record, same):
             client.delete_run(part.info.run_id)
             same.remove(part)
+    for folder in (folder for folders in missing.values() for folder in folders):
+        deque(_read_history(folder / "history.jsonl"), maxlen=0)  # before anything is written
     count = sum(map(len, missing.values()))
     with tqdm(total=count, desc="MLflow", unit="stage", disable=None) as progress:
         for (of, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
@@ -228,7 +234,12 @@ def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]
     for path in sorted(root.resolve().rglob(f"*{PROVENANCE}")):
         if store.ARTIFACTS in path.parts:
             continue
-        scale = json.loads(path.read_bytes()).get("scale")
+        try:
+            require(Provenance, told := records.read_json(path), path)
+        except records.BrokenError as error:
+            print(f"{error}; what it tells of is left out", file=sys.stderr)
+            continue
+        scale = told.get("scale")
         if scale and not any(parent in but for parent in path.parents):
             inside, stem = path.parent.relative_to(root.resolve()).as_posix(), path.name.removesuffix(PROVENANCE)
             first = inside.partition("/")[0]
@@ -355,6 +366,8 @@ def read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
+    if (folder / "metrics.json").exists():
+        records.check_metrics(folder)
     return record
 
 
@@ -375,18 +388,27 @@ def final_numbers(folder: Path, record: dict) -> dict:
 
 
 def _read_history(path: Path) -> Iterator[dict]:
+    """The lines of a history. Raises BrokenError for a file that cannot be read, and for a line that has not its form."""
     packed = path.with_name(f"{path.name}.gz")  # in committed results
-    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text() if path.exists() else ""
-    lines = list(enumerate(text.splitlines(), start=1))
+    try:
+        if packed.exists():
+            with gzip.open(packed) as file:
+                data = file.read(LARGEST_HISTORY + 1)
+        else:
+            data = path.read_bytes() if path.exists() else b""
+        lines = list(enumerate(data.decode().splitlines(), start=1))
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise records.BrokenError(f"{packed if packed.exists() else path} cannot be read: {error}") from None
+    if packed.exists() and len(data) > LARGEST_HISTORY:
+        raise records.BrokenError(f"{packed} unpacks to more than {LARGEST_HISTORY} bytes; a committed curve is smaller")
     if packed.exists() and len(lines) > CURVE:
         lines = [*lines[: -1 : -(-len(lines) // CURVE)], lines[-1]]
     for number, line in lines:
         try:
             entry = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}:{number} is not JSON: {error}") from error
-        if not {"step", "time"} <= entry.keys():
-            raise ValueError(f"{path}:{number} lacks step or time, got {', '.join(entry)}")
+        except (ValueError, RecursionError) as error:
+            raise records.BrokenError(f"{path}:{number} is not JSON: {error}") from None
+        require(Line, entry, f"{path}:{number}")
         yield entry
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from relinear.draw.claims import Value
 from relinear.draw.render import write_figure
 from relinear.draw.style import lines
+from relinear.records import read_committed
 
 MIB = 2**20
 NAMES = {
@@ -22,7 +23,7 @@ PHASES = {"cpu_ms_per_token": "turns", "state_bytes": "decode"}  # the rows in w
 def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write decoding.png and decoding.pdf."""
     source = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
-    how = json.loads(source.with_suffix(".provenance.json").read_text(encoding="utf-8"))
+    how = json.loads(read_committed(source.with_suffix(".provenance.json")))
     shape = f"{how['model']['num_hidden_layers']} layers of width {how['model']['hidden_size']}, random weights, {how['dtype']}"
     figure = Figure(figsize=(10, 4.3), layout="constrained")
     figure.suptitle(f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})", fontsize=10)
@@ -62,4 +63,4 @@ def look(spec, about):
 
 def _read(spec, about) -> list[dict[str, str]]:
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    return list(csv.DictReader(read_committed(path).splitlines()))

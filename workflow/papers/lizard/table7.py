@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from relinear.draw.render import NOT_RUN, count, markdown, write_csv, write_text
-from relinear.records import trained_at
+from relinear.records import read_committed, trained_at
 
 UNSAID = "not in the record"
 ROUNDED = 0.05  # the paper's numbers of tokens are round
@@ -29,7 +29,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
 
 def _record(folder: Path) -> dict | None:
     file = folder / "run.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return json.loads(read_committed(file)) if file.is_file() else None
 
 
 def _ours(distill: dict, finetune: dict) -> dict:

@@ -1,0 +1,16 @@
+"""What stands in an error about a name that there is not: the names near it, then those that there are."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MANY = 16  # of more names an error shows the first few
+FEW = 8
+
+
+def possible(name: object, have: Iterable[object]) -> str:
+    """`near it: ...; have ..., ... (290 in all)`: near names first, and only where there are many; long lists cut."""
+    names = [str(known) for known in have]
+    if len(names) <= MANY:
+        return f"have {', '.join(names) or 'none'}"
+    near = get_close_matches(str(name), names, 3)
+    return f"{'near it: ' + ', '.join(near) + '; ' if near else ''}have {', '.join(names[:FEW])}, ... ({len(names)} in all)"
