@@ -85,7 +85,7 @@ def nothing(den):
 @triton.jit
 def reciprocal(den):
     """1 / den, 1 where there is nothing to divide by."""
-    return 1 / tl.where(nothing(den), 1.0, den)
+    return 1 / (den + tl.where(nothing(den), 1.0, 0.0))  # not a choice of either, which spills in `_outputs`
 
 
 @triton.jit
