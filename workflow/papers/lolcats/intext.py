@@ -106,12 +106,12 @@ def _tokens() -> list[list[str]]:
 
 
 def _saved(measured, about) -> list[str]:
-    """The points by which LoLCATs with its window loses less against the teacher than T2R does, on average over Table 2's tasks."""
-    found = {run: measured[run, "commonsense"] for run in ("teacher", "t2r", "lolcats_window")}
+    """The points by which LoLCATs with its window of 16 loses less against the teacher than T2R does, on average over Table 2's tasks."""
+    found = {run: measured[run, "commonsense"] for run in ("teacher", "t2r_epochs4", "lolcats_exp_window")}
     ours, holds = NOT_RUN, ""
     if all(found.values()):
         teacher, t2r, lolcats = (100 * fmean(m.find(metric, task).value for task, metric in TASKS.items()) for m in found.values())
-        tokens = sum(found["t2r"].facts["tokens"].values())
+        tokens = sum(found["t2r_epochs4"].facts["tokens"].values())
         ours, holds = f"{teacher - t2r:.1f} and {teacher - lolcats:.1f} points", _yes(teacher - lolcats <= (1 - SAVED) * (teacher - t2r))
         if about.nothing_to_judge or tokens < SAME_DOSE * DOSE:
             holds = f"not told: {about.nothing_to_judge or f'T2R had {count(tokens)} of {count(DOSE)} tokens'}"
