@@ -13,8 +13,9 @@ from test_plan import everything
 
 from relinear import attention, stages
 from relinear.plan import code
-from relinear.plan.code import closure, code_hash, definition, find, kernel_hashes
+from relinear.plan.code import closure, code_hash, definition, kernel_hashes
 from relinear.plan.plan import Plan, metrics
+from relinear.plan.sources import find
 from relinear.stages._stage import Node
 
 SOURCES = sorted({p for folder in code.PACKAGES.values() for p in folder.rglob("*.py")})

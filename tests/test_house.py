@@ -27,6 +27,7 @@ FLOORS = [
     {"schemas"},
     {"records", "weights"},
     {"folders"},
+    {"plan.sources"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane"},
     {"plan.assets", "plan.options"},

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from relinear.plan.code import find
+from relinear.plan.sources import find
 from relinear.plan.strict import ConfigError, Strict, parse
 
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method

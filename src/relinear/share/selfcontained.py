@@ -11,7 +11,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from relinear.plan.code import definition, find, home
+from relinear.plan.code import definition, home
+from relinear.plan.sources import find
 
 MAIN = "modeling_relinear"
 STAND_INS = "stand_ins"
