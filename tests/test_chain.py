@@ -158,7 +158,7 @@ BAD = {
     "an unknown method": ([Link("lolcat")], ["'lolcat'", "lolcats"]),
     "no step": ([Link("softmax", {}, ("teacher",))], ["no step's result in", "got config.json", "possible are model.safetensors, method"]),
     "a method for softmax": ([Link("softmax", {}, ("distill",))], ["method.safetensors holds what a method added", "softmax attention"]),
-    "another method's tensors": ([Link("t2r", {}, ("distill",))], ["method.safetensors: missing", "unexpected"]),
+    "another method's tensors": ([Link("t2r", {}, ("distill",))], ["method.safetensors is not what its model needs", "missing", "unexpected"]),
 }
 
 

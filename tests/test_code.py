@@ -12,7 +12,7 @@ import pytest
 from test_plan import everything
 
 from relinear import attention, stages
-from relinear.plan import code
+from relinear.plan import code, sources
 from relinear.plan.code import closure, code_hash, definition, kernel_hashes
 from relinear.plan.plan import Plan, metrics
 from relinear.plan.sources import find
@@ -212,7 +212,7 @@ def whole(tmp_path_factory):
 
     def keys():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(code, "PACKAGES", clone)
+            patch.setattr(sources, "PACKAGES", clone)
             patch.setattr(code, "_read", lambda path: read(path, path.read_text()))  # which is cached by path
             hashes = functools.cache(lambda modules: code_hash(list(modules)))
             patch.setattr("relinear.plan.plan.code_hash", lambda modules: hashes(tuple(modules)))
@@ -372,7 +372,7 @@ def edited(tmp_path_factory):
 
     def hashes():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(code, "PACKAGES", clone)
+            patch.setattr(sources, "PACKAGES", clone)
             patch.setattr(code, "_read", by_text)  # which is cached by path
             kernels = {(x, op): h for x, modules in TRAININGS.items() for op, h in kernel_hashes(modules).items()}
             return {x: code_hash(modules) for x, modules in TRAININGS.items()}, kernels

@@ -382,7 +382,7 @@ def test_a_target_that_no_rule_makes_says_what_is_near_it(target, named):
     [
         ("results/mini/runs/lizard/perplexity/run.json", None), ("results/mini/runs/lizard/finetune/run.json", None), ("results/table2.csv", None),
         ("lolcats", None), ("results/mini/lolcats/table1.md", None), ("results/mini/models/tiny/run.json", None),
-        ("results/mini/models/tny/run.json", "no model 'tny'; have "), ("results/mini/assets/zzz/run.json", "no asset 'zzz'; have "),
+        ("results/mini/models/tny/run.json", "no model 'tny'; near it: tiny; have "), ("results/mini/assets/zzz/run.json", "no asset 'zzz'; have "),
         ("results/mini/text/alpaca@x/run.json", "no model 'x'; have "),
         ("results/mini/runs/nope/gate/run.json", "no run 'nope'; have teacher, "),
         ("results/mini/runs/teacher/fidelity/run.json", "fidelity is of a model whose attention a method has replaced; run 'teacher' has softmax"),

@@ -257,9 +257,11 @@ def test_maps_of_several_runs_have_a_row_for_each_place_and_softmax_attention_fi
     found = heads(tmp_path, "a", [(1, 6), (12, 6)])
     make(artefact, {("a", "heads"): found, ("b", "heads"): None}, MINI._replace(data={"heads": "brown"}), tmp_path / "out")
     assert shown[0].get_suptitle().splitlines()[1] == "scale mini, teacher SmolLM2 on brown"
-    axes = np.array(shown[0].axes).reshape(2, 3)
+    axes, bars = np.array(shown[0].axes[:6]).reshape(2, 3), shown[0].axes[6:]
+    assert [bar.get_ylabel() for bar in bars] == ["weight"] * 2, "a colour bar for each row"
+    assert [axis.get_xlabel() for axis in axes[-1]] == ["key"] * 3
     assert [axis.get_title() for axis in axes[0]] == ["Softmax\n", "A\nKL 0.25", "B\n"] and axes[1, 1].get_title() == "KL 0.25"
-    assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 1, head 6", "layer 12, head 6"]
+    assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 1, head 6\nquery", "layer 12, head 6\nquery"]
     assert [[len(axis.images) for axis in row] for row in axes] == [[1, 1, 0]] * 2 and axes[0, 2].texts[0].get_text() == render.NOT_RUN
     own = weights([(1, 6), (12, 6)], 9)
     for axis, name in zip(axes[1], ("softmax.12.6", "method.12.6"), strict=False):

@@ -324,6 +324,13 @@ def test_explicit_weights_times_values_are_the_output(case):
     close(torch.einsum("bhti,bihd->bthd", weights.double(), repeated(inputs.v, HEADS)), method(inputs)[0])
 
 
+def condition(method, inputs) -> float:
+    """How many times a division by a sum of signed weights magnifies rounding: by the sum of their sizes over the size of their sum; else 1."""
+    if getattr(method.options, "normalizer", None) != "denominator":
+        return 1.0
+    return method.attention_weights(inputs).abs().sum(-1).max().clamp(min=1).item()
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_lower_precision_stays_near_float64(case, dtype, tolerance):
@@ -331,6 +338,7 @@ def test_lower_precision_stays_near_float64(case, dtype, tolerance):
     method, inputs = one_layer(case)
     inputs = Inputs(*(x.to(dtype) for x in inputs[:6]))
     exact = method(Inputs(*(x.double() for x in inputs[:6])))[0]
+    tolerance *= condition(method, Inputs(*(x.double() for x in inputs[:6])))
     low = method.float()  # parameters stay float32 in a bfloat16 model
     close(low(inputs)[0], exact, tolerance)
     state, pieces = None, []
@@ -631,7 +639,7 @@ def test_a_linear_part_with_rope_is_the_plain_one_of_turned_keys_and_queries():
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_an_adapter_on_any_linear_layer_trains_and_merges_into_the_same_model(case):
-    model, ids = linearize(teacher(dtype=torch.float32), case[0], **case[1]), tokens(37)
+    model, ids = linearize(teacher(dtype=torch.float64), case[0], **case[1]), tokens(37)
     linear = {n for n, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and n != "lm_head"}
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=sorted(linear), init_lora_weights=False))
     torch.manual_seed(2)

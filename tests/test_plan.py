@@ -110,7 +110,8 @@ def test_every_scale_passes_its_own_check(constant_code, scale):
 
 def test_where_nothing_stands_in_no_step_is_made_twice(constant_code):
     p = Plan(scale="paper")
-    made = [node for node in everything(p) if node.stage not in ("measure", "pieces")]  # of pieces, wholes and halves are one cut
+    # Of pieces, wholes and halves are one cut. One of the recipes of recall that are searched is that of Hedgehog's own tables.
+    made = [node for node in everything(p) if node.stage not in ("measure", "pieces") and not node.name.startswith("sweep_recall_")]
     assert len({p.key(node) for node in made}) == len(made)
 
 

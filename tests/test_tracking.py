@@ -996,7 +996,7 @@ def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_pa
     for name, lr in (("first", 0.1), ("second", 0.2)):
         write_folder(tmp_path / "all" / name, record(config={"lr": lr}), {})
         written = {path.relative_to(tmp_path / "all" / name).as_posix(): live.sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
-        (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"files": written}))
+        (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"scale": "smoke", "files": written}))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     command = ["track", "import", str(tmp_path / "all"), "--results", str(tmp_path / "results"), "--label", "theirs"]
     for count in (2, 0):

@@ -89,7 +89,7 @@ def per_head(found: Measured, metric: str) -> np.ndarray:
 def tensors_in(path: Path) -> dict[str, np.ndarray]:
     """What a measurement left beside its readings. Raises FileNotFoundError for a folder that was copied without it, as committed ones are."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured; a committed folder has those of its figures")
+        raise FileNotFoundError(f"{path} is missing; attention weights lie where they were measured, and these are not committed")
     return load_file(path)
 
 

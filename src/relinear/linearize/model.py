@@ -4,6 +4,7 @@ A linearized model is a transformers model: its class is a subclass of the teach
 projections under the teacher's names, so that peft targets, checkpoints and `generate()` work as before.
 """
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 
 from relinear import families
 from relinear.attention import load, options
@@ -138,6 +139,7 @@ class Linearized(StrictLoading):
             cache.generated += 1
         return model_kwargs
 
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers asks its signature whether `inputs_embeds` can be a prompt
     def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
         """As in transformers, but that what is fed to a row after its end is padding: its state stays as it was, and the row can go on."""
         given = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)

@@ -12,5 +12,5 @@ def possible(name: object, have: Iterable[object]) -> str:
     names = [str(known) for known in have]
     if len(names) <= MANY:
         return f"have {', '.join(names) or 'none'}"
-    near = get_close_matches(str(name), names, 3)
+    near = get_close_matches(str(name), names, 3) or [known for known in names if len(str(name)) > 2 and str(name) in known][:3]
     return f"{'near it: ' + ', '.join(near) + '; ' if near else ''}have {', '.join(names[:FEW])}, ... ({len(names)} in all)"

@@ -148,7 +148,7 @@ def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
                 yield name, path
             continue
         inside = path.relative_to(stage)
-        if path.name in OF_FIGURE and stages[stage]["measure"]:
+        if path.name in OF_FIGURE and stages[stage].get("measure"):
             if not EMPTY < path.stat().st_size <= LARGEST_OF_FIGURE:
                 continue
         elif path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE):
