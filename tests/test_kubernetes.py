@@ -151,7 +151,7 @@ def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh, name):
         f"{stage} {n}" in " ".join(counted.split()) for stage, n in {"distill": 4, "finetune": 7, "written": 1, "measure": 92, "total": 116}.items()
     )
     ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in (name, "default"))
-    assert default.pop("resources") == ["gpu=1"]
+    assert default.pop("resources") == ["gpu=1"] and default.pop("cores") == "all"  # caps of one machine
     assert default.items() <= ours.items()
 
 

@@ -130,7 +130,7 @@ def test_a_cell_of_a_figure_that_there_cannot_be_is_an_error_of_the_figure(copy)
 
 def test_a_wrong_run_in_one_figure_stops_that_figure_alone(copy):
     edit(copy, "workflow/papers/lolcats/figure3.yaml", "run: lolcats_exp", "run: lolcats_xep")
-    error = "workflow/papers/lolcats/figure3.yaml: no run 'lolcats_xep'; have "
+    error = "workflow/papers/lolcats/figure3.yaml: no run 'lolcats_xep'; near it: lolcats_exp"
     for target, fails in (("lolcats_table1", False), ("results/table2.csv", False), ("lolcats_figure3", True), ("lolcats", True), ("plot", True)):
         done = called(copy, "snakemake", target, "--dry-run", "--quiet")
         assert (done.returncode == 1 and error in done.stderr + done.stdout) == fails, f"{target}: {done.stderr}"

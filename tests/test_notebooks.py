@@ -65,13 +65,13 @@ def on(model: Path, name: str, sizes: dict[str, str]) -> nbformat.NotebookNode:
 
 
 def test_a_users_own_model_is_linearized_and_measured(smollm2):
-    committed, notebook = read("linearize"), on(smollm2, "linearize", {"STEPS, LENGTH, HELDOUT = 30, 256, 4": "STEPS, LENGTH, HELDOUT = 4, 64, 2"})
+    committed, notebook = read("linearize"), on(smollm2, "linearize", {"STEPS, LENGTH, HELDOUT = 30, 256, 4": "STEPS, LENGTH, HELDOUT = 8, 64, 2"})
     before, after, steps, counted = executed(
         notebook, 'rows["teacher"]["perplexity"] / rows["LoLCATs, before training"]["perplexity"]', 'rows["LoLCATs, after transfer"]', "losses",
         "[sum(p.numel() for p in parameters), sum(p.requires_grad for p in model.parameters()), len(parameters)]",
     )  # fmt: skip
     assert shown(notebook) == shown(committed)
-    assert before < 1 and after["perplexity"] > 1 and len(steps) == 4 and steps[-1] < steps[0]
+    assert before < 1 and after["perplexity"] > 1 and len(steps) == 8 and sum(steps[4:]) < sum(steps[:4])
     assert counted[0] and counted[1] == counted[2], "only what the method added is trained"
 
 

@@ -87,7 +87,7 @@ def teacher(kind: str) -> nn.Module:
 
 
 def job(kind: str, folder: Path, batch_size: int, accumulate: int) -> Job:
-    recipe = {"lr": 1e-3, "patience": None, **KINDS[kind][1]}
+    recipe = {"lr": 1e-3, "patience": None, "learn": "all", **KINDS[kind][1]}
     budget = {"epochs": 2, "seq_len": LENGTH, "batch_size": batch_size, "accumulate": accumulate, "lr_floor": 0.0, "validation": 0}
     folder.mkdir(parents=True, exist_ok=True)
     text = write_texts(folder / "texts") if kind in ("classes", "transfer of texts") else write(folder / "text")

@@ -151,7 +151,7 @@ FIGURE1 = ROOT / "workflow/papers/supra/figure1.yaml"
 
 def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
     reference, folder = ROOT / "results/reference/smollm2", tmp_path / "smollm2"
-    for file in [reference / "reference.json", *(path for run in ("teacher", "supra") for path in reference.glob(f"runs/{run}/*/*.json"))]:
+    for file in [reference / "reference.json", *(path for run in ("teacher", "supra") for path in reference.glob(f"runs/{run}/*/*.json*"))]:
         (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / file.relative_to(reference))
     written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}

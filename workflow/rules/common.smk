@@ -132,7 +132,7 @@ def outputs(artefact):
 
 @functools.cache
 def guarded(record, copy_of=None):
-    """No further input of a rule that draws: it tells Snakemake to run the rule where a file that was drawn is not what `record` says, or where
+    """Nothing, as a further input of what draws. On the way Snakemake is told to run the rule where a file that was drawn is not what `record` says, or where
     `record` is not the same as that of the files which the rule copies. Snakemake itself sees only whether files are there and how old they are.
     """
     drawn_before = any(record.parent.glob(f"{record.stem.removeprefix('.')}.*"))
