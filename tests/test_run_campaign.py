@@ -45,7 +45,7 @@ def plan(tmp_path, monkeypatch):
     made = Made(tmp_path / "results", PARENTS)
     seconds = {}
 
-    def command(plan, node, threads):
+    def command(plan, node, threads, device):
         return [sys.executable, "-c", SCRIPT, str(made.folder(node)), str(seconds.get(node, 0))]
 
     monkeypatch.setattr(campaign, "command_of", command)
@@ -107,8 +107,29 @@ def test_the_first_target_comes_first_and_each_node_once():
     assert set(nodes_of(plan, ["t2r", "supra"][1:])) >= set(nodes_of(plan, ["supra_table1"]))
 
 
+def test_what_a_finished_measurement_was_made_of_is_not_made_again(plan, monkeypatch):
+    """Such as weights that were left on a machine that went back."""
+    monkeypatch.setattr(campaign, "_measurements", lambda plan, target: [GATE, FAR])
+    plan.folder(GATE).mkdir(parents=True)
+    (plan.folder(GATE) / "run.json").touch()
+    assert nodes_of(plan, ["all"]) == [GATE, MODEL, TEXT, SECOND, FAR]
+
+
+def test_a_training_with_a_checkpoint_goes_on_however_long_it_takes(plan, monkeypatch):
+    monkeypatch.setattr(campaign, "seconds_of", lambda plan, node: 1e4 if node.stage == "finetune" else None)
+    (plan.root / ".work/a.finetune/checkpoints/5").mkdir(parents=True)
+    outcome = held(plan).run()
+    assert FIRST in outcome.made and outcome.left[SECOND].startswith("takes 10000 s")
+
+
+def test_a_job_takes_one_gpu_of_its_own():
+    plan = Plan(scale="smollm2")
+    words = campaign.command_of(plan, Node("finetune", "lizard"), 2, "GPU-1")
+    assert words[words.index("--gpus") + 1] == "1" and "--gpus" not in campaign.command_of(plan, Node("finetune", "lizard"), 2)
+
+
 def test_an_unknown_target_is_named_with_what_is_near():
-    with pytest.raises(ConfigError, match="no target 'lolcats_tabel1'; near it: .*lolcats_table1.*possible: a table or figure"):
+    with pytest.raises(ConfigError, match="no target 'lolcats_tabel1'; near it: .*lolcats_table1.*a target is a table or figure"):
         nodes_of(Plan(scale="smoke"), ["lolcats_tabel1"])
 
 
@@ -119,7 +140,7 @@ def test_a_committed_record_says_how_long_a_node_takes():
 
 
 def test_the_summary_says_which_targets_are_whole(plan, monkeypatch):
-    monkeypatch.setattr(campaign, "nodes_of", lambda plan, targets: [GATE] if targets == ["a"] else [FAR])
+    monkeypatch.setattr(campaign, "_measurements", lambda plan, target: [GATE] if target == "a" else [FAR])
     plan.seconds[SECOND] = "no number"
     lines = summary(held(plan).run(), ["a", "b"], plan)
-    assert lines[:3] == ["4 made, 0 stood before, 1 failed, 1 left", "a: whole", "b: 1 nodes are missing"]
+    assert lines[:3] == ["4 made, 0 stood before, 1 failed, 1 left", "a: whole", "b: 1 measurements are missing"]

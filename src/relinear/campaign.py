@@ -19,16 +19,17 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from relinear import stages
 from relinear.machine import gpus, warm
+from relinear.plan.near import possible
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
 
-STOP_SECONDS = 20  # a stopped job writes its checkpoint in this time, or is killed
+STOP_SECONDS = 20  # a stopped job ends in this time, or is killed; the time of a campaign has them in it
+MARGIN, BEGIN_SECONDS = 1.1, 20  # a training may take so many times as long as its record says, and begins in so many seconds
 REPORT_SECONDS = 15  # no longer than this without a line
 SHOWN = 20  # lines on what is left
 REFERENCE = WORKFLOW.parent / "results" / "reference"
@@ -56,13 +57,24 @@ class Outcome:
 
 
 def nodes_of(plan: Plan, targets: Iterable[str]) -> list[Node]:
-    """Every node behind the targets, each once: those of the first target first, parents before their children.
+    """The targets' measurements and what they still need, each once: those of the first target first, parents before their children.
 
-    A target is a table or figure (`lolcats_table1`), a paper (`lolcats`) or one measurement (`lizard/perplexity`). Raises ConfigError for another.
+    What a finished node was made of is not needed again, and may be gone. A target is a table or figure (`lolcats_table1`), a
+    paper (`lolcats`) or one measurement (`lizard/perplexity`). Raises ConfigError for another.
     """
     found: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in found:
+            return
+        if not plan.finished(node):
+            for parent in plan.parents(node).values():
+                visit(parent)
+        found[node] = None
+
     for target in targets:
-        found |= dict.fromkeys(plan.behind(_measurements(plan, target)))
+        for node in _measurements(plan, target):
+            visit(node)
     return list(found)
 
 
@@ -72,10 +84,8 @@ def _measurements(plan: Plan, target: str) -> list[Node]:
         return [plan.measured(run, measure)]
     papers = {artefact.paper for artefact in plan.artefacts.values()}
     if target not in plan.artefacts and target not in papers:
-        near = get_close_matches(target, [*plan.artefacts, *papers], 5)
-        said = f"near it: {', '.join(near)}; " if near else ""
-        possible = "a table or figure (lolcats_table1), a paper (lolcats), a measurement (lizard/perplexity)"
-        raise ConfigError(f"no target {target!r}; {said}possible: {possible}")
+        kinds = "a target is a table or figure (lolcats_table1), a paper (lolcats) or a measurement (lizard/perplexity)"
+        raise ConfigError(f"no target {target!r}; {possible(target, [*plan.artefacts, *papers])}; {kinds}")
     shown = [artefact for name, artefact in plan.artefacts.items() if target in (name, artefact.paper)]
     return [node for artefact in shown for node in plan.reads(artefact).values()]
 
@@ -119,11 +129,17 @@ def seconds_of(plan: Plan, node: Node) -> float | None:
     return max(told, default=None)
 
 
-def command_of(plan: Plan, node: Node, threads: int) -> list[str]:
-    """The command that makes a node: a fork of the process with the libraries where there is one, else a Python of its own."""
+def command_of(plan: Plan, node: Node, threads: int, device: str | None = None) -> list[str]:
+    """The command that makes a node, on one GPU where it has a device: a fork of the process with the libraries, else a Python of its own."""
     script = ["-I", "-S", warm.__file__] if warm.ADDRESS in os.environ else []
-    cores = ["--threads", str(threads)] if stages.stage(node.stage).torch else []
-    return [sys.executable, *script, "-m", "relinear.cli", *str(node).split(), *cores, *shlex.split(plan.node_options())]
+    given = ["--threads", str(threads)] if stages.stage(node.stage).torch else []
+    given += ["--gpus", "1"] if device is not None else []
+    return [sys.executable, *script, "-m", "relinear.cli", *str(node).split(), *given, *shlex.split(plan.node_options())]
+
+
+def begun(plan: Plan, node: Node) -> bool:
+    """Whether an earlier campaign left a checkpoint of a training."""
+    return any((plan.root / ".work" / f"{node.name}.{node.stage}" / "checkpoints").glob("*"))
 
 
 def copy_results(folder: Path, root: Path, out: Path, largest: int) -> None:
@@ -143,14 +159,14 @@ class Campaign:
                  largest: int = 16 << 20, threads: int = 2) -> None:  # fmt: skip
         self.plan, self.places, self.out, self.largest, self.threads = plan, places, out, largest, threads
         self.begin = time.monotonic()
-        self.end = self.begin + 60 * minutes
+        self.end = self.begin + 60 * minutes - min(STOP_SECONDS, 6 * minutes)
         self.outcome = Outcome(stood=[node for node in nodes if plan.finished(node)])
         self.waiting = [node for node in nodes if node not in self.outcome.stood]
         self.total = len(self.waiting)
         self.logs = plan.root / "logs"
 
     def run(self) -> Outcome:
-        """Do the work until all is made or the time is over. Ctrl-C ends it as the end of the time does."""
+        """Do the work until all is made or the time is over. Ctrl-C and SIGTERM end it as the end of the time does."""
         last = time.monotonic()
         try:
             while self.waiting or self.busy():
@@ -164,9 +180,10 @@ class Campaign:
                 if not self.busy() and not moved:
                     break  # what is left waits for something that failed, or takes too long
                 time.sleep(0.1)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # SystemExit is what SIGTERM raises (relinear.tracking.live)
             self.say("stopped")
-        self.stop()
+        finally:
+            self.stop()
         for node in self.waiting:
             self.outcome.left.setdefault(node, self.why(node))
         return self.outcome
@@ -182,7 +199,7 @@ class Campaign:
                 return f"`{parent}` failed"
             if parent in self.outcome.left or parent in self.waiting:
                 return f"waits for `{parent}`"
-        return "no time was left"
+        return "no time was left" if time.monotonic() >= self.end else "no place of its kind was free"
 
     def start(self) -> bool:
         """Give each free place the first waiting node that it can do. Returns whether any began."""
@@ -201,7 +218,8 @@ class Campaign:
             if kind_of(node) != place.kind or any(parent in waits for parent in self.plan.parents(node).values()):
                 continue
             takes, has = seconds_of(self.plan, node), self.end - time.monotonic()
-            if takes is not None and takes > has and place.kind == "training":
+            late = takes is not None and MARGIN * takes + BEGIN_SECONDS > has
+            if late and place.kind == "training" and not begun(self.plan, node):
                 self.outcome.left[node] = f"takes {takes:.0f} s, and {has:.0f} s were left"
                 self.waiting.remove(node)
                 waits.add(node)
@@ -217,7 +235,7 @@ class Campaign:
             shared = sum(other.device == place.device for other in self.places)
             environment |= {gpus.VISIBLE: place.device, gpus.PER_GPU: str(shared)}
         with self.log(node).open("wb") as log:
-            command = command_of(self.plan, node, self.threads)
+            command = command_of(self.plan, node, self.threads, place.device)
             place.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         place.node, place.began = node, time.monotonic()
 
@@ -243,7 +261,8 @@ class Campaign:
         return bool(ended)
 
     def stop(self) -> None:
-        """End what still runs: a training goes on from its last checkpoint when it is begun again."""
+        """End what still runs. Where the results folder stays, a training goes on from the last checkpoint that it had written."""
+        self.collect()
         for place in self.busy():
             place.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
@@ -258,7 +277,9 @@ class Campaign:
                 if self.out is not None:
                     copy_results(self.plan.folder(place.node), self.plan.root, self.out, self.largest)
             else:
-                self.outcome.left[place.node] = "was not at its end when the time was over; it goes on from its last checkpoint"
+                self.outcome.left[place.node] = (
+                    "was not at its end when the time was over; where this folder stays, it goes on from its last checkpoint"
+                )
             place.process = place.node = None
 
     def state(self) -> str:
@@ -274,11 +295,10 @@ class Campaign:
 
 def summary(outcome: Outcome, targets: Sequence[str], plan: Plan) -> list[str]:
     """Lines for the end: what was made, which targets are whole, what failed and what is left."""
-    missing = set(outcome.failed) | set(outcome.left)
     lines = [f"{len(outcome.made)} made, {len(outcome.stood)} stood before, {len(outcome.failed)} failed, {len(outcome.left)} left"]
     for target in targets:
-        lacks = [node for node in nodes_of(plan, [target]) if node in missing]
-        lines.append(f"{target}: {'whole' if not lacks else f'{len(lacks)} nodes are missing'}")
+        lacks = [node for node in _measurements(plan, target) if not plan.finished(node)]
+        lines.append(f"{target}: {'whole' if not lacks else f'{len(lacks)} measurements are missing'}")
     lines += [f"failed: {node}: {why}" for node, why in outcome.failed.items()]
     lines += [f"left: {node}: {why}" for node, why in list(outcome.left.items())[:SHOWN]]
     if len(outcome.left) > SHOWN:
