@@ -302,7 +302,7 @@ def test_editing_a_runs_learning_rate_reruns_that_stage_and_what_follows(clone):
     assert clone.planned() == [], "smoke's least rate is 1e-3, so this one trains as before"
     clone.edit_yaml("workflow/papers/lizard/runs.yaml", lambda runs: runs["lizard"]["steps"][1]["finetune"].update(lr=2e-3))
     assert clone.planned() == sorted([*of("lizard", "finetune", "all"), *TABLES])
-    clone.edit_yaml("workflow/papers/hedgehog/runs.yaml", lambda runs: runs["hedgehog"]["steps"][0]["distill"].update(lr=1e-3))
+    clone.edit_yaml("workflow/papers/hedgehog/runs.yaml", lambda runs: runs["hedgehog"]["steps"][0]["distill"].update(lr=2e-2))
     both = [*of("lizard", "finetune", "all"), *of("hedgehog", "distill", "finetune", "all")]
     assert clone.planned() == sorted([*both, *TABLES])
 
