@@ -660,7 +660,10 @@ def test_what_equal_bytes_are_is_said_before_anything_is_concluded(tmp_path):
         f"holds {lizard[0]} keys beside Lizard and {lolcats[0]} beside LoLCATs. States of key heads at 2 bytes leave it {lizard[3]} and {lolcats[3]}"
         in text
     )
-    assert f"a window of {lizard[0]} keys beside Lizard;" in readme and f"leave {lizard[3]}, and no such window is trained yet" in readme
+    assert (
+        f"the window beside Lizard has {lizard[0]} keys here, and would have {lizard[3]} by the" in readme
+        and "No such window is trained yet" in readme
+    )
     pairs = [row for row in read_items(REFERENCE / "smollm2/runs/lizard/kv_recall_far") if row["pairs"] == 16]
     near, far = (of(row["distance"] for row in pairs) for of in (min, max))
     assert f"The pairs lie {near} to {far} tokens back" in text and lizard[3] < lizard[2] < near <= far < lolcats[0] < lizard[0]

@@ -18,6 +18,7 @@ class Made:
     """A plan whose nodes are done once their folder has a record."""
 
     scale = "none"
+    artefacts = {}
 
     def __init__(self, root: Path, parents: dict[Node, list[Node]]):
         self.root, self.of = root, parents
@@ -143,4 +144,4 @@ def test_the_summary_says_which_targets_are_whole(plan, monkeypatch):
     monkeypatch.setattr(campaign, "_measurements", lambda plan, target: [GATE] if target == "a" else [FAR])
     plan.seconds[SECOND] = "no number"
     lines = summary(held(plan).run(), ["a", "b"], plan)
-    assert lines[:3] == ["4 made, 0 stood before, 1 failed, 1 left", "a: whole", "b: 1 measurements are missing"]
+    assert lines[:3] == ["4 made, 0 that these need stood before, 1 failed, 1 left", "a: all measurements are there", "b: 1 measurements are missing"]

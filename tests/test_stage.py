@@ -18,7 +18,7 @@ from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW
 from relinear.records import set_aside
-from relinear.stage import StageError, contents, run_stage, stands
+from relinear.stage import StageError, changes_code, contents, run_stage, stands
 from relinear.tracking import live as tracking
 
 RECORD = {
@@ -618,3 +618,8 @@ def test_rules_are_told_of_broken_records_alone(results):
     assert (results.folder(MODEL) / "run.json").is_file()
     assert len(results.run(TEXT)) == len(results.run(ACTIVATIONS)) == 1
     assert list(set_aside(results.plan.root)) == []
+
+
+def test_files_of_ones_own_in_a_clone_are_no_change_of_the_code():
+    assert not changes_code("") and not changes_code("?? my-model/\n?? my-text.jsonl")
+    assert changes_code("?? my-model/\n?? src/relinear/attention/elu.py") and changes_code(" M README.md") and changes_code("?? a\nM  Snakefile")

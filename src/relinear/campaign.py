@@ -295,10 +295,12 @@ class Campaign:
 
 def summary(outcome: Outcome, targets: Sequence[str], plan: Plan) -> list[str]:
     """Lines for the end: what was made, which targets are whole, what failed and what is left."""
-    lines = [f"{len(outcome.made)} made, {len(outcome.stood)} stood before, {len(outcome.failed)} failed, {len(outcome.left)} left"]
+    lines = [f"{len(outcome.made)} made, {len(outcome.stood)} that these need stood before, {len(outcome.failed)} failed, {len(outcome.left)} left"]
     for target in targets:
         lacks = [node for node in _measurements(plan, target) if not plan.finished(node)]
-        lines.append(f"{target}: {'whole' if not lacks else f'{len(lacks)} measurements are missing'}")
+        drawn = plan.artefacts.get(target) if "/" not in target else None
+        draw = f"; `relinear draw {drawn.paper} {drawn.stem} {plan.node_options()}` draws it" if drawn is not None else ""
+        lines.append(f"{target}: {f'{len(lacks)} measurements are missing' if lacks else f'all measurements are there{draw}'}")
     lines += [f"failed: {node}: {why}" for node, why in outcome.failed.items()]
     lines += [f"left: {node}: {why}" for node, why in list(outcome.left.items())[:SHOWN]]
     if len(outcome.left) > SHOWN:

@@ -329,7 +329,16 @@ def git_state() -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain")
-    return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else changes_code(status)}
+
+
+def changes_code(status: str) -> bool:
+    """Whether `git status --porcelain` names a change of a file of the commit, or a new file among those that results are made of.
+
+    A model or a text of one's own that lies in the clone is no change of the code.
+    """
+    new = [line[3:].strip('"') for line in status.splitlines() if line.startswith("??")]
+    return len(new) < len(status.splitlines()) or any(path.startswith(("src/", "kernels/", "workflow/")) for path in new)
 
 
 def lock_hash() -> str | None:

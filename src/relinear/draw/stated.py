@@ -38,22 +38,23 @@ COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, 
 HEAD = """# Every claim of the papers
 
 Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here
-once, however many tables and scales have it. Where a scale or a teacher has a verdict, that one stands. What is compared is named by run and
-column.
+once, however many tables and scales have it. If several scales or teachers have the claim, the one with a
+verdict stands. What is compared is named by run and column.
 
 A verdict is the paper's own:
 
 - **Form.** The run has the map, loss, window, trained weights and length of sequences that the paper has, as its own records say (`forms` in
   `workflow/papers/<paper>/paper.yaml`, and in a spec for rows that differ by purpose).
 - **Metric.** The paper prints the number. Where ours is another one, the claim is marked `proxy` and counted with our own questions.
-- **Dose and recipe.** A row that a claim gives a dose has at least 95 % of it. One of eight recipes judges nothing, in either direction.
+- **Dose and recipe.** A row that a claim gives a dose has at least 95 % of it. Where a paper takes the best of eight
+  recipes, one of them judges nothing.
 - **Costs.** What grows with a text, a batch or a length is told by one program against itself, on any card. One program against another, or against
   what a card holds, is of its kernels and its card, and is judged on the paper's alone.
 - **A teacher that can.** What a claim requires is there: a teacher three standard errors above its floor, room between the rows, no side that
-  collapsed. What a window on which nothing was trained keeps too is not reproduced by keeping it.
+  collapsed. What an untrained window does as well is no evidence for a method.
 - **Error.** Items, paired where both sides kept the same ones, and trainings: the seeds, or of a single training the spread that trainings of its
-  method have elsewhere ([spreads.csv](../results/reference/spreads.csv)); of a method without seeds, the widest that any method has. A verdict
-  needs as many errors as are as seldom by chance as two are where the error is known: Student's t for few seeds and for six books.
+  method have elsewhere ([spreads.csv](../results/reference/spreads.csv)); for a method without seeds, the widest spread
+  of any method. The bound is two standard errors where the error is known, and Student's t at the same probability for few seeds and for six books.
 
 Whatever fails is `not tested`, with the reasons; the numbers stand behind them.
 """
