@@ -32,6 +32,7 @@ STOP_SECONDS = 20  # a stopped job ends in this time, or is killed; the time of 
 MARGIN, BEGIN_SECONDS = 1.1, 20  # a training may take so many times as long as its record says, and begins in so many seconds
 REPORT_SECONDS = 15  # no longer than this without a line
 SHOWN = 20  # lines on what is left
+UNFINISHED = "was not at its end when the time was over; where this folder stays, it goes on from its last checkpoint"
 REFERENCE = WORKFLOW.parent / "results" / "reference"
 
 
@@ -163,22 +164,25 @@ class Campaign:
         self.outcome = Outcome(stood=[node for node in nodes if plan.finished(node)])
         self.waiting = [node for node in nodes if node not in self.outcome.stood]
         self.total = len(self.waiting)
+        self.parents = {node: list(plan.parents(node).values()) for node in self.waiting}
         self.logs = plan.root / "logs"
 
     def run(self) -> Outcome:
         """Do the work until all is made or the time is over. Ctrl-C and SIGTERM end it as the end of the time does."""
-        last = time.monotonic()
+        last, changed = time.monotonic(), True
         try:
             while self.waiting or self.busy():
-                moved = self.collect()
+                changed |= self.collect()
                 if time.monotonic() >= self.end:
                     break
-                moved |= self.start()
-                if moved or time.monotonic() - last > REPORT_SECONDS:
+                if changed:  # else each place is as it was, and so is what is ready
+                    self.start()
+                if not self.busy():
+                    break  # what is left waits for something that failed, or takes too long
+                if changed or time.monotonic() - last > REPORT_SECONDS:
                     last = time.monotonic()
                     self.say(self.state())
-                if not self.busy() and not moved:
-                    break  # what is left waits for something that failed, or takes too long
+                changed = False
                 time.sleep(0.1)
         except (KeyboardInterrupt, SystemExit):  # SystemExit is what SIGTERM raises (relinear.tracking.live)
             self.say("stopped")
@@ -194,28 +198,25 @@ class Campaign:
 
     def why(self, node: Node) -> str:
         """Why a node was not begun."""
-        for parent in self.plan.parents(node).values():
+        for parent in self.parents[node]:
             if parent in self.outcome.failed:
                 return f"`{parent}` failed"
             if parent in self.outcome.left or parent in self.waiting:
                 return f"waits for `{parent}`"
         return "no time was left" if time.monotonic() >= self.end else "no place of its kind was free"
 
-    def start(self) -> bool:
-        """Give each free place the first waiting node that it can do. Returns whether any began."""
-        begun = False
+    def start(self) -> None:
+        """Give each free place the first waiting node that it can do."""
         waits = set(self.waiting) | {place.node for place in self.busy()} | set(self.outcome.failed) | set(self.outcome.left)
         for place in self.places:
             if place.process is None and (node := self.next_for(place, waits)) is not None:
                 self.waiting.remove(node)
                 self.launch(place, node)
-                begun = True
-        return begun
 
     def next_for(self, place: Place, waits: set[Node]) -> Node | None:
         """The first node for a place whose parents are all made and whose work fits into the time that is left."""
         for node in list(self.waiting):
-            if kind_of(node) != place.kind or any(parent in waits for parent in self.plan.parents(node).values()):
+            if kind_of(node) != place.kind or any(parent in waits for parent in self.parents[node]):
                 continue
             takes, has = seconds_of(self.plan, node), self.end - time.monotonic()
             late = takes is not None and MARGIN * takes + BEGIN_SECONDS > has
@@ -248,10 +249,7 @@ class Campaign:
         ended = [place for place in self.busy() if place.process.poll() is not None]
         for place in ended:
             node, took = place.node, time.monotonic() - place.began
-            if place.process.returncode == 0 and self.plan.finished(node):
-                self.outcome.made.append(node)
-                if self.out is not None:
-                    copy_results(self.plan.folder(node), self.plan.root, self.out, self.largest)
+            if place.process.returncode == 0 and self.made(node):
                 self.say(f"{took:5.0f} s  {node}")
             else:
                 lines = self.log(node).read_text(errors="replace").strip().splitlines()
@@ -259,6 +257,15 @@ class Campaign:
                 self.say(f"FAILED after {took:.0f} s  {node}: {self.outcome.failed[node]} ({self.log(node)})")
             place.process = place.node = None
         return bool(ended)
+
+    def made(self, node: Node) -> bool:
+        """Whether a node whose job has ended is made; then its results are copied out."""
+        if not self.plan.finished(node):
+            return False
+        self.outcome.made.append(node)
+        if self.out is not None:
+            copy_results(self.plan.folder(node), self.plan.root, self.out, self.largest)
+        return True
 
     def stop(self) -> None:
         """End what still runs. Where the results folder stays, a training goes on from the last checkpoint that it had written."""
@@ -272,11 +279,7 @@ class Campaign:
             except subprocess.TimeoutExpired:
                 place.process.kill()
                 place.process.wait()
-            if self.plan.finished(place.node):
-                self.outcome.made.append(place.node)
-                if self.out is not None:
-                    copy_results(self.plan.folder(place.node), self.plan.root, self.out, self.largest)
-            else:
+            if not self.made(place.node):
                 self.outcome.left[place.node] = (
                     "was not at its end when the time was over; where this folder stays, it goes on from its last checkpoint"
                 )

@@ -2,6 +2,8 @@
 
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -53,3 +55,16 @@ def place(job: Job) -> tuple[str, torch.dtype]:
     name = torch.cuda.get_device_name() if device == "cuda" else None
     job.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
     return device, dtype
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """A context in which torch multiplies float32 matrices with this precision: "highest", where all are float32, or "medium", which multiplies
+    numbers as if they were bfloat16 and adds in float32. The latter is exact where they are, and twice as fast on a processor with
+    instructions for bfloat16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

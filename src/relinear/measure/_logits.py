@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relinear.machine.hardware import products
+
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -42,7 +44,7 @@ def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None
     def forward(hidden: Tensor) -> Tensor:
         kept = hidden[:, -1:] if last else hidden
         if exact and kept.dtype == torch.bfloat16:
-            with _products_of_bfloat16():
+            with products("medium"):
                 return compute(kept.to(dtype))
         return compute(kept if dtype is None else kept.to(dtype))
 
@@ -54,18 +56,6 @@ def float32_head(model: PreTrainedModel, *, last: bool = False) -> Iterator[None
         del head.forward
         if before is not None:
             head.forward = before
-
-
-@contextmanager
-def _products_of_bfloat16() -> Iterator[None]:
-    """A context in which torch multiplies float32 numbers as if they were bfloat16, and adds products in float32. That is exact where they are, and
-    twice as fast on a processor with instructions for bfloat16."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _head(model: PreTrainedModel) -> nn.Module:

@@ -5,7 +5,6 @@ An encoder decodes nothing: padding must leave no trace, and the order in which 
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 
 from relinear.get.packed import Packed
 from relinear.linearize.model import Linearized
+from relinear.machine.hardware import products
 from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
@@ -136,7 +136,7 @@ def _judged(model: PreTrainedModel, tokens: Tensor, compare: Callable[[PreTraine
     figures = {**distances, "finite": bool(outputs.isfinite().all()), "tolerance": TOLERANCE[model.dtype]}
     passed = figures["finite"] and all(d <= figures["tolerance"] for d in distances.values())
     if figures["finite"] and not passed and model.dtype == torch.bfloat16:
-        with _all_digits():
+        with products("highest"):  # in TF32, which goes with bfloat16, products have three digits
             exact, precise = compare(copy.deepcopy(model).float(), tokens)
         rounding = distance(outputs, exact)
         figures |= {"tolerance": min(2 * rounding, MOST), "rounding": rounding} | {f"{name}_float32": d for name, d in precise.items()}
@@ -145,14 +145,3 @@ def _judged(model: PreTrainedModel, tokens: Tensor, compare: Callable[[PreTraine
     if not passed:
         raise GateError(f"the model is not fit to be scored: {figures}")
     return figures
-
-
-@contextmanager
-def _all_digits() -> Iterator[None]:
-    """Products of float32 matrices are float32: in TF32, which goes with bfloat16, they have three digits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
