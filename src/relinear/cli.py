@@ -484,10 +484,10 @@ def track_export(
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
     add: Annotated[bool, typer.Option("--add", help="Keep what an earlier export of this scale has; what is in both is the new.")] = False,
 ) -> None:
-    """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
+    """Pack what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
 
-    Curves are thinned, figures have 256 colours, adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it;
-    reference.json says so of each, and has the originals' sha256.
+    Records, readings, curves and items lie in four parquet files. Curves are thinned, figures have 256 colours, adapters of runs that computed in
+    bfloat16 are rounded to it, as they are when loaded in it; reference.json says so of each file, and has the originals' sha256.
     """
     from relinear.tracking.committed import export
 
@@ -506,15 +506,18 @@ def track_import(
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
-    from relinear.tracking.committed import folders, verify
+    from relinear.tracking.committed import folders, unpacked, verify
 
     labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
     for part in labels:
         if (part / MANIFEST).is_file():
             verify(part)
     results.mkdir(parents=True, exist_ok=True)
-    store = Plan(results=results).store
-    print(f"{sum(mirror.import_folder(store, part, of) for part, of in labels.items())} runs imported")
+    store, imported = Plan(results=results).store, 0
+    for part, of in labels.items():
+        with unpacked(part) as nodes:
+            imported += mirror.import_folder(store, nodes, of)
+    print(f"{imported} runs imported")
 
 
 @track.command("ui")

@@ -29,7 +29,8 @@ FORMAT = 1  # of the files, which is in their metadata; a newer one is refused
 NODES, READINGS, ITEMS, CURVES = FILES = ("nodes.parquet", "readings.parquet", "items.parquet", "curves.parquet")
 RECORD, METRICS = "run.json", "metrics.json"
 MARK, JSON = b"relinear.store", {b"relinear.json": b"1"}  # metadata of a file, and of a column that holds JSON
-GROUP = 1 << 15  # rows of a row group: of a large table only those of one node are read
+GROUP = 1 << 17  # rows of a row group: of a large table only the groups with a node's rows are read
+DICTIONARY = 1 << 24  # bytes that the distinct values of a column may take in a group before each is written again
 EXACT = 2**53  # integers up to this are exact as floats
 LACKS = object()  # in the place of a value that a row has not
 KINDS = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -51,8 +52,8 @@ class Packed(NamedTuple):
 
 
 def home(path: Path) -> Path | None:
-    """The folder of the store that a path lies in or names; None where there is no store."""
-    return next((folder for folder in (path, *path.parents) if (folder / NODES).is_file()), None)
+    """The folder of the store that a node's or a run's folder lies in, at most three levels above; None where there is no store."""
+    return next((folder for folder in (path, *path.parents[:3]) if (folder / NODES).is_file()), None)
 
 
 def has(folder: Path) -> bool:
@@ -101,6 +102,37 @@ def nodes(root: Path) -> list[Path]:
     """The folders of all finished nodes of a campaign's results, those of its store among them."""
     found = {path.parent for pattern in ("*/*", "runs/*/*") for path in root.glob(f"{pattern}/{RECORD}")}
     return sorted(found | ({root / name for name in opened(root).rows} if (root / NODES).is_file() else set()))
+
+
+def parts(run: Path) -> list[Path]:
+    """The folders of a run's finished steps and measurements."""
+    found = {path.parent for path in run.glob(f"*/{RECORD}")}
+    if (place := home(run)) is not None and place != run:
+        found |= {place / name for name in opened(place).rows if Path(name).parent == run.relative_to(place)}
+    return sorted(found)
+
+
+def runs(root: Path) -> list[str]:
+    """The names of the runs of a campaign's results of which something is finished or has a folder."""
+    packed_runs = opened(root).rows if (root / NODES).is_file() else ()
+    return sorted({path.name for path in (root / "runs").glob("*")} | {name.split("/")[1] for name in packed_runs if name.startswith("runs/")})
+
+
+def campaigns(reference: Path) -> list[Path]:
+    """The folders of results in `reference` that have runs."""
+    return sorted({path.parent for pattern in (f"*/{NODES}", "*/runs") for path in reference.glob(pattern)})
+
+
+def columns(folder: Path) -> Columns | None:
+    """The items of a node that lies in a store, as columns; None for a node without items, or in no store."""
+    found = packed(folder)
+    return found and found[0].items(found[1])
+
+
+def curve(folder: Path) -> list[dict[str, Any]] | None:
+    """The curve of a node that lies in a store; None for a node without one, or in no store."""
+    found = packed(folder)
+    return found and found[0].curve(found[1])
 
 
 def opened(place: Path) -> "Store":
@@ -364,11 +396,17 @@ def _text_of_curve(lines: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _write(path: Path, table: "pa.Table") -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = table.replace_schema_metadata({MARK: str(FORMAT).encode()})
+    counts = [field.name for field in table.schema if pa.types.is_integer(field.type)]  # mostly each one more than the one before
     with aside(path) as unfinished:
-        pq.write_table(table, unfinished, compression="zstd", compression_level=19, row_group_size=GROUP)
+        pq.write_table(
+            table, unfinished, compression="zstd", compression_level=19, row_group_size=GROUP, dictionary_pagesize_limit=DICTIONARY,
+            use_dictionary=[name for name in table.column_names if name not in counts],
+            column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
+        )  # fmt: skip
 
 
 def _table(path: Path) -> "pa.Table":
