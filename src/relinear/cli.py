@@ -307,6 +307,23 @@ def status(plan) -> None:
         print(line)
 
 
+@app.command()
+def show(
+    node: Annotated[str, typer.Argument(help="A finished node: <folder>/<run>/<measure>, such as smollm2/lizard/mmlu, or as provenance names it.")],
+    results: Results = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print its run.json instead.")] = False,
+) -> None:
+    """Print the record behind a cell, of one's own results or of committed ones: parents, commit, hardware, seeds, data, readings."""
+    from relinear.core import store
+    from relinear.show import lines, node_of
+
+    if as_json:
+        print(store.read(node_of(node, results) / store.RECORD).decode())
+        return
+    for line in lines(node, results):
+        print(line)
+
+
 @app.command("campaign")
 @planned
 def run_campaign(

@@ -204,6 +204,13 @@ class Store:
         self._checked(node, _text_of_curve(lines), row["curve_sha256"], CURVES)
         return lines
 
+    def unpack(self, node: str, folder: Path) -> None:
+        """Write the node's run.json and metrics.json into its folder below `folder`, as they were."""
+        (folder / node).mkdir(parents=True, exist_ok=True)
+        for name, text in ((RECORD, self.record(node)), (METRICS, self.metrics(node))):
+            if text is not None:
+                (folder / node / name).write_bytes(text)
+
     def verify(self) -> None:
         """Raises BrokenError, which names file and node, unless everything of every node is as its row says, and no row is of another node."""
         for file, column in ((READINGS, "readings"), (ITEMS, "items"), (CURVES, "curve")):

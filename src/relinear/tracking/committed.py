@@ -263,10 +263,7 @@ def unpacked(folder: Path) -> Iterator[Path]:
         leave = shutil.ignore_patterns(*store.FILES, "*.safetensors")
         shutil.copytree(folder, out, ignore=leave)
         for node in nodes.rows:
-            (out / node).mkdir(parents=True, exist_ok=True)
-            (out / node / "run.json").write_bytes(nodes.record(node))
-            if (metrics := nodes.metrics(node)) is not None:
-                (out / node / "metrics.json").write_bytes(metrics)
+            nodes.unpack(node, out)
             if lines := nodes.curve(node):
                 (out / node / CURVE).write_text("".join(json.dumps(line) + "\n" for line in _evenly(lines, SHOWN)))
         yield out
