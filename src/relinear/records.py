@@ -25,7 +25,10 @@ _good: set[tuple[Path, int, int, int, int]] = set()  # records that had their fo
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """run.json of a finished stage, in its folder or in a store; None where there is none. Raises BrokenError for one that cannot be read or has not the form of a record."""
+    """run.json of a finished stage, in its folder or in a store; None where there is none.
+
+    Raises BrokenError for one that cannot be read or has not the form of a record.
+    """
     path = folder / "run.json"
     if not store.exists(path):
         return None

@@ -252,7 +252,7 @@ class Store:
 
 def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
     """Write the four files of a store with exactly these nodes, in the order of their names."""
-    found = dict(sorted(packed_nodes.items()))
+    found = {node: each._replace(items=each.items and _plain(each.items)) for node, each in sorted(packed_nodes.items())}
     read_metrics = {node: json.loads(each.metrics) for node, each in found.items() if each.metrics is not None}
     readings = {node: each["readings"] for node, each in read_metrics.items() if isinstance(each.get("readings"), list)}
     kinds = {node: {name: _kind(values) for name, values in each.items.items()} for node, each in found.items() if each.items is not None}
@@ -351,6 +351,15 @@ def _texts(values: Iterable[str]) -> "pa.Array":
     import pyarrow as pa
 
     return pa.array(list(values), pa.string())
+
+
+def _plain(items: Columns) -> Columns:
+    """Items in which a field that has integers and floats has floats alone, so that their column holds numbers."""
+    mixed = {name for name, values in items.items() if {type(value) for value in values} - {type(None)} == {int, float}}
+    return {
+        name: [float(value) if type(value) is int and abs(value) <= EXACT else value for value in values] if name in mixed else values
+        for name, values in items.items()
+    }
 
 
 def _kind(values: Iterable[Any]) -> str:

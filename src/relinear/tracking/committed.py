@@ -76,10 +76,10 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True, add: b
     older = [name for name in before["files"] if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
+        scratch.mkdir(parents=True)
         for name in older:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / name, scratch / name)
-        scratch.mkdir(exist_ok=True)
         store.write(scratch, {**(store.opened(out).all() if add else {}), **{name: _packed(folder, rows) for name, folder in nodes.items()}})
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
