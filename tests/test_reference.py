@@ -122,7 +122,7 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
     reference.export(results, out)
     before = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     nodes_before = store.opened(out).all()
-    for stage, text in {"runs/supra/finetune": "s", "text/toy": '{"anew": 1}'}.items():
+    for stage, text in {"runs/supra/finetune": '{"loss": 1}', "text/toy": '{"anew": 1}'}.items():
         (part / stage).mkdir(parents=True)
         (part / stage / "metrics.json").write_text(text)
         (part / stage / "method.safetensors").write_text("m")

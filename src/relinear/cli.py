@@ -523,18 +523,15 @@ def track_import(
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
-    from relinear.tracking.committed import folders, unpacked, verify
+    from relinear.tracking.committed import folders, import_folder, verify
 
     labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
     for part in labels:
         if (part / MANIFEST).is_file():
             verify(part)
     results.mkdir(parents=True, exist_ok=True)
-    store, imported = Plan(results=results).store, 0
-    for part, of in labels.items():
-        with unpacked(part) as nodes:
-            imported += mirror.import_folder(store, nodes, of)
-    print(f"{imported} runs imported")
+    store = Plan(results=results).store
+    print(f"{sum(import_folder(store, part, of) for part, of in labels.items())} runs imported")
 
 
 @track.command("ui")

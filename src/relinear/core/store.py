@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the files, which is in their metadata; a newer one is refused
 NODES, READINGS, ITEMS, CURVES = FILES = ("nodes.parquet", "readings.parquet", "items.parquet", "curves.parquet")
-RECORD, METRICS = "run.json", "metrics.json"
+RECORD, METRICS, CURVE = "run.json", "metrics.json", "history.jsonl"
 MARK, JSON = b"relinear.store", {b"relinear.json": b"1"}  # metadata of a file, and of a column that holds JSON
 GROUP = 1 << 17  # rows of a row group: of a large table only the groups with a node's rows are read
 DICTIONARY = 1 << 24  # bytes that the distinct values of a column may take in a group before each is written again
+LARGEST = 1 << 30  # bytes of a file, unpacked: more is no result of ours
 EXACT = 2**53  # integers up to this are exact as floats
 LACKS = object()  # in the place of a value that a row has not
 KINDS = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -130,7 +131,9 @@ def columns(folder: Path) -> Columns | None:
 
 
 def curve(folder: Path) -> list[dict[str, Any]] | None:
-    """The curve of a node that lies in a store; None for a node without one, or in no store."""
+    """The lines of a training's curve, of the node's folder or of the store; None for a node without one."""
+    if (folder / CURVE).is_file():
+        return [json.loads(line) for line in (folder / CURVE).read_text().splitlines()]
     found = packed(folder)
     return found and found[0].curve(found[1])
 
@@ -164,24 +167,19 @@ class Store:
 
     def record(self, node: str) -> bytes:
         """The node's run.json."""
-        row = self.row(node)
-        if (text := row["run_json"]) is None:
-            schema = self._nodes.schema
-            values = {name: _value(row[f"run.{name}"], schema.field(f"run.{name}")) for name in json.loads(row["fields"])}
-            text = json.dumps(values, indent=1)
-        return self._checked(node, text.encode(), row["sha256"], RECORD)
+        row, schema = self.row(node), self._nodes.schema
+        values = {name: _value(row[f"run.{name}"], schema.field(f"run.{name}")) for name in json.loads(row["fields"])}
+        return self._checked(node, self._text(node, values, row["run_json"], NODES), row["sha256"], NODES)
 
     def metrics(self, node: str) -> bytes | None:
         """The node's metrics.json; None for a node without one."""
         row = self.row(node)
         if row["metrics_sha256"] is None:
             return None
-        if (text := row["metrics_json"]) is None:
-            values = json.loads(row["metrics"])
-            if "readings" in values:
-                values["readings"] = [_reading(each) for each in self._rows(READINGS, "readings", node)]
-            text = json.dumps(values, indent=1)
-        return self._checked(node, text.encode(), row["metrics_sha256"], READINGS)
+        values = json.loads(row["metrics"])
+        if row["readings"] is not None:
+            values["readings"] = [_reading(each) for each in self._rows(READINGS, "readings", node)]
+        return self._checked(node, self._text(node, values, row["metrics_json"], READINGS), row["metrics_sha256"], READINGS)
 
     def items(self, node: str) -> Columns | None:
         """The node's items as columns; None for a node without items."""
@@ -224,9 +222,15 @@ class Store:
         """Every node with all that is stored of it."""
         return {node: Packed(self.record(node), self.metrics(node), self.items(node), self.curve(node)) for node in self.rows}
 
+    def _text(self, node: str, values: dict[str, Any], exact: str | None, file: str) -> bytes:
+        """A file of the node as it was: these values as relinear writes them, or `exact`, which must say the same, where it was written otherwise."""
+        if exact is not None and json.dumps(_floats(json.loads(exact))) != json.dumps(_floats(values)):
+            raise BrokenError(f"{self.place / file}, node {node}: the columns say something else than the file that was packed")
+        return json.dumps(values, indent=1).encode() if exact is None else exact.encode()
+
     def _checked(self, node: str, text: bytes, expected: str, file: str) -> bytes:
         if (got := hashlib.sha256(text).hexdigest()) != expected:
-            where = f"{self.place / (NODES if file == RECORD else file)}, node {node}"
+            where = f"{self.place / file}, node {node}"
             raise BrokenError(f"{where}: sha256 {got} got, {expected} expected; `git checkout {self.place}` restores what was committed")
         return text
 
@@ -278,9 +282,9 @@ def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
     _write(place / READINGS, _readings_table(readings))
     _write(place / ITEMS, _items_table({node: each.items for node, each in found.items() if each.items}, kinds))
     lines = [(node, line) for node, each in found.items() for line in each.curve or ()]
-    _write(place / CURVES, _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}))
+    _write(place / CURVES, _table_of([line for _, line in lines], {"node": _texts(node for node, _ in lines)}, exact=False))
     told = [{f"run.{name}": value for name, value in json.loads(each.record).items()} for each in found.values()]
-    _write(place / NODES, _table_of(told, {name: _own_column(name, [each[name] for each in about]) for name in _OWN}))
+    _write(place / NODES, _table_of(told, {name: _own_column(name, [each[name] for each in about]) for name in _OWN}, exact=True))
 
 
 def append(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
@@ -334,14 +338,15 @@ def _items_table(items: Mapping[str, Columns], kinds: Mapping[str, Mapping[str, 
     return pa.table(columns, pa.schema(fields))
 
 
-def _table_of(rows: Sequence[Mapping[str, Any]], first: Mapping[str, "pa.Array"]) -> "pa.Table":
-    """A table of rows, NULL where a row lacks a field, after some columns."""
+def _table_of(rows: Sequence[Mapping[str, Any]], first: Mapping[str, "pa.Array"], exact: bool) -> "pa.Table":
+    """A table of rows, NULL where a row lacks a field, after some columns. `exact`: a 2 among floats does not become 2.0."""
     import pyarrow as pa
 
     fields, columns = [pa.field(name, column.type) for name, column in first.items()], list(first.values())
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name, LACKS) for row in rows]
-        field, column = _encoded(name, values, {KINDS.get(type(value), "json") for value in values if value is not LACKS}, LACKS)
+        kinds = {KINDS.get(type(value), "json") for value in values if value is not LACKS}
+        field, column = _encoded(name, values, {"json"} if exact and len(kinds) > 1 or "bool" in kinds and len(kinds) > 1 else kinds, LACKS)
         fields.append(field)
         columns.append(column)
     return pa.table(columns, pa.schema(fields))
@@ -360,6 +365,15 @@ def _plain(items: Columns) -> Columns:
         name: [float(value) if type(value) is int and abs(value) <= EXACT else value for value in values] if name in mixed else values
         for name, values in items.items()
     }
+
+
+def _floats(value: Any) -> Any:
+    """The value with floats in place of integers, to compare by."""
+    if isinstance(value, dict):
+        return {name: _floats(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_floats(part) for part in value]
+    return float(value) if type(value) is int and abs(value) <= EXACT else value
 
 
 def _kind(values: Iterable[Any]) -> str:
@@ -408,7 +422,7 @@ def _text_of_items(columns: Columns) -> bytes:
 
 
 def _text_of_curve(lines: Sequence[Mapping[str, Any]]) -> bytes:
-    return json.dumps(lines, separators=(",", ":"), sort_keys=True).encode()
+    return json.dumps(_floats(list(lines)), separators=(",", ":"), sort_keys=True).encode()
 
 
 def _write(path: Path, table: "pa.Table") -> None:
@@ -472,6 +486,8 @@ def _opened_file(path: Path, *_: int) -> Any:
     told = (file.schema_arrow.metadata or {}).get(MARK)
     if told is None or not told.isdigit():
         raise BrokenError(f"{path} is no file of a store: its metadata has no {MARK.decode()}")
+    if (size := sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))) > LARGEST:
+        raise BrokenError(f"{path} unpacks to {size:,} bytes; a store's files have {LARGEST:,} at most")
     if int(told) != FORMAT:
         raise BrokenError(f"{path} is of format {int(told)} of the store; this version reads {FORMAT}")
     return file

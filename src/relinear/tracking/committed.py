@@ -31,6 +31,7 @@ from relinear.files import MANIFEST, folder_aside, sha256, write_json
 from relinear.plan.items import FILE as ITEMS
 from relinear.plan.items import read_columns
 from relinear.plan.items import read_items as read_items
+from relinear.tracking import mirror
 
 HEADLINE = "comparison/table2.csv"  # its rows keep weights
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
@@ -40,8 +41,7 @@ PARTS_EVERY = 10  # every tenth of a curve's lines, and the last, has the parts 
 DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
 TEXTS = {"rouge": {"written", "right"}}  # measurement -> fields of an item that are text of data which may be used, and not redistributed
-CURVE = "history.jsonl"
-PACKED = {"run.json", "metrics.json", CURVE, ITEMS}  # files of a node whose content goes into the store
+PACKED = {store.RECORD, store.METRICS, store.CURVE, ITEMS}  # files of a node whose content goes into the store
 OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}  # of a measurement: what figures of attention and gates are drawn from
 EMPTY = 16  # bytes of such a file without a tensor
 LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
@@ -149,6 +149,8 @@ def _require_as_recorded(results: Path) -> None:
         for name in sorted(named):
             if wrong := records.difference(folder, record, name):
                 raise UserError(f"{wrong}; make {folder} again")
+        if (folder / "metrics.json").is_file():
+            records.check_metrics(folder)
     for drawing in results.glob("*/.*.json"):
         if wrong := records.drawn_otherwise(drawing):
             raise UserError(f"{wrong}; draw it again")
@@ -174,7 +176,7 @@ def _packed(folder: Path, rows: set[str]) -> store.Packed:
     """A node as the store has it."""
     texts = [(folder / name).read_bytes() if (folder / name).is_file() else None for name in ("run.json", "metrics.json")]
     items = _items(folder, rows) if (folder / ITEMS).is_file() else None
-    return store.Packed(*texts, items, _thin(folder / CURVE) if (folder / CURVE).is_file() else None)
+    return store.Packed(*texts, items, _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None)
 
 
 def _change(source: Path) -> Change | None:
@@ -251,8 +253,16 @@ def verify(folder: Path | str) -> None:
     store.opened(folder).verify()
 
 
+def import_folder(uri: str, folder: Path, label: str = "reference") -> int:
+    """As `relinear.tracking.mirror.import_folder`, of results that may be committed ones, which must be as they were written."""
+    if (folder / MANIFEST).is_file():
+        verify(folder)
+    with _unpacked(folder) as nodes:
+        return mirror.import_folder(uri, nodes, label)
+
+
 @contextmanager
-def unpacked(folder: Path) -> Iterator[Path]:
+def _unpacked(folder: Path) -> Iterator[Path]:
     """While this lasts, a folder of the same name in which each node of a store has its own folder, with run.json, metrics.json and a curve of at
     most `SHOWN` + 1 lines; tables and figures beside them. Results without a store are given as they are."""
     if not (folder / store.NODES).is_file():
@@ -265,5 +275,5 @@ def unpacked(folder: Path) -> Iterator[Path]:
         for node in nodes.rows:
             nodes.unpack(node, out)
             if lines := nodes.curve(node):
-                (out / node / CURVE).write_text("".join(json.dumps(line) + "\n" for line in _evenly(lines, SHOWN)))
+                (out / node / store.CURVE).write_text("".join(json.dumps(line) + "\n" for line in _evenly(lines, SHOWN)))
         yield out
