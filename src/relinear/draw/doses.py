@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.render import count
 from relinear.plan.readings import Measured
 
@@ -27,14 +28,14 @@ def trained_on(found: Measured) -> int:
 def doses(found: Measured) -> tuple[Dose, ...] | None:
     """The doses of the steps behind a measured run, in order. None where a step's record is missing, or is of a training that ended when it was
     good enough and so has no dose."""
-    record = json.loads(Path(found.source.file).read_text(encoding="utf-8"))
+    record = json.loads(store.read(found.folder / store.RECORD))
     places = [records.place(parent["path"]) for parent in record["parents"].values()]
     measures = {found.folder.name, "gate"}
     return _of([found.folder.parents[2] / place for place in places if place.parts[0] == "runs" and place.name not in measures])
 
 
 def _of(steps: list[Path]) -> tuple[Dose, ...] | None:
-    read = [json.loads(records.read_committed(file)) for step in steps if (file := step / "run.json").is_file()]
+    read = [json.loads(records.read_committed(file)) for step in steps if store.exists(file := step / store.RECORD)]
     known = [r for r in read if not r["config"]["recipe"].get("patience")]
     if len(known) < len(steps):
         return None
