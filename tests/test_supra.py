@@ -21,6 +21,7 @@ from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
 from relinear.plan.plan import Plan
+from relinear.plan.published import published
 from relinear.plan.readings import load as load_measured
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
@@ -164,8 +165,7 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
 
 
 def test_its_published_points_are_those_of_table_1():
-    rows = read(ROOT / "workflow/papers/supra/table1.yaml").spec.rows.list
-    printed = [entry for row in rows for entry in row.published.entries]
+    printed = [entry for entries in published(ROOT / "workflow/papers/supra", "table1").values() for entry in entries]
     for panel, column in zip(read(FIGURE1).spec.of_readings, ("hellaswag_acc_norm", "mmlu_acc"), strict=True):
         drawn = [y for points in panel.published.values() for ys in points.values() for y in (ys if isinstance(ys, tuple) else (ys,))]
         assert sorted(drawn) == sorted(entry.values[column] for entry in printed if column in entry.values)

@@ -237,7 +237,7 @@ def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print
     """A column of a paper's own table in which nothing is published, and that is no mean of such, is a proxy's or ours."""
     found = []
     for artefact in available(WORKFLOW / "papers").values():
-        columns = {column.name: column for column in getattr(artefact.spec, "all_columns", ())}
+        columns = {column.name: column for column in getattr(artefact.spec, "columns", ())}
         printed = set(getattr(artefact.spec, "published_columns", ()))
         for claim in artefact.spec.claims if printed and artefact.paper != "comparison" else ():
             column = claim.full(claim.left).column

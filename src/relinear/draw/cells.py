@@ -85,7 +85,7 @@ class Row(NamedTuple):
 def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     """The rows of a table. Raises ValueError for a metric that a finished measurement does not have."""
     rows = [_row(spec, line, measured, about) for line in spec.lines]
-    for column in spec.all_columns:
+    for column in spec.columns:
         if column.recovery:
             for row in rows:
                 row.cells[column.name] = _recovered(column.recovery, spec.chance(column.recovery.column), row, rows, column.factor)
@@ -105,8 +105,8 @@ def gate_of(measured: Measurements, run: str) -> str:
 def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
     places = [place for place in line.cells.values() if isinstance(place, Address)]
     trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
-    cells = {c.name: _cell(c, _possible(line.cells[c.name], about), trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
-    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
+    cells = {c.name: _cell(c, _possible(line.cells[c.name], about), trainings, measured, about.of_shape) for c in spec.columns if not c.derived}
+    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.columns}
     trained = [place for place in places if place.measure not in about.of_shape]
     of_run = [m for place in trained if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}

@@ -17,12 +17,14 @@ from pydantic import Field
 from relinear.plan.claims import Read, Spec
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
+from relinear.plan.published import FILE, published, relabelled
+from relinear.plan.published import tables as published_tables
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
-from relinear.plan.tables import Bars, Scatter, Table
+from relinear.plan.tables import Scatter, Table
 
 SHAPES: dict[str, type[Spec]] = {
-    "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
+    "table": Table, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
 SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself
@@ -115,6 +117,19 @@ class Artefact:
         return f"workflow/papers/{self.paper}/{self.same_as or self.stem}.yaml"
 
     @property
+    def published_path(self) -> str:
+        """The path in the repository of the paper's published numbers."""
+        return f"workflow/papers/{self.paper}/{FILE}"
+
+    @property
+    def published(self) -> list[str]:
+        """The published numbers beside ours, a line an entry, by which Snakemake sees that they changed."""
+        if not isinstance(self.spec, Table):
+            return []
+        entries = [(line.name, entry) for line in self.spec.lines for entry in self.spec.printed(line.name)]
+        return [f"{row}, {entry.model}, {entry.source}: {entry.values}" for row, entry in entries]
+
+    @property
     def script(self) -> Path | None:
         """The file beside the spec that draws it, where no shared shape does."""
         return self.file.with_suffix(".py") if self.shape == "own" else None
@@ -132,7 +147,7 @@ class Artefact:
     def not_at(self) -> set[str]:
         """The scales at which something of it is left out."""
         table = self.spec if isinstance(self.spec, Table) else None
-        return {scale for part in (*table.all_columns, *table.lines) for scale in part.not_at} if table else set()
+        return {scale for part in (*table.columns, *table.lines) for scale in part.not_at} if table else set()
 
     def files(self) -> list[str]:
         """The input files that are no measurements of runs."""
@@ -177,6 +192,9 @@ def available(folder: Path, added: Mapping[str, list[str]] | None = None) -> dic
     known = papers(folder)
     files = [file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS]
     tables = {f"{file.parent.name}/{file.stem}": file for file in files}
+    for sub in _folders(folder):
+        if unknown := set(published_tables(sub)) - {file.stem for file in files if file.parent == sub}:
+            raise ConfigError(f"{sub.name}/{FILE}: no table {', '.join(sorted(unknown))}")
     for table, runs in (added or {}).items():
         if table not in tables:
             raise ConfigError(f"run {runs[0]!r} is to be shown in {table!r}; have {', '.join(tables)}")
@@ -192,8 +210,8 @@ def read(path: Path) -> Artefact:
 def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
     where, data = f"{path.parent.name}/{path.name}", read_settings(path)
     same_as = data.pop(SAME_AS, None)
-    if same_as is not None:
-        data = _base(path, same_as, data) | data
+    base = {} if same_as is None else _base(path, same_as, data)
+    data = base | data
     if added:
         if not isinstance(data.get("rows"), list):
             raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
@@ -205,6 +223,8 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     if script != (shape == "own"):
         raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: own; got draw: {shape}, {'a' if script else 'no'} file")
     spec = parse(SHAPES[shape], data, where)
+    if isinstance(spec, Table):
+        spec.put_beside(relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label))
     try:
         spec.check()
         _check_names(spec, path, known)
@@ -239,10 +259,10 @@ def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
             raise ValueError(f"{path.parent.name} has no {spec.label!r}; have {', '.join(own.labels)}")
         if (stem := "".join(spec.label.split()[-2:]).lower()) != path.stem:
             raise ValueError(f"{spec.label} belongs into {stem}.yaml")
-    labels = [label for paper in known.values() for label in paper.labels]
+    labels = [spec.label, *(label for paper in known.values() for label in paper.labels)]
     for source in spec.sources():
         if source not in labels:
-            raise ValueError(f"no table {source!r} to take published numbers from; have {', '.join(labels)}")
+            raise ValueError(f"{FILE}: no table {source!r} to take published numbers from; have {', '.join(labels)}")
     for claim in spec.claims:
         if claim.paper is not None and claim.paper not in known:
             raise ValueError(f"claim {claim.claim!r}: no paper {claim.paper!r}; have {', '.join(known)}")
