@@ -149,7 +149,7 @@ def test_a_scale_leaves_out_the_columns_and_rows_that_say_so():
 
 def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measured, tmp_path):
     again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()}
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     found, text = rows(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
     assert list(found) == RUNS, "seeds are no rows"
     row = found["lizard"]
@@ -168,7 +168,7 @@ def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measu
 
 def test_a_number_that_a_seed_lacks_is_the_mean_of_the_others_and_says_so(measured, tmp_path):
     again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()} | {("lizard-seed1", "mmlu"): None}
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     found, [line] = (
         rows(tmp_path / "table2.csv"),
         [x for x in (tmp_path / "table2.md").read_text().splitlines() if x.startswith("| `lizard`, 3 seeds")],
@@ -186,7 +186,7 @@ def test_what_all_trainings_have_the_same_is_of_no_seed(measured, tmp_path):
     state = {
         (run, "state_bytes"): measurement(run, "state_bytes", reading("mebibytes", 11.6, None, 1, "model")) for run in ("lizard", "lizard-seed1")
     }
-    about = MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}, of_shape=["state_bytes"])
+    about = MINI._replace(of_shape=["state_bytes"])
     make(TABLE2, measured | state, about, tmp_path)
     row, text = rows(tmp_path / "table2.csv")["lizard"], (tmp_path / "table2.md").read_text()
     assert row["seeds"] == "1" and "seed" not in text, "the bytes of another training are no number of another seed"
@@ -209,7 +209,7 @@ def test_of_a_row_whose_shape_alone_is_known_no_training_is_told(measured, tmp_p
 
 def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):
     again = everything("lizard-seed1", 0.57, passed=False, collapsed=True)
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     row = rows(tmp_path / "table2.csv")["lizard"]
     assert row["gate"] == "failed" and row["collapsed"] == "True"
     assert "`lizard`, 2 seeds (collapsed) (gate failed)" in (tmp_path / "table2.md").read_text()
@@ -617,11 +617,14 @@ def test_numbers_read_as_papers_print_them(value, text):
 # --- what is imported ---
 
 
-def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
-    code = "import sys, relinear.draw.table, relinear.draw.index; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "heavy"), [("table", {"torch", "transformers", "matplotlib"}), ("index", {"torch", "transformers", "matplotlib", "pandas"})]
+)
+def test_drawing_a_table_imports_neither_torch_nor_matplotlib_and_the_index_not_even_pandas(modules, heavy):
+    code = f"import sys, relinear.draw.{modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"})
     assert done.returncode == 0, done.stderr
-    assert not {"torch", "transformers", "matplotlib", "pandas"} & set(done.stdout.split())
+    assert not heavy & set(done.stdout.split())
 
 
 # --- the data that stood in ---

@@ -18,7 +18,8 @@ from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
-from relinear.draw.curves import _finish, curve_of_costs, readings_along
+from relinear.draw.curves import _finish, curve_of_costs, points_of
+from relinear.draw.frame import frame_of
 from relinear.draw.grid import heat_of
 from relinear.draw.scatter import _figure as _scatter
 from relinear.plan.claims import Claim
@@ -402,9 +403,9 @@ def test_a_logarithmic_axis_begins_where_its_data_do(scale):
 # --- curves of readings ---
 
 
-def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp_path):
+def test_a_curve_follows_an_axis_of_a_run_s_readings(tmp_path):
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position", "published": {"theirs": {64: 5.0}}}]
-    series = [{"title": "teacher", "run": "teacher"}, {"title": "SUPRA", "points": {64: "supra_s", 4096: "supra_l"}}]
+    series = [{"title": "teacher", "run": "teacher"}, {"title": "SUPRA", "run": "supra"}]
     claims = [
         {
             "claim": "c",
@@ -412,21 +413,22 @@ def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp
             "column": "perplexity",
             "op": "<",
             "left": {"row": "teacher", "at": {"position": 4096}},
-            "right": {"row": "SUPRA", "at": {"position": 4096}},
+            "right": {"row": "supra", "at": {"position": 4096}},
         }
     ]
     artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
     assert artefact.reads()[:2] == [("teacher", "ppl"), ("teacher", "gate")]
     ours = [reading("perplexity", 9.0 - i, 0.1, position=p) for i, p in enumerate((4096, 64, 512))]
     measured = {("teacher", "ppl"): measurement("teacher", "ppl", *ours, reading("perplexity", 1.0))}
-    measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", value)) for run, value in (("supra_s", 8.0), ("supra_l", 9.5))}
-    points = [readings_along(s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
-    assert [[(x, r.value) for x, r, _ in p] for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
+    theirs = (reading("perplexity", value, position=p) for p, value in ((64, 8.0), (4096, 9.5)))
+    measured[("supra", "ppl")] = measurement("supra", "ppl", *theirs)
+    points = [points_of(frame_of(measured), s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
+    assert [list(zip(p["x"], p["value"], strict=True)) for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, SUPRA at 4096 9.50 ± 0.01")
+    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, supra at 4096 9.50 ± 0.01")
     draw(artefact, {}, tmp_path / "nothing")
-    [verdict] = verdicts(draw(artefact, measured | {("supra_l", "ppl"): None}, tmp_path / "none"))
-    assert verdict["reason"] == "SUPRA at 4096: perplexity was not run"
+    [verdict] = verdicts(draw(artefact, measured | {("supra", "ppl"): None}, tmp_path / "none"))
+    assert verdict["reason"] == "supra at 4096: perplexity was not run"
 
 
 def test_a_series_that_one_panel_lacks_is_named_in_the_caption_and_once_in_the_legend(tmp_path, monkeypatch):
@@ -445,14 +447,14 @@ def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position"},
               {"measure": "needle", "metric": "choice", "x": "distance", "at": {"length": 2048}, "title": "needles"}]  # fmt: skip
     series = [{"title": "teacher", "run": "teacher"}, {"title": "Lizard", "run": "lizard"}]
-    legend = {"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}
+    legend = [{"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}]
     artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, legend=legend))
     assert {("teacher", "size"), ("lizard", "size")} < set(artefact.reads())
     places = [{"length": 2048}, {"length": 2048, "distance": 512}, {"length": 2048, "distance": 256}, {"length": 1024, "distance": 512}]
     needles = measurement("teacher", "needle", *(reading("choice", value, 0.1, **at) for value, at in zip((0.1, 0.2, 0.3, 0.4), places, strict=True)))
-    assert [(x, r.value) for x, r, _ in readings_along(artefact.spec.series[0], artefact.spec.panels[1], {("teacher", "needle"): needles})] == [
-        (256, 0.3), (512, 0.2)
-    ]  # fmt: skip
+    alone = {("teacher", "needle"): needles}
+    points = points_of(frame_of(alone), artefact.spec.series[0], artefact.spec.panels[1], alone)
+    assert list(zip(points["x"], points["value"], strict=True)) == [(256, 0.3), (512, 0.2)]
     measured = {("teacher", "needle"): needles, ("lizard", "size"): measurement("lizard", "size", reading("mebibytes", 11.6, of="model"))}
     measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", 9.0, 0.1, position=64)) for run in ("teacher", "lizard")}
     seen = []

@@ -278,7 +278,7 @@ def test_published_numbers_of_no_table_twice_or_with_other_columns_are_refused(t
         (COSTS | {"panels": [{"x": "batch", "metric": "acc"}]}, "needs y"),
         (PAIRS, r"panel \(named by `column`, else by its metric\) 'exact_match' stands there twice"),
         (COSTS | {"model": None}, "costs need the `model`"),
-        (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or points"),
+        (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or runs"),
         (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),
         (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal"}]}, "unknown key 'color'"),
         (COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]}, "no series 'lizard'; have teacher"),

@@ -15,8 +15,9 @@ from torch.testing import assert_close
 
 from relinear.attention import load, options, supra
 from relinear.attention._base import Heads, Inputs
-from relinear.draw.curves import readings_along
+from relinear.draw.curves import points_of
 from relinear.draw.doses import Dose, doses
+from relinear.draw.frame import frame_of
 from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
@@ -184,7 +185,7 @@ def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
             ("teacher", {}),
         )
     }
-    along = {name: [x for x, *_ in readings_along(s, panel, measured)] for name, s in series.items() if s.runs}
+    along = {name: list(points_of(frame_of(measured), s, panel, measured)["x"]) for name, s in series.items() if s.runs}
     assert along == {"SUPRA, uptrained": [10, 20], "SUPRA, from scratch": [35], "softmax teacher": [0], "softmax, from scratch": []}
 
 
@@ -194,8 +195,8 @@ def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
         ({"panels": [{"x": "training_tokens", "measure": "mmlu", "metric": "acc", "series": ["Mamba"]}]}, "no series 'Mamba'; have t2r, SUPRA"),
         ({"panels": [{"x": "position", "measure": "ppl_novels", "metric": "perplexity"}]}, "'SUPRA': `runs` lie along.*over 'position'"),
         ({"panels": [{"x": "length", "y": "ms_per_token", "measure": "mmlu", "metric": "acc"}]}, "'ms_per_token' or the measure 'mmlu'; give one"),
-        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or points or runs"),
-        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "a run's own tokens say where it lies along 'training_tokens'; give `runs`"),
+        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or runs"),
+        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "unknown key 'points'.*possible: title, run, runs"),
         ({"file": "results/efficiency/efficiency.csv", "model": "mistral-7b"}, "no panel shows a cost of results/efficiency/efficiency.csv"),
     ],
 )  # fmt: skip

@@ -45,8 +45,7 @@ def verdict(tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spre
             measured[name, "gate"] = measurement(name, "gate", reading("passed", 1.0, None, 1, "gate"), **facts)
     path = paper(tmp_path, columns=[COLUMN], rows=[{"run": run} for run in runs], seeds=True, claims=[CLAIM | (claim or {})], **spec)
     (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(FORM)}\n")
-    repeats = {run: [f"{run}-seed{i}" for i in range(1, seeds)] for run in runs if run not in ("teacher", "window")}
-    about = About("mini", repeats=repeats, forms={"lizard": form or OWN}, spreads=spreads)
+    about = About("mini", forms={"lizard": form or OWN}, spreads=spreads)
     make(read(path), measured, about, tmp_path / "out")
     [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
     return row

@@ -24,7 +24,7 @@ class About(NamedTuple):
 
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
     `demonstration`: a line that warns of budgets and learning rates far from the papers'.
-    `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
+    `nothing_to_judge`: why no claim can be judged at this scale.
     `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `undefined`: (run, measure) of a table's cells that no measurement can fill -> why.
@@ -36,7 +36,6 @@ class About(NamedTuple):
     teacher: str | None = None
     demonstration: str | None = None
     nothing_to_judge: str | None = None
-    repeats: Mapping[str, list[str]] = {}
     of_shape: Collection[str] = ()
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}

@@ -17,14 +17,13 @@ TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as
 
 
 class Series(Strict):
-    """A line: a `run` along an axis of its readings; or `points`, a run for each value of x; or `runs`, each at the tokens that it was trained on.
+    """A line: a `run` along an axis of its readings, or `runs`, each at the tokens that it was trained on.
 
     It looks as the method of its first run does in every figure (`relinear.draw.style`).
     """
 
     title: str
     run: str | None = None
-    points: dict[int | float, str] = {}
     runs: tuple[str, ...] = ()
 
     @property
@@ -35,7 +34,7 @@ class Series(Strict):
     @property
     def all_runs(self) -> tuple[str, ...]:
         """The runs whose values it draws."""
-        return (self.run,) if self.run else (*self.points.values(), *self.runs)
+        return (self.run,) if self.run else self.runs
 
 
 class Panel(InUnit):
@@ -71,20 +70,13 @@ class Panel(InUnit):
         return self.column or self.y or self.metric or ""
 
 
-class Legend(Strict):
-    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`; `also`: further metrics of the measure and
-    their units."""
+class Beside(Strict):
+    """A reading without axes of each series' run, which stands behind the series' title in the legend; `unit` for reading."""
 
     measure: str
     metric: str
     of: str | None = None
     unit: str
-    also: dict[str, str] = {}
-
-    @property
-    def units(self) -> dict[str, str]:
-        """The metrics, and the unit of each."""
-        return {self.metric: self.unit, **self.also}
 
 
 class Curves(Spec):
@@ -97,7 +89,7 @@ class Curves(Spec):
 
     series: tuple[Series, ...]
     panels: Annotated[tuple[Panel, ...], Field(min_length=1)]
-    legend: Legend | None = None
+    legend: tuple[Beside, ...] = ()
     caption: tuple[str, ...] = ()
     file: str | None = None
     model: str | None = None
@@ -120,12 +112,12 @@ class Curves(Spec):
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
-        beside = [(s.run, self.legend.measure) for s in self.series if self.legend and s.run]
+        beside = [(s.run, place.measure) for s in self.series if s.run for place in self.legend]
         return list(dict.fromkeys([*(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))), *beside]))
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        beside = [(self.legend.measure, self.legend.metric)] if self.legend else []
+        beside = [(place.measure, place.metric) for place in self.legend]
         return [*((panel.measure or "", panel.metric or "") for panel in self.of_readings), *beside]
 
     def files(self) -> list[str]:
@@ -140,8 +132,8 @@ class Curves(Spec):
         """Raise ValueError for parts that do not fit each other."""
         once("series", (series.name for series in self.series))
         for series in self.series:
-            if bool(series.run) + bool(series.points) + bool(series.runs) != 1:
-                raise ValueError(f"series {series.title!r} needs either a run or points or runs")
+            if bool(series.run) == bool(series.runs):
+                raise ValueError(f"series {series.title!r} needs either a run or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
         once("panel (named by `column`, else by its metric)", (panel.name for panel in self.of_readings))
@@ -166,14 +158,11 @@ class Curves(Spec):
             if self.of_costs(panel) and not series.run:
                 raise ValueError(f"series {series.title!r}: costs are of a run")
             if series.runs and panel.x != TRAINED:
-                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run or points")
-            if series.points and panel.x == TRAINED:
-                raise ValueError(f"series {series.title!r}: a run's own tokens say where it lies along {TRAINED!r}; give `runs` and not points")
+                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run")
 
     def run_of(self, point: Point) -> str | None:
-        """The run whose number a point is: that of its series, or of the series' point there."""
-        series = next(series for series in self.series if series.name == point.row)
-        return series.run or series.points.get(next(iter(point.at.values())))  # type: ignore[call-overload]
+        """The run whose number a point is; None on a series of several runs."""
+        return next(series.run for series in self.series if series.name == point.row)
 
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
