@@ -347,7 +347,8 @@ def test_a_cell_of_another_run_is_unrun_with_that_run(lolcats_measured, tmp_path
 # --- axes, words, defaults ---
 
 MATRIX = {
-    "rows": {"meta": [2, 4]},
+    "texts": {"meta": "meta"},
+    "rows": [{"name": f"meta_{m}", "text": {"meta": m}} for m in (2, 4)],
     "columns": [
         {"name": f"window_{w}", "title": f"window {w}", "run": f"lizard_w{w}_m{{meta}}", "measure": "mmlu", "metric": "acc", "of": "mmlu",
          "unit": "percent"}

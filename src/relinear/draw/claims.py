@@ -270,7 +270,7 @@ def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
     if paired is None:
         return ""
     sign, n = (1.0 if claim.op == ">" else -1.0), len(paired.items)
-    better, tied = sum(sign * x > claim.tie for x in paired.outcomes), sum(abs(x) <= claim.tie for x in paired.outcomes)
+    better, tied = sum(sign * x > 0 for x in paired.outcomes), sum(x == 0 for x in paired.outcomes)
     return f"; of {n:,} items {100 * better / n:.1f} % better, {100 * tied / n:.1f} % tied"
 
 

@@ -61,7 +61,7 @@ def _differs(row: Row, cell: Cell) -> bool:
 def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     """All cells of a row that a CSV can have; a number that its measurements lack is `not run`."""
     line, facts = row.line, row.facts
-    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
+    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.texts}}
     if facts:
         found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
         found |= {
@@ -85,7 +85,7 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
     line, entry = row.line, f"{artefact.rows_path}#/{row.line.entry}"
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
-    origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
+    origins |= dict.fromkeys(("row", "run", *spec.texts), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
         said = f"{entry}/cells/{column}" if column in line.given else entry
         by_definition = _one(cell.files) if cell.files else said
@@ -172,7 +172,7 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     # The other columns have published numbers alone, and are shown where those are.
     rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and spec.published(row.line.name))]
     columns = _shown(spec, rows)
-    header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
+    header = [*(spec.texts.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.derived}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
     same = {name: len(ns) == 1 for name, ns in items.items()}  # if one, n stands in the header, else in each cell
@@ -182,7 +182,7 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     header += [f"paper's {_plain(c)}" for c in printed_columns]
     shown = []
     for row in rows:
-        texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
+        texts = [_word(row.line.text.get(text)) for text in spec.texts] or [f"`{row.line.name}`"]
         cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) + _trainings(row, row.cells[c.name]) for c in columns]
         published = spec.published(row.line.name)
         printed = published.values if published else {}

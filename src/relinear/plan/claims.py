@@ -24,23 +24,6 @@ class Misprint(Strict):
     text: str
 
 
-class Origin(Strict):
-    """Who produced published numbers: the authors who print them, or another paper they took them from."""
-
-    measured: Literal[True] | None = None
-    copied: str | None = None
-    note: str | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.measured is None) == (self.copied is None):
-            raise ValueError("give either `measured: true` or `copied: <paper>`")
-        return self
-
-    def __str__(self) -> str:
-        return "measured" if self.measured else f"copied from {self.copied}"
-
-
 class InUnit(Strict):
     """What shows readings in a unit: `percent` reads fractions."""
 
@@ -123,7 +106,6 @@ class Claim(Strict):
     proxy: str | None = None
     margin_by: Literal["ours"] | None = None
     published: str | None = None  # the paper's own figures, in its words
-    tie: Annotated[float, Field(ge=0)] = 0.0  # two outcomes of one item (shares, or nats a token) that differ by no more are tied
 
     @model_validator(mode="after")
     def _difference_or_ratio(self) -> Self:

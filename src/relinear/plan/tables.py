@@ -1,6 +1,5 @@
 """Tables as specs: rows x columns, and where the number of every cell is read."""
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -15,11 +14,10 @@ from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
 
 DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
-Axes = dict[str, tuple[Scalar, ...]]
 
 
 class Place(Strict):
-    """The reading of a cell. Where rows are axes, `{axis}` stands for the row's value on that axis."""
+    """The reading of a cell. `{word}` stands for the row's word of that name, as in `run: "lizard_w64_m{meta}"`."""
 
     run: str | None = None
     measure: str | None = None
@@ -125,17 +123,6 @@ class Row(Strict):
     cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
 
 
-class Rows(Strict):
-    """The rows of a table: a list, or all combinations along axes."""
-
-    list: tuple[Row, ...] = ()
-    axes: Axes = {}
-
-
-def _list_or_axes(given: Any) -> Any:
-    return {"axes": given} if isinstance(given, dict) else {"list": given}
-
-
 class Address(NamedTuple):
     """The place of one reading."""
 
@@ -169,20 +156,19 @@ class Line(NamedTuple):
 
 
 class Table(Spec):
-    """Rows x columns. `rows` is a list, or axes whose combinations are the rows.
+    """Rows x columns.
 
     `texts`: word of a row -> its title; these columns stand in the Markdown in place of the run. `trained` adds trained
     parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of every step. `caption`: the
     lines below the first; `{<column>_n}` in them is the column's number of items, `{<column>_chance}` its guessing rate.
-    `not_at`: scale -> axis -> values whose rows that scale does not measure. `seeds`: a cell is the mean over the
+    `seeds`: a cell is the mean over the
     trainings of its run with other seeds. `csv`: the CSV's columns in their order; optional columns follow.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
 
-    rows: Annotated[Rows, BeforeValidator(_list_or_axes)]
-    not_at: dict[str, Axes] = {}
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     texts: dict[str, str] = {}
     trained: bool | Literal["epochs"] = False
@@ -206,38 +192,23 @@ class Table(Spec):
         return tuple(entry for entry in (first, *more) if entry is first or entry.label == self.label) if first else ()
 
     @cached_property
-    def titles(self) -> dict[str, str]:
-        """The titles of a row's words."""
-        return {axis: axis for axis in self.rows.axes} | self.texts
-
-    @cached_property
     def lines(self) -> tuple[Line, ...]:
         """The rows. Raises ValueError for a row without a name and a cell without a place."""
-        if self.rows.axes:
-            return tuple(
-                self._line(Row(name=_named(fields), text=fields, not_at=self._without(fields)), "rows", fields)
-                for fields in _combinations(self.rows.axes)
-            )
-        for i, row in enumerate(self.rows.list):
+        for i, row in enumerate(self.rows):
             if not (row.name or row.run):
                 raise ValueError(f"rows.{i} has neither a run nor a name")
-        return tuple(self._line(row, f"rows/{i}", {}) for i, row in enumerate(self.rows.list))
+        return tuple(self._line(row, f"rows/{i}") for i, row in enumerate(self.rows))
 
-    def _without(self, fields: Mapping[str, Scalar]) -> tuple[str, ...]:
-        """The scales that do not measure the row with these values of the axes."""
-        left_out = self.not_at.items()
-        return tuple(scale for scale, axes in left_out if any(fields[axis] in values for axis, values in axes.items() if axis in fields))
-
-    def _line(self, row: Row, entry: str, fields: Mapping[str, Scalar]) -> Line:
+    def _line(self, row: Row, entry: str) -> Line:
         name = row.name or row.run or ""
         for column in row.cells:
             known("column", column, (c.name for c in self.columns), f"row {name!r}, cells")
         for measure in row.measures:
             known("measure", measure, dict.fromkeys(c.measure for c in self.columns if c.measure), f"row {name!r}, measures")
-        cells = {column.name: self._place(name, row, column, fields) for column in self.columns if not column.derived}
+        cells = {column.name: self._place(name, row, column) for column in self.columns if not column.derived}
         return Line(name, row.run, row.text, cells, entry, row.optional, row.not_at, tuple(row.cells))
 
-    def _place(self, name: str, row: Row, column: Column, fields: Mapping[str, Scalar]) -> Address | Undefined | float | None:
+    def _place(self, name: str, row: Row, column: Column) -> Address | Undefined | float | None:
         """Where the number of a row in a column is read: as the row's own cell says, then as the column says."""
         own = row.cells.get(column.name, RowPlace())
         if own.undefined is not None:
@@ -245,16 +216,16 @@ class Table(Spec):
         if own.value is not None:
             return own.value
         run = own.run or row.run or column.run
-        if run is None and not fields:
+        if run is None:
             return None
         measure = own.measure or row.measures.get(column.measure or "", column.measure)
         found = {"run": run, "measure": measure, "metric": own.metric or column.metric}
         for key, value in found.items():
             if not value:
                 raise ValueError(f"the cell of row {name!r} in column {column.name!r} names no {key}")
-        at = {axis: _filled(value, fields) for axis, value in (own.at or column.at).items()}
+        at = {axis: _filled(value, row.text) for axis, value in (own.at or column.at).items()}
         of = own.of or column.of
-        return Address(*(_filled(value, fields) for value in found.values()), of and _filled(of, fields), at)
+        return Address(*(_filled(value, row.text) for value in found.values()), of and _filled(of, row.text), at)
 
     @cached_property
     def published_columns(self) -> tuple[str, ...]:
@@ -293,21 +264,17 @@ class Table(Spec):
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         once("column", (column.name for column in self.columns))
-        for scale, axes in self.not_at.items():
-            for axis, values in axes.items():
-                known("axis of the rows", axis, self.rows.axes, f"not_at, {scale}")
-                for value in values:
-                    known(f"value of {axis}", value, self.rows.axes[axis], f"not_at, {scale}")
-        if not self.lines:
-            raise ValueError("a table needs rows and columns")
         once("row", (line.name for line in self.lines))
+        for line in self.lines:
+            if all(cell is None for cell in line.cells.values()) and not self.published(line.name):
+                raise ValueError(f"row {line.name!r} has no run, and nothing is published in it")
         for step in self.steps:
             known("training stage", step, stages.training(), "steps")
         self._check_derived()
         self._check_published()
         for line in self.lines:
             for text in line.text:
-                known("text", text, self.titles, f"row {line.name!r}")
+                known("text", text, self.texts, f"row {line.name!r}")
         for line in self.caption:
             for field in _fields(line):
                 known("field", field, (f"{c.name}_{of}" for of in ("n", "chance") for c in self.columns), f"caption {line!r}")
@@ -379,7 +346,7 @@ class Table(Spec):
     def csv_names(self) -> tuple[str, ...]:
         """The CSV's columns if `csv` names none: run, words, facts, the parts of each column, then what is published."""
         runs = [line.run for line in self.lines]
-        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.titles)
+        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.texts)
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
         names += ["doses"] * (self.trained == "epochs")
         names += [name for column in self.columns for name in self.csv_names_of(column)]
@@ -395,14 +362,6 @@ class Table(Spec):
 
 def _of_other_run(line: Line, column: str) -> bool:
     return isinstance(place := line.cells[column], Address) and place.run != line.run
-
-
-def _combinations(axes: Axes) -> list[dict[str, Scalar]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def _named(fields: Mapping[str, Scalar]) -> str:
-    return "_".join(f"{axis}_{value}" for axis, value in fields.items())
 
 
 def _fields(template: str) -> list[str]:
