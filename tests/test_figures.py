@@ -165,10 +165,10 @@ def needles(run, accuracy, **more):
 def test_a_grid_has_a_panel_a_run_and_reads_each_place(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     measured = needles("teacher", lambda n, d: 1.0) | needles("lolcats", lambda n, d: float(n < 2000)) | needles("lizard", lambda n, d: 1 - d / 10)
-    heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), measured["lizard", "needle"])
+    heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), frame_of(measured))
     assert heat.xs == list(LENGTHS) and heat.ys == list(DEPTHS) and heat.values.shape == (3, 3)
-    for (y, x), value in np.ndenumerate(heat.values):
-        assert value == pytest.approx(100 - 10 * DEPTHS[y]) and heat.readings[LENGTHS[x], DEPTHS[y]].value == pytest.approx(value / 100)
+    for (y, _), value in np.ndenumerate(heat.values):
+        assert value == pytest.approx(100 - 10 * DEPTHS[y])
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
     assert verdict["verdict"] == "reproduced" and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
 
@@ -196,9 +196,11 @@ def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path)
 def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_refused(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     [m] = needles("lizard", lambda n, d: 1.0).values()
-    assert np.isnan(heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=m.readings[1:])).values).sum() == 1
+    lizard = artefact.spec.panel("Lizard")
+    less, other = (frame_of({("lizard", "needle"): m._replace(readings=own)}) for own in (m.readings[1:], (reading("acc", 1.0, of="passkey"),)))
+    assert np.isnan(heat_of(artefact.spec, lizard, less).values).sum() == 1
     with pytest.raises(ValueError, match="no acc by length and depth; have acc by nothing"):
-        heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=(reading("acc", 1.0, of="passkey"),)))
+        heat_of(artefact.spec, lizard, other)
 
 
 def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):
@@ -211,8 +213,8 @@ def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_pat
 
 def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
-    panels = [{"title": "cosine", "run": "supra", "metric": "cosine"}, {"title": "singular values", "run": "supra", "metric": "distance"}]
-    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell | {"log": True}, panels=panels))
+    panels = [{"title": title, "run": "supra", "metric": m, "log": True} for title, m in (("cosine", "cosine"), ("singular values", "distance"))]
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
     values = [
         reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
         for m, k in (("cosine", 0.01), ("distance", 3.0))

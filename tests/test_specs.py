@@ -268,7 +268,7 @@ def test_published_numbers_of_no_table_twice_or_with_other_columns_are_refused(t
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panel 'lizard' names no metric"),
+        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panels.0.metric: Field required"),
         (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
         (
             GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"depth": 1}}, "op": ">", "ratio": 1}]},

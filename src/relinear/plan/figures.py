@@ -1,8 +1,8 @@
 """Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside their spec draws."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
@@ -235,54 +235,60 @@ class AttentionMaps(Spec):
 # --- grids ---
 
 
-class Where(InUnit):
-    """Readings of a metric along two of its axes."""
+class GridPanel(InUnit):
+    """One heatmap: a metric of a run along the figure's two axes. What a panel leaves out, the figure's `cell` says for all panels.
 
-    measure: str | None = None
-    metric: str | None = None
-    of: str | None = None
-    unit: Literal["percent", "raw"] | None = None  # for a panel: that of the figure's `cell`
-    log: bool = False
-
-
-class GridPanel(Where):
-    """One heatmap; a field that it leaves out has the value of the figure's `cell`. `optional`: left out where it is not measured."""
+    `log`: a logarithmic colour scale. `optional`: left out if it is not measured.
+    """
 
     run: str
+    measure: str
+    metric: str
+    of: str | None = None
+    log: bool = False
     title: str = ""
     optional: bool = False
 
     @property
     def name(self) -> str:
-        """The title, or the run where there is none."""
+        """The title, or the run if there is no title."""
         return self.title or self.run
 
 
-class GridCell(Where):
-    """The reading that all panels show, and its axes: `x` to the right, `y` downwards."""
+class GridCell(Strict):
+    """The axes of all panels, `x` to the right and `y` downwards, and what all panels show alike."""
 
     x: str
     y: str
+    measure: str | None = None
+    metric: str | None = None
+    of: str | None = None
+    unit: Literal["percent", "raw"] | None = None
 
 
 class Grid(Spec):
-    """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
-    on a logarithmic scale where one of its panels or the cell says `log`. `dashed` and `dotted`: metrics without axes, at whose values in a panel's
-    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before. Where a
-    measurement has a reading `not_informative` at x, a mark stands there, which the title explains."""
+    """Heatmaps of readings along two axes, a panel a run or a metric of a run.
+
+    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; at a metric's
+    value in a panel's measurement a line is drawn across the axis that names it, dashed at x and dotted at y; a cell is then
+    all up to its value, from the cell before. If a measurement has a reading `not_informative` at x, a mark stands there,
+    which the title explains.
+    """
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
-    dashed: str | None = None
-    dotted: str | None = None
+    lines: dict[Literal["x", "y"], str] = {}
 
-    def place(self, panel: GridPanel) -> Where:
-        """The reading that a panel shows. Raises ValueError where neither it nor the cell says."""
-        found = Where(**{key: getattr(panel, key) or getattr(self.cell, key) for key in Where.model_fields})
-        if missing := [key for key in ("measure", "metric") if not getattr(found, key)]:
-            raise ValueError(f"panel {panel.name!r} names no {' and no '.join(missing)}")
-        return found
+    @model_validator(mode="before")
+    @classmethod
+    def _with_cell(cls, given: Any) -> Any:
+        """The spec with what `cell` says put into each panel that does not say it."""
+        match given:
+            case {"cell": {**cell}, "panels": list(panels)}:
+                shared = {key: value for key, value in cell.items() if key in ("measure", "metric", "of", "unit")}
+                return {**given, "panels": [shared | panel if isinstance(panel, dict) else panel for panel in panels]}
+        return given
 
     def panel(self, name: str) -> GridPanel:
         """The panel of that name."""
@@ -290,19 +296,16 @@ class Grid(Spec):
 
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
-        return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
+        return list(dict.fromkeys(read for panel in self.panels for read in ((panel.run, panel.measure), (panel.run, GATE))))
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        places = [self.place(panel) for panel in self.panels]
-        lines = [(place.measure or "", line) for place in places for line in (self.dashed, self.dotted) if line]
-        return [*((place.measure or "", place.metric or "") for place in places), *lines]
+        lines = [(panel.measure, line) for panel in self.panels for line in self.lines.values()]
+        return [*((panel.measure, panel.metric) for panel in self.panels), *lines]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         once("panel", (panel.name for panel in self.panels))
-        for panel in self.panels:
-            self.place(panel)
         super().check()
 
     def dosed(self) -> list[str]:
@@ -318,7 +321,7 @@ class Grid(Spec):
         where = f"claim {claim.claim!r}"
         known("panel", point.row, self.dosed(), where)
         if point.column is not None:
-            known("column", point.column, [self.place(self.panel(point.row)).metric], where)
+            known("column", point.column, [self.panel(point.row).metric], where)
         if point.at and (self.cell.x not in point.at or len(point.at) > 2):
             needs = (
                 f"{point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}, or none, which is the metric without axes"
