@@ -189,6 +189,25 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
         paper(tmp_path, stem="table9", same_as="table1")
 
 
+def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(tmp_path):
+    columns = ["ppl", {"name": "acc", "title": "MMLU, 5-shot"}, {"name": "own", "measure": "mmlu", "metric": "acc"}]
+    path = paper(tmp_path, columns=columns, rows=[{"run": "lizard"}])
+    shared = {
+        "ppl": {"measure": "perplexity", "metric": "perplexity"},
+        "acc": {"title": "MMLU", "measure": "mmlu", "metric": "acc", "unit": "percent"},
+        "own": {"measure": "boolq", "metric": "acc", "digits": 3},
+    }
+    (tmp_path / "columns.yaml").write_text(yaml.safe_dump(shared))
+    ppl, acc, own = read(path).spec.columns
+    assert (ppl.name, ppl.metric, acc.measure, acc.title, acc.unit) == ("ppl", "perplexity", "mmlu", "MMLU, 5-shot", "percent")
+    assert (own.measure, own.digits) == ("mmlu", None), "a column with a measure of its own has nothing of the shared one"
+    with pytest.raises(ConfigError, match="lizard/table1.yaml: no column 'pqp' in columns.yaml; have acc, own, ppl"):
+        read(paper(tmp_path, columns=["pqp"], rows=[{"run": "lizard"}]))
+    (tmp_path / "columns.yaml").write_text("ppl: {mesure: perplexity}")
+    with pytest.raises(ConfigError, match="columns.yaml: ppl.*unknown key 'mesure'"):
+        read(path)
+
+
 # --- wrong specs ---
 
 

@@ -7,6 +7,7 @@
 Imports neither torch nor matplotlib: the Snakefile reads it.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,14 @@ from relinear.plan.published import FILE, published, relabelled
 from relinear.plan.published import tables as published_tables
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
-from relinear.plan.tables import Scatter, Table
+from relinear.plan.tables import Column, Scatter, Table
 
 SHAPES: dict[str, type[Spec]] = {
     "table": Table, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
+COLUMNS = "columns.yaml"  # in the workflow: columns that several tables have
+READ = {"measure", "mean", "recovery", "ties"}  # a column that says one of these is a table's own
 SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself
 
 
@@ -122,12 +125,13 @@ class Artefact:
         return f"workflow/papers/{self.paper}/{FILE}"
 
     @property
-    def published(self) -> list[str]:
-        """The published numbers beside ours, a line an entry, by which Snakemake sees that they changed."""
+    def beside(self) -> list[str]:
+        """What a table has from other files than its spec, by which Snakemake sees a change: columns and published numbers."""
         if not isinstance(self.spec, Table):
             return []
         entries = [(line.name, entry) for line in self.spec.lines for entry in self.spec.printed(line.name)]
-        return [f"{row}, {entry.model}, {entry.source}: {entry.values}" for row, entry in entries]
+        printed = [f"{row}, {entry.model}, {entry.source}: {entry.values}" for row, entry in entries]
+        return [*(repr(column) for column in self.spec.columns), *printed]
 
     @property
     def script(self) -> Path | None:
@@ -212,6 +216,9 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     same_as = data.pop(SAME_AS, None)
     base = {} if same_as is None else _base(path, same_as, data)
     data = base | data
+    if isinstance(data.get("columns"), list):
+        shared = shared_columns(path.parents[2])
+        data["columns"] = [_column(given, shared, where) for given in data["columns"]]
     if added:
         if not isinstance(data.get("rows"), list):
             raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
@@ -235,6 +242,34 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return Artefact(path, spec, same_as, {name: paper.forms for name, paper in known.items()})
+
+
+def shared_columns(workflow: Path) -> dict[str, dict[str, Any]]:
+    """The columns that several tables have, by name, from `workflow/columns.yaml`; none without that file.
+
+    Raises ConfigError for a file that is no mapping of names to columns.
+    """
+    path = workflow / COLUMNS
+    return _shared_columns(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_columns(path: Path, _: int) -> dict[str, dict[str, Any]]:
+    """The same. `_`: the time of the file's last change, so that an edited file is read again."""
+    found = read_settings(path)
+    for name, column in found.items():
+        parse(Column, {"name": name} | column if isinstance(column, dict) else column, f"{COLUMNS}: {name}")
+    return found
+
+
+def _column(given: Any, shared: Mapping[str, Mapping[str, Any]], where: str) -> Any:
+    """A column as a table says it: the name of a shared one, a shared one and what differs, or one of its own."""
+    name = given.get("name") if isinstance(given, dict) else given
+    if isinstance(given, str) and given not in shared:
+        raise ConfigError(f"{where}: no column {given!r} in {COLUMNS}; have {', '.join(shared) or 'none'}")
+    if not isinstance(name, str) or name not in shared or isinstance(given, dict) and READ & given.keys():
+        return given
+    return {"name": name} | shared[name] | (given if isinstance(given, dict) else {})
 
 
 def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:
