@@ -1,7 +1,7 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
-The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `bars`, `scatter`,
-`curves`, `attention_maps`, `grid`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
+The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `scatter`,
+`curves`, `attention_maps`, `grid`, `own`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
 suffixes.
 """
 
@@ -16,7 +16,7 @@ from relinear.plan.forms import Form
 from relinear.plan.readings import Measured
 from relinear.plan.specs import Artefact
 
-Measurements = Mapping[tuple[str, str], Measured | None]  # (run, measure) -> it; None: left out at this scale, or not finished
+Measurements = Mapping[tuple[str, str], Measured | None]  # by (run, measure); None: left out at this scale, or not finished
 
 
 class About(NamedTuple):

@@ -23,10 +23,11 @@ PASSED, FAILED = "passed", "failed"
 
 
 class Part(NamedTuple):
-    """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None.
+    """The number of one training, in its column's unit; percent is 100 times the reading.
 
-    `training`: which of its run's trainings it is of, from 0; None for one that all have the same, by definition or of a shape, and for one that is
-    computed of rows. `of`: what the spread of its trainings is looked up by; nothing where nothing was trained.
+    `pulls` gives the pulls of the items behind the number (`relinear.draw.paired`), or None. `training`: the seed of the
+    training (0, 1, ...); None if the number does not depend on training (a constant, a state size) or is derived from other
+    rows. `of`: the key of its spread over trainings; empty if nothing was trained.
     """
 
     value: float
@@ -38,11 +39,9 @@ class Part(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown. Without a measurement it is NOT_RUN; where there cannot be a number it is NOT_DEFINED, with the reason.
-    `seed_sd` is None without repeated trainings.
+    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, or NOT_DEFINED with a reason.
 
-    The error of a mean over seeds combines two: that of the items, which all seeds share, so that it does not average out, and that of the mean of
-    the seeds.
+    `seeds`: the number of each training. `files`: the run.json of each. `seed_sd` is None for one training.
     """
 
     value: float | str
@@ -54,7 +53,7 @@ class Cell(NamedTuple):
 
     @property
     def trainings(self) -> int | None:
-        """How many trainings it is the mean over; None where it is of none."""
+        """The number of trainings that the cell is the mean over; None if it depends on none."""
         return sum(score.training is not None for score in self.seeds) or None
 
     @property
@@ -67,10 +66,11 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 
 
 class Row(NamedTuple):
-    """A row with its numbers. `facts` are empty where nothing of its run is measured but its shape; `gate` is NOT_RUN where no gate is.
+    """A row with its numbers.
 
-    `was_run`: whether any cell was measured that is of more than a shape. `tokens`: the training tokens of all steps of its run, or of that of its
-    runs which had fewest; None where no measurement knows them.
+    `facts` of its run are empty if nothing but a state size was measured. `gate` is PASSED, FAILED or NOT_RUN, the worst of
+    its trainings. `was_run`: whether any cell that depends on training was measured. `tokens`: the training tokens of all
+    steps, of the run that had fewest; None if no measurement has them.
     """
 
     line: Line
@@ -141,7 +141,7 @@ def _row(spec: Table, line: Line, measured: Measurements, frame: DataFrame, abou
 
 
 def _tokens(found: list[Measured]) -> int | None:
-    """Of each run the most, since some are measured before their last step; of all runs the fewest."""
+    """The fewest training tokens of any run. A run counts with its most, since some are measured before their last step."""
     runs: dict[str, int] = {}
     for m in found:
         if "tokens" in m.facts:
@@ -198,8 +198,10 @@ def _over_trainings(parts: list[Part], files: tuple[str, ...]) -> Cell:
 
 
 def _mean(parts: list[Cell]) -> Cell:
-    """The unweighted mean of columns, over the trainings that have all of them. Its error is propagated from theirs, taken as independent, and
-    unknown if one of theirs is."""
+    """The unweighted mean of columns, over the trainings that have all of them.
+
+    Its item error is propagated from theirs as if they were independent; it is unknown if one of theirs is.
+    """
     if not all(part.was_run for part in parts):
         return MISSING
     of_part = [{score.training: score for score in part.seeds} for part in parts]
@@ -219,8 +221,10 @@ def _mean(parts: list[Cell]) -> Cell:
 
 
 def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The row's score above chance, `guessed` where the spec has no other, over that of the row `of.row`. Its error is paired where all were measured
-    on the same items. Not defined where that row is not off chance: a ratio to nothing is as large as one likes."""
+    """(score - chance) / (reference - chance), with the paired error if all were measured on the same items.
+
+    `guessed`: the chance, if the spec has no other. Not defined if the reference is within OFF_THE_FLOOR errors of chance.
+    """
     names = [row.line.name, of.row, *([of.chance] if isinstance(of.chance, str) else [])]
     cells = [other.cells[of.column] for name in names for other in rows if other.line.name == name]
     if not all(isinstance(cell.value, float) for cell in cells):
@@ -245,7 +249,7 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
 
 
 def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The share of the columns in which the row has at least 1 - tolerance of the score of the row `of.row`, over so many columns, and no error."""
+    """The share of columns in which the row scores at least (1 - tolerance) of the row `of.row`. `n` is the number of columns."""
     theirs = next(other for other in rows if other.line.name == of.row)
     pairs = [(row.cells[name], theirs.cells[name]) for name in of.columns]
     if not all(isinstance(cell.value, float) for pair in pairs for cell in pair):
@@ -256,7 +260,7 @@ def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
 
 
 def _beyond(value: Value | str, base: Value | str) -> Value | str:
-    """A number less another that was measured, or the reason why there is none."""
+    """The difference of two measured numbers, or the reason why there is none."""
     if isinstance(value, str) or isinstance(base, str):
         return base if isinstance(base, str) else value
     pulls = functools.cache(lambda: minus(value.pulls(), base.pulls()))

@@ -38,13 +38,12 @@ class Series(Strict):
 
 
 class Panel(InUnit):
-    """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric. `at`: a place on
-    their other axes.
+    """One pair of axes: a cost `y` along a sweep `x`, or a metric along the axis `x` of its readings.
 
-    `series`: those that it shows, all if none are named. `column`: the panel's name, where two of a figure share a metric. `published`: what a
-    paper prints, title -> x -> y, or several y of as many models.
-    `marks`: vertical lines, title -> x; `levels`: horizontal ones, title -> y. Values of x that are bands, such as "64-128", are drawn in their
-    middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
+    `at`: the place of the readings on their other axes. `series`: the series that are shown; all if none are named.
+    `column`: the panel's name, if two panels share a metric. `published`: title -> x -> y as a paper prints them, or several
+    y for as many models. `marks`: title -> x of a vertical line; `levels`: title -> y of a horizontal line. A band on the x
+    axis, such as "64-128", is drawn in its middle, on a logarithmic axis. `limits`: the ends of the y axis.
     """
 
     x: str
@@ -80,11 +79,10 @@ class Beside(Strict):
 
 
 class Curves(Spec):
-    """Lines along a sweep: of the costs in a `file` (those of one `model`) in panels that name a cost, of readings in those that name a measure.
-    The first series is what others' costs are compared to.
+    """Lines along a sweep. A panel that names a cost shows rows of the `file` for one `model`; other panels show readings.
 
-    `legend`: what of each run stands beside its title. `caption`: lines below. `hardware`: what the paper measured costs on; `published`: what its
-    text says.
+    The first series is the baseline of costs. `legend`: readings that stand behind each series' title. `caption`: lines
+    below. `hardware`: what the paper measured costs on; `published`: what its text says about them.
     """
 
     series: tuple[Series, ...]
@@ -179,14 +177,16 @@ class Curves(Spec):
 
 
 class AttentionMaps(Spec):
-    """Softmax and linear attention weights of a `run`, beside layer x head maps of their distances. Or the weights of several `runs`
-    (title -> run), a column each: in the head that the measurement kept, as `rows`, what they are; or in all heads of `places` (layer, head), a
-    row each, as the measurement numbers them. `softmax`: the title of a column before them, softmax attention's own weights.
+    """Attention weights, in one of three forms.
 
-    `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights by their scores q.k; `scores`: how often each
-    score is; `relative`: weights over the largest of their query, by scores less the largest, in all heads that were kept.
-    `others`: runs that are not shown by `measure`, and by which.
-    `limits`: the ends of the colours of a distance, kl or mse, for figures that are to be compared.
+    With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs` (title -> run)
+    and `places` ((layer, head), as the measurement numbers them): a column a run, a row a place. With `runs` alone: a column
+    a run, in the head that the measurement kept, and `rows`. `softmax`: the title of a first column, softmax attention's
+    weights. `others`: run -> the measure that it is shown by, if not `measure`. `limits`: the ends of the colours of a
+    distance, so that figures can be compared.
+
+    Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k; `scores`, the
+    histogram of scores; `relative`, weights over their query's largest against scores less the largest, in all kept heads.
     """
 
     run: str | None = None

@@ -34,9 +34,10 @@ SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which i
 
 
 class Finding(Strict):
-    """A finding for the reader, with numbers that are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell of it.
+    """A finding for the reader. Its numbers are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell.
 
-    `of`: the table, below `results/reference`. `ascending`: runs and columns whose values rise in this order, which is what makes it true.
+    `of`: the table, below `results/reference`. `ascending`: (run, column) of cells; the finding is true if their values rise
+    in this order.
     """
 
     says: str
@@ -45,7 +46,7 @@ class Finding(Strict):
 
 
 class Untested(Strict):
-    """A claim of a paper that no table or figure here compares anything for, and why."""
+    """A claim of a paper for which no table or figure here compares anything, and why."""
 
     claim: str
     source: str
@@ -56,8 +57,8 @@ class Untested(Strict):
 class Paper(Strict):
     """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings.
 
-    `forms`: method -> what a run of it must have, so that a claim of this paper is judged by it: options of the method and settings of its steps
-    (`relinear.plan.forms`).
+    `forms`: method -> options of the method and settings of its steps that a run must have before a claim of this paper is
+    judged by it (`relinear.plan.forms`).
     """
 
     title: str
@@ -71,8 +72,11 @@ class Paper(Strict):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out. `forms`:
-    paper -> method -> what its claims ask of a run of that method."""
+    """A table or figure. `file` is its spec on this machine.
+
+    `same_as`: the stem of the spec that supplies what its own leaves out. `forms`: paper -> method -> what claims ask of a
+    run of that method.
+    """
 
     file: Path
     spec: Spec

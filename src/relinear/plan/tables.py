@@ -22,8 +22,6 @@ class Place(Strict):
     run: str | None = None
     measure: str | None = None
     metric: str | None = None
-    of: str | None = None
-    at: dict[str, Scalar] = {}
 
 
 class RowPlace(Place):
@@ -77,6 +75,8 @@ class Column(Place, InUnit):
 
     name: str
     title: str = ""
+    of: str | None = None
+    at: dict[str, Scalar] = {}
     digits: Annotated[int, Field(gt=0)] | None = None
     mean: tuple[str, ...] = ()
     recovery: Recovery | None = None
@@ -161,8 +161,8 @@ class Table(Spec):
     `texts`: word of a row -> its title; these columns stand in the Markdown in place of the run. `trained` adds trained
     parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of every step. `caption`: the
     lines below the first; `{<column>_n}` in them is the column's number of items, `{<column>_chance}` its guessing rate.
-    `seeds`: a cell is the mean over the
-    trainings of its run with other seeds. `csv`: the CSV's columns in their order; optional columns follow.
+    `seeds`: a cell is the mean over the trainings of its run. `csv`: the CSV's columns in their order; optional columns
+    follow.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
@@ -223,9 +223,9 @@ class Table(Spec):
         for key, value in found.items():
             if not value:
                 raise ValueError(f"the cell of row {name!r} in column {column.name!r} names no {key}")
-        at = {axis: _filled(value, row.text) for axis, value in (own.at or column.at).items()}
-        of = own.of or column.of
-        return Address(*(_filled(value, row.text) for value in found.values()), of and _filled(of, row.text), at)
+        at = {axis: _filled(value, row.text) for axis, value in column.at.items()}
+        run, measure, metric, of = (_filled(value, row.text) for value in (*found.values(), column.of))
+        return Address(run, measure, metric, of, at)
 
     @cached_property
     def published_columns(self) -> tuple[str, ...]:
