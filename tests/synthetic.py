@@ -1,5 +1,6 @@
 """Measurements made up for tests of tables and figures."""
 
+import csv
 from pathlib import Path
 
 import yaml
@@ -34,11 +35,26 @@ def everything(run, acc=0.5, ppl=20.0, stderr=0.01, n=100, passed=True, collapse
     return {(run, measure): measurement(run, measure, *readings, collapsed=collapsed) for measure, readings in found.items()}
 
 
-def paper(folder, name="lizard", **spec):
-    """A papers folder with one paper and one spec `table1.yaml`, or as many as are given by stem; returns the first's path."""
+PUBLISHED = {"table": "table1", "row": "lizard", "column": "acc", "model": "BERT", "label": "Table 1", "origin": "measured", "note": ""}
+
+
+def publish(own, lines):
+    """Write a paper's published.csv; a line names what differs from `PUBLISHED`, and its value."""
+    columns = ("table", "row", "column", "value", "model", "label", "origin", "note")
+    with (own / "published.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(PUBLISHED | line for line in lines)
+
+
+def paper(folder, name="lizard", published=(), **spec):
+    """A papers folder with one paper and one spec `table1.yaml`, or as many as are given by stem; returns the first's path. `published`: the lines
+    of its published.csv."""
     own = folder / "papers" / name
     own.mkdir(parents=True, exist_ok=True)
     (own / "paper.yaml").write_text("title: A paper\n")
+    if published:
+        publish(own, published)
     path = own / f"{spec.pop('stem', 'table1')}.yaml"
     path.write_text(yaml.safe_dump({"label": "Table 1", "says": "a table"} | spec, sort_keys=False))
     return path

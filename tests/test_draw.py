@@ -86,7 +86,7 @@ def test_published_cells_are_the_papers_and_empty_where_there_are_none(measured,
 
 def test_a_papers_own_table_prints_all_that_it_has_for_further_models(measured, tmp_path):
     own = read(Path(__file__).parents[1] / "workflow/papers/lizard/table8.yaml")
-    for artefact, entries in ((own, 5), (TABLE2, sum(bool(line.published) for line in TABLE2.spec.lines))):
+    for artefact, entries in ((own, 5), (TABLE2, sum(bool(TABLE2.spec.published(line.name)) for line in TABLE2.spec.lines))):
         make(artefact, measured, MINI, tmp_path)
         below = (tmp_path / f"{artefact.stem}.md").read_text().partition("**Published**")[2].splitlines()
         assert sum(line.startswith("| `") for line in below) == entries
@@ -149,7 +149,7 @@ def test_a_scale_leaves_out_the_columns_and_rows_that_say_so():
 
 def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measured, tmp_path):
     again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()}
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     found, text = rows(tmp_path / "table2.csv"), (tmp_path / "table2.md").read_text()
     assert list(found) == RUNS, "seeds are no rows"
     row = found["lizard"]
@@ -168,7 +168,7 @@ def test_a_row_of_several_seeds_is_their_mean_and_its_error_has_both_parts(measu
 
 def test_a_number_that_a_seed_lacks_is_the_mean_of_the_others_and_says_so(measured, tmp_path):
     again = {read: m for n in (1, 2) for read, m in everything(f"lizard-seed{n}", 0.57 + n / 100).items()} | {("lizard-seed1", "mmlu"): None}
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     found, [line] = (
         rows(tmp_path / "table2.csv"),
         [x for x in (tmp_path / "table2.md").read_text().splitlines() if x.startswith("| `lizard`, 3 seeds")],
@@ -186,7 +186,7 @@ def test_what_all_trainings_have_the_same_is_of_no_seed(measured, tmp_path):
     state = {
         (run, "state_bytes"): measurement(run, "state_bytes", reading("mebibytes", 11.6, None, 1, "model")) for run in ("lizard", "lizard-seed1")
     }
-    about = MINI._replace(repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}, of_shape=["state_bytes"])
+    about = MINI._replace(of_shape=["state_bytes"])
     make(TABLE2, measured | state, about, tmp_path)
     row, text = rows(tmp_path / "table2.csv")["lizard"], (tmp_path / "table2.md").read_text()
     assert row["seeds"] == "1" and "seed" not in text, "the bytes of another training are no number of another seed"
@@ -209,7 +209,7 @@ def test_of_a_row_whose_shape_alone_is_known_no_training_is_told(measured, tmp_p
 
 def test_one_seed_that_failed_the_gate_or_collapsed_marks_the_row(measured, tmp_path):
     again = everything("lizard-seed1", 0.57, passed=False, collapsed=True)
-    make(TABLE2, measured | again, MINI._replace(repeats={"lizard": ["lizard-seed1"]}), tmp_path)
+    make(TABLE2, measured | again, MINI, tmp_path)
     row = rows(tmp_path / "table2.csv")["lizard"]
     assert row["gate"] == "failed" and row["collapsed"] == "True"
     assert "`lizard`, 2 seeds (collapsed) (gate failed)" in (tmp_path / "table2.md").read_text()
@@ -220,6 +220,7 @@ def test_every_filled_cell_leads_to_the_record_or_the_entry_that_holds_it(measur
     make(artefact, without(measured, "t2r") | lolcats_measured, MINI, tmp_path)
     record = json.loads((tmp_path / f"{artefact.stem}.provenance.json").read_text())
     data = yaml.safe_load(artefact.file.read_text())
+    printed = list(csv.DictReader((ROOT / artefact.published_path).read_text().splitlines()))
     assert record["artefact"] == artefact.name and record["scale"] == "mini"
     for run, row in rows(tmp_path / f"{artefact.stem}.csv").items():
         for column, cell in row.items():
@@ -227,15 +228,18 @@ def test_every_filled_cell_leads_to_the_record_or_the_entry_that_holds_it(measur
             assert (origin is None) == (cell in ("", "not run")), (run, column)
             if origin is None:
                 continue
-            if isinstance(origin, str) and "#/" in origin:
+            if isinstance(origin, str) and "published.csv#/" in origin:
+                table, name, *of = origin.partition("#/")[2].split("/")
+                [first, *_] = [line for line in printed if [line["table"], line["row"], *([line["column"]] if of else [])] == [table, name, *of]]
+                assert origin.startswith(artefact.published_path)
+                assert float(first["value"]) == float(cell) if of else cell == first["model"] or cell.startswith(first["label"])
+            elif isinstance(origin, str) and "#/" in origin:
                 assert origin.startswith(f"{artefact.path}#/")
                 entry = data
                 for part in origin.split("#/")[1].split("/"):
                     entry = entry[int(part) if part.isdigit() else part]
-                name = column.removeprefix("published_")
-                values = entry.get("values", entry) if isinstance(entry, dict) else {column: entry}
-                if name in values and not isinstance(values[name], str):
-                    assert values[name] == float(cell)
+                if isinstance(entry, int | float):
+                    assert entry == float(cell)
             else:
                 for file in (*origin,) if isinstance(origin, list) else (origin,):
                     source = file.split("/")[1]
@@ -336,18 +340,24 @@ def test_a_cell_of_another_run_is_unrun_with_that_run(lolcats_measured, tmp_path
     cells = json.loads((tmp_path / "table1.provenance.json").read_text())["cells"]
     assert cells["teacher"]["ppl_at_0"] == "results/teacher/perplexity/run.json" and cells["teacher"]["ppl_at_2"] is None
     assert cells["lolcats_exp"]["kl"] == "results/lolcats_exp/fidelity/run.json"
-    assert cells["lolcats_exp"]["published_kl"].endswith("lolcats/table1.yaml#/rows/5/published")
+    assert cells["lolcats_exp"]["published_kl"].endswith("lolcats/published.csv#/table1/lolcats_exp/kl")
     assert cells["teacher"]["mse"].endswith("lolcats/table1.yaml#/rows/6/cells/mse")
 
 
 # --- axes, words, defaults ---
 
 MATRIX = {
-    "rows": {"meta": [2, 4]},
-    "columns": {"window": [32, 64]},
-    "cell": {"run": "lizard_w{window}_m{meta}", "measure": "mmlu", "metric": "acc", "of": "mmlu", "unit": "percent"},
-    "published": [[51.3, 54.1], [52.4, None]],
-    "published_for": {"model": "Llama-3-8B", "origin": {"measured": True}},
+    "texts": {"meta": "meta"},
+    "rows": [{"name": f"meta_{m}", "text": {"meta": m}} for m in (2, 4)],
+    "columns": [
+        {"name": f"window_{w}", "title": f"window {w}", "run": f"lizard_w{w}_m{{meta}}", "measure": "mmlu", "metric": "acc", "of": "mmlu",
+         "unit": "percent"}
+        for w in (32, 64)
+    ],
+    "published": [
+        {"row": row, "column": column, "value": value, "model": "Llama-3-8B"}
+        for row, column, value in (("meta_2", "window_32", 51.3), ("meta_2", "window_64", 54.1), ("meta_4", "window_32", 52.4))
+    ],
     "claims": [{"claim": "64 beats 32", "source": "s", "left": {"row": "meta_4", "column": "window_64"},
                 "right": {"row": "meta_4", "column": "window_32"}, "op": ">", "floor": 0}],
 }  # fmt: skip
@@ -371,7 +381,7 @@ def test_a_matrix_shows_each_combination_in_its_cell_beside_what_is_published(tm
     assert found["meta_2"]["published_window_64"] == "54.1" and found["meta_4"]["published_window_64"] == ""
     cells = json.loads((tmp_path / "table1.provenance.json").read_text())["cells"]
     assert cells["meta_4"]["window_32"] == "results/lizard_w32_m4/mmlu/run.json"
-    assert cells["meta_2"]["published_window_64"] == "workflow/papers/lizard/table1.yaml#/published/0/1"
+    assert cells["meta_2"]["published_window_64"] == "workflow/papers/lizard/published.csv#/table1/meta_2/window_64"
     [claim] = rows(tmp_path / "table1.claims.csv", "claim").values()
     assert claim["verdict"] == "reproduced" and claim["paper"] == "lizard" and "meta_4 window_64" in claim["figures"]
     text = (tmp_path / "table1.md").read_text()
@@ -387,8 +397,8 @@ def test_a_combination_that_was_not_run_is_unrun_alone(tmp_path):
 
 
 def test_a_sweep_along_a_metric_s_own_axis_is_read_at_its_places(tmp_path):
-    cell = {"measure": "ppl", "metric": "perplexity", "at": {"length": "{length}"}}
-    artefact = read(paper(tmp_path, rows=[{"run": "lizard"}], columns={"length": [2048, 4096, 8192]}, cell=cell))
+    columns = [{"name": f"length_{n}", "measure": "ppl", "metric": "perplexity", "at": {"length": n}} for n in (2048, 4096, 8192)]
+    artefact = read(paper(tmp_path, rows=[{"run": "lizard"}], columns=columns))
     ours = measurement("lizard", "ppl", *(reading("perplexity", n / 1000, length=n) for n in (2048, 4096)), reading("perplexity", 9.0))
     make(artefact, {("lizard", "ppl"): ours}, MINI, tmp_path)
     row = rows(tmp_path / "table1.csv")["lizard"]
@@ -397,12 +407,9 @@ def test_a_sweep_along_a_metric_s_own_axis_is_read_at_its_places(tmp_path):
 
 def test_without_a_list_of_columns_the_csv_has_run_words_facts_numbers_and_what_is_published(tmp_path):
     columns = [{"name": "acc", "measure": "mmlu", "metric": "acc", "unit": "percent"}]
-    entry = {"values": {"acc": 60.0}}
-    given = [
-        {"run": "lizard", "text": {"map": "exp"}, "published": entry["values"]},
-        {"name": "Mamba-7B", "text": {"map": "none"}, "published": [33.3]},
-    ]
-    path = paper(tmp_path, rows=given, columns=columns, texts={"map": "Map"}, published_for=MATRIX["published_for"])
+    given = [{"run": "lizard", "text": {"map": "exp"}}, {"name": "Mamba-7B", "text": {"map": "none"}}]
+    printed = [{"value": 60.0}, {"row": "Mamba-7B", "value": 33.3}]
+    path = paper(tmp_path, rows=given, columns=columns, texts={"map": "Map"}, published=printed)
     make(read(path), {("lizard", "mmlu"): measurement("lizard", "mmlu", reading("acc", 0.5))}, MINI, tmp_path)
     found = rows(tmp_path / "table1.csv", "row")
     assert (
@@ -492,7 +499,7 @@ def test_rows_at_chance_tell_nothing():
 
 def test_a_table_knows_the_chance_of_tasks_with_choices_and_of_their_mean():
     spec = TABLE2.spec
-    columns = {column.name: column for column in spec.all_columns}
+    columns = {column.name: column for column in spec.columns}
     assert [chance_of(columns, name) for name in ("piqa_acc", "mmlu_acc", "avg_no_mmlu", "ppl", "lambada_openai_acc")] == [50, 25, 35, None, None]
     above = Claim(claim="c", source="s", left="lizard", right="t2r", column="avg_no_mmlu", op=">")
     assert spec.floored(above).floor == 35 and spec.floored(above.model_copy(update={"floor": 30.0})).floor == 30
@@ -611,11 +618,14 @@ def test_numbers_read_as_papers_print_them(value, text):
 # --- what is imported ---
 
 
-def test_drawing_a_table_imports_neither_torch_nor_matplotlib():
-    code = "import sys, relinear.draw.table, relinear.draw.index; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "heavy"), [("table", {"torch", "transformers", "matplotlib"}), ("index", {"torch", "transformers", "matplotlib", "pandas"})]
+)
+def test_drawing_a_table_imports_neither_torch_nor_matplotlib_and_the_index_not_even_pandas(modules, heavy):
+    code = f"import sys, relinear.draw.{modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'kernels'}"})
     assert done.returncode == 0, done.stderr
-    assert not {"torch", "transformers", "matplotlib", "pandas"} & set(done.stdout.split())
+    assert not heavy & set(done.stdout.split())
 
 
 # --- the data that stood in ---
@@ -646,8 +656,8 @@ def test_a_cell_that_is_undefined_is_read_nowhere(tmp_path):
 
 def test_a_column_names_the_data_that_stood_in_for_the_paper_s(tmp_path):
     columns = [{"name": "kl", "title": "CoLA ({data})", "measure": "kl_cola", "metric": "kl"}, {"name": "mse", "measure": "kl_cola", "metric": "mse"}]
-    given = {"rows": [{"run": "lizard", "published": {"kl": 0.17}}, {"run": "t2r"}], "columns": columns}
-    spec = read(paper(tmp_path, **given, published_for={"model": "BERT", "origin": {"measured": True}}))
+    given = {"rows": [{"run": "lizard"}, {"run": "t2r"}], "columns": columns}
+    spec = read(paper(tmp_path, **given, published=[{"column": "kl", "value": 0.17}]))
     found = {("lizard", "kl_cola"): measurement("lizard", "kl_cola", reading("kl", 0.4), reading("mse", 0.1)), ("t2r", "kl_cola"): None}
     make(spec, found, About("mini", data={"kl_cola": "brown-sentences"}), tmp_path)
     shown, table = (tmp_path / "table1.md").read_text(), rows(tmp_path / "table1.csv")

@@ -18,7 +18,8 @@ from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
-from relinear.draw.curves import _finish, curve_of_costs, readings_along
+from relinear.draw.curves import _finish, curve_of_costs, points_of
+from relinear.draw.frame import frame_of
 from relinear.draw.grid import heat_of
 from relinear.draw.scatter import _figure as _scatter
 from relinear.plan.claims import Claim
@@ -164,10 +165,10 @@ def needles(run, accuracy, **more):
 def test_a_grid_has_a_panel_a_run_and_reads_each_place(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     measured = needles("teacher", lambda n, d: 1.0) | needles("lolcats", lambda n, d: float(n < 2000)) | needles("lizard", lambda n, d: 1 - d / 10)
-    heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), measured["lizard", "needle"])
+    heat = heat_of(artefact.spec, artefact.spec.panel("Lizard"), frame_of(measured))
     assert heat.xs == list(LENGTHS) and heat.ys == list(DEPTHS) and heat.values.shape == (3, 3)
-    for (y, x), value in np.ndenumerate(heat.values):
-        assert value == pytest.approx(100 - 10 * DEPTHS[y]) and heat.readings[LENGTHS[x], DEPTHS[y]].value == pytest.approx(value / 100)
+    for (y, _), value in np.ndenumerate(heat.values):
+        assert value == pytest.approx(100 - 10 * DEPTHS[y])
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
     assert verdict["verdict"] == "reproduced" and "Lizard at 8192, 0.5 95.00 ± 2.00, LoLCATs at 8192, 0.5 0.00 ± 2.00" in verdict["figures"]
 
@@ -195,9 +196,11 @@ def test_a_grid_says_which_panel_was_not_run_and_judges_no_failed_gate(tmp_path)
 def test_a_place_without_a_reading_stays_empty_and_a_metric_without_the_axes_is_refused(tmp_path):
     artefact = read(paper(tmp_path, stem="figure4", **GRID))
     [m] = needles("lizard", lambda n, d: 1.0).values()
-    assert np.isnan(heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=m.readings[1:])).values).sum() == 1
+    lizard = artefact.spec.panel("Lizard")
+    less, other = (frame_of({("lizard", "needle"): m._replace(readings=own)}) for own in (m.readings[1:], (reading("acc", 1.0, of="passkey"),)))
+    assert np.isnan(heat_of(artefact.spec, lizard, less).values).sum() == 1
     with pytest.raises(ValueError, match="no acc by length and depth; have acc by nothing"):
-        heat_of(artefact.spec, artefact.spec.panel("Lizard"), m._replace(readings=(reading("acc", 1.0, of="passkey"),)))
+        heat_of(artefact.spec, lizard, other)
 
 
 def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_path):
@@ -210,8 +213,8 @@ def test_a_panel_whose_metric_is_not_defined_says_why_and_judges_nothing(tmp_pat
 
 def test_panels_of_several_metrics_are_drawn_with_a_scale_each(tmp_path):
     cell = {"measure": "maps", "of": "attention", "x": "head", "y": "layer"}
-    panels = [{"title": "cosine", "run": "supra", "metric": "cosine"}, {"title": "singular values", "run": "supra", "metric": "distance"}]
-    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell | {"log": True}, panels=panels))
+    panels = [{"title": title, "run": "supra", "metric": m, "log": True} for title, m in (("cosine", "cosine"), ("singular values", "distance"))]
+    artefact = read(paper(tmp_path, stem="figure3", draw="grid", cell=cell, panels=panels))
     values = [
         reading(m, k * (1 + n + h), None, of="attention", layer=n, head=h)
         for m, k in (("cosine", 0.01), ("distance", 3.0))
@@ -335,7 +338,7 @@ def test_figure_3_shows_the_keys_and_what_was_answered(tmp_path, monkeypatch):
         make(artefact, measured, MINI, tmp_path / "other")
 
 
-# --- bars and scatter plots ---
+# --- scatter plots ---
 
 MAPS = ("elu", "relu", "hedgehog")
 TABLE = {
@@ -344,17 +347,18 @@ TABLE = {
         {"name": "kl", "title": "KL", "measure": "kl", "metric": "kl"},
         {"name": "cola", "title": "CoLA", "measure": "cola", "metric": "matthews", "unit": "percent"},
     ],
-    "rows": [{"run": f"bert_{m}", "text": {"map": m}, "published": {"cola": 50.0 + i}} for i, m in enumerate(MAPS)],
-    "published_for": {"model": "BERT", "origin": {"measured": True}},
+    "rows": [{"run": f"bert_{m}", "text": {"map": m}} for m in MAPS],
     "claims": [{"claim": "c", "source": "s", "left": "bert_hedgehog", "right": "bert_elu", "column": "cola", "op": ">"}],
 }
 
 
-@pytest.mark.parametrize("shape", [{"draw": "bars", "ylabel": "%"}, {"draw": "bars", "log": True}, {"draw": "scatter", "x": "kl", "y": "cola"}])
-def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_path, shape):
+SHAPE = {"draw": "scatter", "x": "kl", "y": "cola"}
+
+
+def test_a_scatter_plot_is_a_table_with_its_claims_and_provenance(tmp_path):
     measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
     measured |= {(f"bert_{m}", "kl"): measurement(f"bert_{m}", "kl", reading("kl", 2.0 - i / 2, 0.1)) for i, m in enumerate(MAPS) if m != "relu"}
-    artefact = read(paper(tmp_path, stem="figure5", **TABLE, **shape))
+    artefact = read(paper(tmp_path, stem="figure5", **TABLE, **SHAPE))
     files = draw(artefact, measured, tmp_path / "out")
     [verdict] = verdicts(files)
     assert verdict["verdict"] == "reproduced" and "cola: bert_hedgehog 60.00 ± 1.00" in verdict["figures"]
@@ -363,12 +367,11 @@ def test_bars_and_scatter_plots_are_tables_with_their_claims_and_provenance(tmp_
     assert cells["bert_elu"]["kl"] == "results/bert_elu/kl/run.json" and cells["bert_relu"]["kl"] is None
 
 
-@pytest.mark.parametrize("shape", [{"draw": "bars"}, {"draw": "scatter", "x": "kl", "y": "cola"}])
-def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path, shape):
+def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path):
     measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
     measured = {key: m._replace(facts=m.facts | {"tokens": {"finetune": 1000}}) for key, m in measured.items()}
     claims = [TABLE["claims"][0] | {"dose": {"bert_hedgehog": dose}} for dose in (1000, 2000)]
-    whole, less = verdicts(draw(read(paper(tmp_path, stem="figure5", **TABLE | shape | {"claims": claims})), measured, tmp_path / "out"))
+    whole, less = verdicts(draw(read(paper(tmp_path, stem="figure5", **TABLE | SHAPE | {"claims": claims})), measured, tmp_path / "out"))
     assert whole["verdict"] == "reproduced"
     assert less["verdict"] == "not tested" and "bert_hedgehog had 1k of 2k" in less["reason"]
 
@@ -402,9 +405,9 @@ def test_a_logarithmic_axis_begins_where_its_data_do(scale):
 # --- curves of readings ---
 
 
-def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp_path):
+def test_a_curve_follows_an_axis_of_a_run_s_readings(tmp_path):
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position", "published": {"theirs": {64: 5.0}}}]
-    series = [{"title": "teacher", "run": "teacher"}, {"title": "SUPRA", "points": {64: "supra_s", 4096: "supra_l"}}]
+    series = [{"title": "teacher", "run": "teacher"}, {"title": "SUPRA", "run": "supra"}]
     claims = [
         {
             "claim": "c",
@@ -412,21 +415,22 @@ def test_a_curve_follows_an_axis_of_a_run_s_readings_or_a_run_for_each_value(tmp
             "column": "perplexity",
             "op": "<",
             "left": {"row": "teacher", "at": {"position": 4096}},
-            "right": {"row": "SUPRA", "at": {"position": 4096}},
+            "right": {"row": "supra", "at": {"position": 4096}},
         }
     ]
     artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
     assert artefact.reads()[:2] == [("teacher", "ppl"), ("teacher", "gate")]
     ours = [reading("perplexity", 9.0 - i, 0.1, position=p) for i, p in enumerate((4096, 64, 512))]
     measured = {("teacher", "ppl"): measurement("teacher", "ppl", *ours, reading("perplexity", 1.0))}
-    measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", value)) for run, value in (("supra_s", 8.0), ("supra_l", 9.5))}
-    points = [readings_along(s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
-    assert [[(x, r.value) for x, r, _ in p] for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
+    theirs = (reading("perplexity", value, position=p) for p, value in ((64, 8.0), (4096, 9.5)))
+    measured[("supra", "ppl")] = measurement("supra", "ppl", *theirs)
+    points = [points_of(frame_of(measured), s, artefact.spec.panels[0], measured) for s in artefact.spec.series]
+    assert [list(zip(p["x"], p["value"], strict=True)) for p in points] == [[(64, 8.0), (512, 7.0), (4096, 9.0)], [(64, 8.0), (4096, 9.5)]]
     [verdict] = verdicts(draw(artefact, measured, tmp_path / "out"))
-    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, SUPRA at 4096 9.50 ± 0.01")
+    assert verdict["verdict"] == "reproduced" and verdict["figures"].startswith("perplexity: teacher at 4096 9.00 ± 0.10, supra at 4096 9.50 ± 0.01")
     draw(artefact, {}, tmp_path / "nothing")
-    [verdict] = verdicts(draw(artefact, measured | {("supra_l", "ppl"): None}, tmp_path / "none"))
-    assert verdict["reason"] == "SUPRA at 4096: perplexity was not run"
+    [verdict] = verdicts(draw(artefact, measured | {("supra", "ppl"): None}, tmp_path / "none"))
+    assert verdict["reason"] == "supra at 4096: perplexity was not run"
 
 
 def test_a_series_that_one_panel_lacks_is_named_in_the_caption_and_once_in_the_legend(tmp_path, monkeypatch):
@@ -445,14 +449,14 @@ def test_a_panel_reads_at_a_place_on_the_other_axes_and_the_legend_has_a_number_
     panels = [{"measure": "ppl", "metric": "perplexity", "x": "position"},
               {"measure": "needle", "metric": "choice", "x": "distance", "at": {"length": 2048}, "title": "needles"}]  # fmt: skip
     series = [{"title": "teacher", "run": "teacher"}, {"title": "Lizard", "run": "lizard"}]
-    legend = {"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}
+    legend = [{"measure": "size", "metric": "mebibytes", "of": "model", "unit": "MiB"}]
     artefact = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, legend=legend))
     assert {("teacher", "size"), ("lizard", "size")} < set(artefact.reads())
     places = [{"length": 2048}, {"length": 2048, "distance": 512}, {"length": 2048, "distance": 256}, {"length": 1024, "distance": 512}]
     needles = measurement("teacher", "needle", *(reading("choice", value, 0.1, **at) for value, at in zip((0.1, 0.2, 0.3, 0.4), places, strict=True)))
-    assert [(x, r.value) for x, r, _ in readings_along(artefact.spec.series[0], artefact.spec.panels[1], {("teacher", "needle"): needles})] == [
-        (256, 0.3), (512, 0.2)
-    ]  # fmt: skip
+    alone = {("teacher", "needle"): needles}
+    points = points_of(frame_of(alone), artefact.spec.series[0], artefact.spec.panels[1], alone)
+    assert list(zip(points["x"], points["value"], strict=True)) == [(256, 0.3), (512, 0.2)]
     measured = {("teacher", "needle"): needles, ("lizard", "size"): measurement("lizard", "size", reading("mebibytes", 11.6, of="model"))}
     measured |= {(run, "ppl"): measurement(run, "ppl", reading("perplexity", 9.0, 0.1, position=64)) for run in ("teacher", "lizard")}
     seen = []

@@ -84,7 +84,7 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
     assert (saved["ours"], saved["holds"]) == ("6.8 and 3.3 points", "no"), "both on the paper's tokens"
     assert (kl["paper"], mse["paper"]) == ("0.94 (p = 0.005)",) * 2 and (kl["holds"], mse["holds"]) == ("not told", "yes")
     intext, table1 = (read(ROOT / f"workflow/papers/lolcats/{name}.yaml") for name in ("intext", "table1"))
-    printed = {line.run: line.published.values for line in table1.spec.lines}
+    printed = {line.run: table1.spec.published(line.name).values for line in table1.spec.lines}
     runs = [run for run, measure in intext.spec.reads() if measure == "fidelity"]
     for name, numbers in own._load(intext.script).PUBLISHED.items():
         assert [printed[run][{"ppl": "ppl_at_2"}.get(name, name)] for run in runs] == list(numbers)

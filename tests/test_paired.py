@@ -173,7 +173,7 @@ def test_of_several_seeds_items_are_paired_and_the_seeds_are_not(tmp_path):
     measured = {(run, "commonsense"): scored(tmp_path, run, piqa=x, winogrande=x) for run, x in own.items()}
     claim = CLAIM | {"column": "piqa_acc"}
     artefact = read(paper(tmp_path, **SPEC, claims=[claim], seeds=True))
-    draw(artefact, measured, About("mini", repeats={"lizard": ["lizard-seed1", "lizard-seed2"]}), tmp_path / "out")
+    draw(artefact, measured, About("mini"), tmp_path / "out")
     [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
     seeds = 100 * np.stack([own[run] for run in runs if run != "t2r"])
     items = (seeds.mean(0) - 100 * own["t2r"]).std(ddof=1) / math.sqrt(N)

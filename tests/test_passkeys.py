@@ -16,6 +16,7 @@ from synthetic import measurement, paper, reading
 from relinear import stages
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED
+from relinear.draw.frame import frame_of
 from relinear.draw.grid import draw, heat_of
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
@@ -307,13 +308,15 @@ def figure(tmp_path, able=1.0, tokens=60_500_000):
 def test_the_figure_draws_each_plane_its_lines_and_where_nothing_is_defined(tmp_path):
     artefact, measured, verdicts = figure(tmp_path)
     spec = artefact.spec
-    heat = heat_of(spec, spec.panel("Lizard"), measured["needle_lizard", "needle_plane"])
-    assert (heat.xs, heat.lines) == ([2048, 4096, 8192], (2048, 128)) and np.isfinite(heat.values).sum() == 4 + 8 + 16
+    heat = heat_of(spec, spec.panel("Lizard"), frame_of(measured))
+    assert (heat.xs, heat.lines) == ([2048, 4096, 8192], {"x": 2048, "y": 128}) and np.isfinite(heat.values).sum() == 4 + 8 + 16
     told = [reading("not_informative", value, None, 1, name, length=2048) for name, value in (("floor", 1.0), ("ceiling", 0.0), ("copying", 1.0))]
     found = measured["needle_lizard", "needle_plane"]
-    assert heat_of(spec, spec.panel("Lizard"), found._replace(readings=(*found.readings, *told))).marks == {2048: "*‡", 4096: "", 8192: ""}
-    heat = heat_of(spec, spec.panel("teacher"), measured["needle_teacher_lora", "needle_plane"])
-    assert heat.xs[-1] == 8192 and np.isnan(heat.values[:, -1]).all() and heat.lines == (2048, None), "a column that is hatched"
+    assert heat_of(
+        spec, spec.panel("Lizard"), frame_of({("needle_lizard", "needle_plane"): found._replace(readings=(*found.readings, *told))})
+    ).marks == {2048: "*‡", 4096: "", 8192: ""}
+    heat = heat_of(spec, spec.panel("teacher"), frame_of(measured))
+    assert heat.xs[-1] == 8192 and np.isnan(heat.values[:, -1]).all() and heat.lines == {"x": 2048}, "a column that is hatched"
     found = {v["claim"]: v["verdict"] for v in verdicts}
     assert found.pop("Lizard finds more keys than LoLCATs at the training length") == "reproduced" and set(found.values()) == {"reproduced"}
     assert len(verdicts) == 7 and all(v["source"] == "section 4.2" for v in verdicts)

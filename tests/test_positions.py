@@ -14,7 +14,8 @@ from synthetic import measurement, paper, reading
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from relinear.draw import About, make
-from relinear.draw.curves import place, readings_along
+from relinear.draw.curves import place, points_of
+from relinear.draw.frame import frame_of
 from relinear.errors import UserError
 from relinear.families import load
 from relinear.families.tiny import byte_tokenizer
@@ -371,7 +372,7 @@ def test_what_is_not_defined_says_why_on_disk_in_a_cell_and_under_a_curve(tmp_pa
     claims = [{"claim": "c", "source": "s", "column": "perplexity", "op": "<", "left": {"row": "lizard", "at": {"position": "256-512"}},
                "right": {"row": "teacher", "at": {"position": "256-512"}}}]  # fmt: skip
     figure = read(paper(tmp_path, stem="figure1", draw="curves", panels=panels, series=series, claims=claims))
-    assert [x for x, *_ in readings_along(figure.spec.series[0], figure.spec.panels[0], found)] == ["0-64", "64-128", "256-512"]
+    assert list(points_of(frame_of(found), figure.spec.series[0], figure.spec.panels[0], found)["x"]) == ["0-64", "64-128", "256-512"]
     assert [place(x) for x in ("0-64", "64-128", "64-", "a", 7)] == [32, 96, "64-", "a", 7]
     make(figure, found, About("mini", "SmolLM2"), tmp_path / "figure")
     column = {"name": "far", "measure": "ppl", "metric": "perplexity", "at": {"position": "256-512"}}

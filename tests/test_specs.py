@@ -1,5 +1,6 @@
 """Specs of tables and figures: their meaning, and the errors for wrong ones, before any work."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 from synthetic import paper
 
+from relinear.plan.published import published
 from relinear.plan.specs import available, papers, read
 from relinear.plan.strict import ConfigError
 from relinear.plan.tables import Address, Table
@@ -18,11 +20,10 @@ PAPERS = ROOT / "workflow/papers"
 ACC = {"name": "acc", "measure": "mmlu", "metric": "acc", "unit": "percent"}
 TABLE = {"columns": [ACC], "rows": [{"run": "lizard"}, {"run": "t2r"}]}
 MATRIX = {
-    "rows": {"meta": [2, 4]},
-    "columns": {"window": [32, 64, 128]},
-    "cell": {"run": "lizard_w{window}_m{meta}", "measure": "mmlu", "metric": "acc", "unit": "percent"},
+    "texts": {"meta": "Meta tokens"},
+    "rows": [{"name": f"meta_{m}", "text": {"meta": m}} for m in (2, 4)],
+    "columns": [ACC | {"name": f"window_{w}", "run": f"lizard_w{w}_m{{meta}}"} for w in (32, 64, 128)],
 }
-ENTRY = {"model": "m", "source": "Lizard Table 1", "origin": {"measured": True}, "values": {"acc": 1.0}}
 OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
 CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
 GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
@@ -65,10 +66,10 @@ def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
 
 def test_published_averages_are_the_means_of_their_cells():
     spec = read(PAPERS / "comparison/table2.yaml").spec
-    means = {column.name: column.mean for column in spec.all_columns if column.mean}
+    means = {column.name: column.mean for column in spec.columns if column.mean}
     checked = 0
-    for row in spec.rows.list:
-        for entry in row.published.entries:
+    for row in spec.rows:
+        for entry in published(PAPERS / "comparison", "table2").get(row.run, ()):
             cells = dict(entry.values)
             cells.setdefault("piqa_acc", cells.get("piqa_acc_norm"))
             for average in means.keys() & cells.keys():
@@ -79,8 +80,8 @@ def test_published_averages_are_the_means_of_their_cells():
 
 
 def test_supra_never_publishes_piqa_acc():
-    rows = read(PAPERS / "comparison/table2.yaml").spec.rows.list
-    own = [entry for row in rows for entry in row.published.entries if entry.source == "SUPRA Table 1"]
+    found = published(PAPERS / "comparison", "table2")
+    own = [entry for entries in found.values() for entry in entries if entry.label == "SUPRA Table 1"]
     assert len(own) == 5
     assert all("piqa_acc" not in entry.values and "piqa_acc_norm" in entry.values for entry in own)
 
@@ -112,10 +113,10 @@ def test_a_row_with_measured_columns_reads_its_gate_and_each_measurement_once(tm
     ]  # fmt: skip
 
 
-def test_a_matrix_is_a_row_for_each_combination_of_its_row_axes_and_a_column_for_each_of_its_columns(tmp_path):
+def test_a_row_s_words_name_the_runs_of_its_cells(tmp_path):
     spec = read(paper(tmp_path, **MATRIX)).spec
     assert isinstance(spec, Table)
-    assert [line.name for line in spec.lines] == ["meta_2", "meta_4"] and [c.name for c in spec.all_columns] == [
+    assert [line.name for line in spec.lines] == ["meta_2", "meta_4"] and [c.name for c in spec.columns] == [
         "window_32",
         "window_64",
         "window_128",
@@ -126,26 +127,19 @@ def test_a_matrix_is_a_row_for_each_combination_of_its_row_axes_and_a_column_for
     assert len({run for run, _ in spec.reads()}) == 6
 
 
-def test_a_scale_leaves_out_the_rows_of_some_values_of_an_axis(tmp_path):
-    artefact = read(paper(tmp_path, **MATRIX, not_at={"mini": {"meta": [2]}}))
+def test_a_scale_leaves_out_a_row(tmp_path):
+    two, four = MATRIX["rows"]
+    artefact = read(paper(tmp_path, **MATRIX | {"rows": [two | {"not_at": ["mini"]}, four]}))
     assert {run for run, _ in artefact.reads("mini")} == {f"lizard_w{w}_m4" for w in (32, 64, 128)} and artefact.not_at == {"mini"}
     assert len({run for run, _ in artefact.reads("smollm2")}) == 6
 
 
 def test_a_field_that_is_the_whole_of_a_value_keeps_its_type(tmp_path):
-    sweep = {
-        "rows": [{"run": "lizard"}],
-        "columns": {"length": [2048, 4096]},
-        "cell": {"measure": "ppl_{length}", "metric": "perplexity", "at": {"length": "{length}"}},
-    }
-    [line] = read(paper(tmp_path, **sweep)).spec.lines
-    assert line.cells["length_2048"] == Address("lizard", "ppl_2048", "perplexity", None, {"length": 2048})
-
-
-def test_a_row_whose_run_depends_on_row_axes_alone_has_that_run(tmp_path):
-    sweep = {"rows": {"rank": [4, 8]}, "columns": [ACC], "cell": {"run": "lizard_r{rank}"}}
-    assert [line.run for line in read(paper(tmp_path, **sweep)).spec.lines] == ["lizard_r4", "lizard_r8"]
-    assert [line.run for line in read(paper(tmp_path, **MATRIX)).spec.lines] == [None, None]
+    column = {"name": "ppl", "run": "lizard", "measure": "ppl_{length}", "metric": "perplexity", "at": {"length": "{length}"}}
+    line, _ = read(
+        paper(tmp_path, texts={"length": "Length"}, rows=[{"name": str(n), "text": {"length": n}} for n in (2048, 4096)], columns=[column])
+    ).spec.lines
+    assert line.cells["ppl"] == Address("lizard", "ppl_2048", "perplexity", None, {"length": 2048})
 
 
 def test_a_row_may_read_another_measure_in_the_place_of_the_columns(tmp_path):
@@ -165,8 +159,8 @@ def test_derived_names_of_runs_are_names(tmp_path):
     ("spec", "suffixes"),
     [
         (TABLE, {"csv", "md", "claims.csv", "provenance.json"}),
-        (TABLE | {"draw": "bars"}, {"png", "pdf", "provenance.json"}),
-        (TABLE | {"draw": "bars", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (TABLE | {"draw": "scatter", "x": "acc", "y": "acc"}, {"png", "pdf", "provenance.json"}),
+        (TABLE | {"draw": "scatter", "x": "acc", "y": "acc", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
         (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
     ],
@@ -179,14 +173,12 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
 
 
 def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
-    entry = {key: value for key, value in ENTRY.items() if key != "source"}
-    paper(tmp_path, **TABLE | {"rows": [{"run": "lizard", "published": [entry]}]})
+    paper(tmp_path, **TABLE, published=[{"value": 1.0}])
     again = paper(tmp_path, stem="table9", label="Table 9", same_as="table1")
     found = read(again)
     assert (found.label, found.path, found.rows_path) == ("Table 9", *(f"workflow/papers/lizard/{stem}.yaml" for stem in ("table9", "table1")))
     assert found.reads() == read(again.with_name("table1.yaml")).reads()
-    [line] = found.spec.lines
-    assert line.published.source == "Table 9 (measured)", "numbers that name no table are of the spec's own"
+    assert found.spec.published("lizard").source == "Table 9 (measured)", "the numbers are those of the label that prints them again"
     for change, message in (
         ({"same_as": "table2"}, "same_as is a table or figure of the same paper; got 'table2'; have table1"),
         ({"same_as": "table9", "stem": "table7"}, "same_as table9, which is itself same_as table1; name that"),
@@ -197,6 +189,25 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
         paper(tmp_path, stem="table9", same_as="table1")
 
 
+def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(tmp_path):
+    columns = ["ppl", {"name": "acc", "title": "MMLU, 5-shot"}, {"name": "own", "measure": "mmlu", "metric": "acc"}]
+    path = paper(tmp_path, columns=columns, rows=[{"run": "lizard"}])
+    shared = {
+        "ppl": {"measure": "perplexity", "metric": "perplexity"},
+        "acc": {"title": "MMLU", "measure": "mmlu", "metric": "acc", "unit": "percent"},
+        "own": {"measure": "boolq", "metric": "acc", "digits": 3},
+    }
+    (tmp_path / "columns.yaml").write_text(yaml.safe_dump(shared))
+    ppl, acc, own = read(path).spec.columns
+    assert (ppl.name, ppl.metric, acc.measure, acc.title, acc.unit) == ("ppl", "perplexity", "mmlu", "MMLU, 5-shot", "percent")
+    assert (own.measure, own.digits) == ("mmlu", None), "a column with a measure of its own has nothing of the shared one"
+    with pytest.raises(ConfigError, match="lizard/table1.yaml: no column 'pqp' in columns.yaml; have acc, own, ppl"):
+        read(paper(tmp_path, columns=["pqp"], rows=[{"run": "lizard"}]))
+    (tmp_path / "columns.yaml").write_text("ppl: {mesure: perplexity}")
+    with pytest.raises(ConfigError, match="columns.yaml: ppl.*unknown key 'mesure'"):
+        read(path)
+
+
 # --- wrong specs ---
 
 
@@ -204,10 +215,10 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
     ("change", "message"),
     [
         ({"titel": "x"}, r"unknown key 'titel'; possible: label, says"),
-        ({"draw": "pie"}, "no shape draw: 'pie'; have table, bars"),
+        ({"draw": "pie"}, "no shape draw: 'pie'; have table, scatter"),
         ({"rows": [{"runn": "lizard"}]}, "unknown key 'runn' .*possible: run, name"),
         ({"rows": [{"text": {}}]}, "rows.0 has neither a run nor a name"),
-        ({"rows": []}, "a table needs rows and columns"),
+        ({"rows": []}, "rows.*at least 1 item"),
         ({"rows": [{"run": "lizard"}, {"run": "lizard"}]}, "row 'lizard' stands there twice"),
         ({"columns": [ACC, ACC]}, "column 'acc' stands there twice"),
         ({"columns": [{"name": "acc", "metric": "acc"}]}, "row 'lizard' in column 'acc' names no measure"),
@@ -215,11 +226,10 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
         ({"columns": [ACC, {"name": "ppl", "measure": "p", "metric": "p"}, {"name": "avg", "mean": ["acc", "ppl"]}]}, "'avg' is of percent and raw"),
         ({"rows": [{"run": "lizard", "text": {"map": "exp"}}]}, "row 'lizard': no text 'map'; have none"),
         ({"rows": [{"run": "lizard", "cells": {"aac": 1}}]}, "no column 'aac'; have acc"),
-        ({"rows": [{"run": "lizard", "published": [ENTRY | {"values": {"aac": 1.0}}]}]}, "published of 'lizard': no column 'aac'; have acc"),
-        ({"rows": [{"run": "lizard", "published": [ENTRY | {"source": "Lizard Table 9"}]}]}, "no table 'Lizard Table 9'"),
-        ({"rows": [{"run": "lizard", "published": [ENTRY | {"origin": {}}]}]}, "measured: true"),
-        ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "need `published_for"),
-        ({"rows": [{"run": "lizard", "published": [1.0, 2.0]}]}, "has 2 values, the table 1 columns"),
+        ({"rows": [{"run": "lizard", "published": {"acc": 1.0}}]}, "unknown key 'published' .*possible: run, name"),
+        ({"published": [{"value": 1.0, "column": "aac"}]}, "published.csv, row 'lizard': no column 'aac'; have acc"),
+        ({"published": [{"value": 1.0, "row": "t3r"}]}, "published.csv: no row 't3r'; have lizard, t2r"),
+        ({"published": [{"value": 1.0, "label": "Lizard Table 9"}]}, "no table 'Lizard Table 9'"),
         ({"csv": ["run", "aac"]}, "csv: no column 'aac'; have run, method"),
         ({"steps": ["pretain"]}, "steps: no training stage 'pretain'; have classify, distill, finetune, pretrain"),
         ({"csv": ["run", "acc", "acc"]}, "csv 'acc' stands there twice"),
@@ -233,14 +243,8 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
         ({"claims": [CLAIM | {"ratio": 2.0, "margin": 1.0}]}, "no margin, floor or ceiling"),
         ({"claims": [{k: v for k, v in CLAIM.items() if k != "right"}]}, "without a right side needs the bound as `ratio`"),
         ({"claims": [CLAIM | {"left": {"row": "lizard", "at": {"length": 1}}}]}, "a cell of a table has no `at`"),
-        ({"columns": MATRIX["columns"]}, "columns that are axes need a `cell`"),
-        (MATRIX | {"cell": MATRIX["cell"] | {"run": "w{windw}"}}, "no field 'windw'; have meta, window"),
-        (MATRIX | {"cell": {"measure": "mmlu", "metric": "acc"}}, "names no run"),
-        (MATRIX | {"published": [[1, 2, 3]], "published_for": {"model": "m", "origin": {"measured": True}}}, "published has 1 rows, the table 2"),
-        (MATRIX | {"published": [[1], [2]], "published_for": {"model": "m", "origin": {"measured": True}}}, "has 1 values, the table 3 columns"),
-        (MATRIX | {"rows": {"meta": [2, 2]}}, "row 'meta_2' stands there twice"),
-        (MATRIX | {"not_at": {"mini": {"window": [2]}}}, "not_at, mini: no axis of the rows 'window'; have meta"),
-        (MATRIX | {"not_at": {"mini": {"meta": [3]}}}, "not_at, mini: no value of meta 3; have 2, 4"),
+        (MATRIX | {"columns": [ACC | {"run": "m{mata}"}]}, "no field 'mata'; have meta"),
+        (MATRIX | {"columns": [ACC]}, "row 'meta_2' has no run, and nothing is published in it"),
         ({"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]}, "'avg' over seeds is of several runs in row 'lizard'"),
         ({"draw": "scatter", "x": "acc", "y": "kl"}, "no column 'kl'; have acc"),
         ({"draw": "own"}, "table1.py draws it exactly where it says draw: own; got draw: own, no file"),
@@ -248,15 +252,42 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, change, message):
     path = paper(tmp_path, **TABLE | change)
-    (path.parent / "paper.yaml").write_text("title: A paper\n")
     with pytest.raises(ConfigError, match=f"(?s)lizard/table1.yaml.*{message}"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"value": "1,0"}, "line 2: value must be a number; got '1,0'"),
+        ({"value": "nan"}, "line 2: value must be a number; got 'nan'"),
+        ({"value": 1, "origin": "somewhere"}, "line 2: origin must be measured, computed or copied from ...; got 'somewhere'"),
+        ({"value": 1, "origin": "copied from "}, "origin must be"),
+        ({"value": 1, "model": ""}, "line 2: model must not be empty"),
+    ],
+)
+def test_a_wrong_published_number_is_refused_with_its_line(tmp_path, line, message):
+    path = paper(tmp_path, **TABLE, published=[line])
+    with pytest.raises(ConfigError, match=f"lizard/published.csv.*{re.escape(message)}"):
+        read(path)
+
+
+def test_published_numbers_of_no_table_twice_or_with_other_columns_are_refused(tmp_path):
+    path = paper(tmp_path, **TABLE, published=[{"value": 1.0}, {"value": 2.0}])
+    with pytest.raises(ConfigError, match="lizard/published.csv, line 3: column 'acc' of row 'lizard' stands there twice"):
+        read(path)
+    paper(tmp_path, **TABLE, published=[{"value": 1.0, "table": "table2"}])
+    with pytest.raises(ConfigError, match="lizard/published.csv: no table table2"):
+        available(path.parent.parent)
+    (path.parent / "published.csv").write_text("row,column,value\nlizard,acc,1\n")
+    with pytest.raises(ConfigError, match="published.csv must have the columns table, row, column, .*; got row, column, value"):
         read(path)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panel 'lizard' names no metric"),
+        (GRID | {"cell": {"measure": "needle", "x": "length", "y": "depth"}}, "panels.0.metric: Field required"),
         (GRID | {"panels": [{"run": "a"}, {"run": "a"}]}, "panel 'a' stands there twice"),
         (
             GRID | {"claims": [{"claim": "c", "source": "s", "left": {"row": "lizard", "at": {"depth": 1}}, "op": ">", "ratio": 1}]},
@@ -267,7 +298,7 @@ def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, c
         (COSTS | {"panels": [{"x": "batch", "metric": "acc"}]}, "needs y"),
         (PAIRS, r"panel \(named by `column`, else by its metric\) 'exact_match' stands there twice"),
         (COSTS | {"model": None}, "costs need the `model`"),
-        (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or points"),
+        (COSTS | {"series": [{"title": "softmax"}]}, "needs either a run or runs"),
         (COSTS | {"series": [{"run": "a", "title": "A"}, {"run": "a", "title": "B"}]}, "series 'a' stands there twice"),
         (COSTS | {"series": [{"run": "a", "title": "A", "color": "teal"}]}, "unknown key 'color'"),
         (COSTS | {"claims": [RATIO | {"left": {"row": "lizard", "at": {"batch": 1}}}]}, "no series 'lizard'; have teacher"),

@@ -15,12 +15,14 @@ from torch.testing import assert_close
 
 from relinear.attention import load, options, supra
 from relinear.attention._base import Heads, Inputs
-from relinear.draw.curves import readings_along
+from relinear.draw.curves import points_of
 from relinear.draw.doses import Dose, doses
+from relinear.draw.frame import frame_of
 from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
 from relinear.plan.plan import Plan
+from relinear.plan.published import published
 from relinear.plan.readings import load as load_measured
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
@@ -164,8 +166,7 @@ def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
 
 
 def test_its_published_points_are_those_of_table_1():
-    rows = read(ROOT / "workflow/papers/supra/table1.yaml").spec.rows.list
-    printed = [entry for row in rows for entry in row.published.entries]
+    printed = [entry for entries in published(ROOT / "workflow/papers/supra", "table1").values() for entry in entries]
     for panel, column in zip(read(FIGURE1).spec.of_readings, ("hellaswag_acc_norm", "mmlu_acc"), strict=True):
         drawn = [y for points in panel.published.values() for ys in points.values() for y in (ys if isinstance(ys, tuple) else (ys,))]
         assert sorted(drawn) == sorted(entry.values[column] for entry in printed if column in entry.values)
@@ -184,7 +185,7 @@ def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
             ("teacher", {}),
         )
     }
-    along = {name: [x for x, *_ in readings_along(s, panel, measured)] for name, s in series.items() if s.runs}
+    along = {name: list(points_of(frame_of(measured), s, panel, measured)["x"]) for name, s in series.items() if s.runs}
     assert along == {"SUPRA, uptrained": [10, 20], "SUPRA, from scratch": [35], "softmax teacher": [0], "softmax, from scratch": []}
 
 
@@ -194,8 +195,8 @@ def test_a_run_lies_at_the_tokens_that_all_its_steps_trained_on():
         ({"panels": [{"x": "training_tokens", "measure": "mmlu", "metric": "acc", "series": ["Mamba"]}]}, "no series 'Mamba'; have t2r, SUPRA"),
         ({"panels": [{"x": "position", "measure": "ppl_novels", "metric": "perplexity"}]}, "'SUPRA': `runs` lie along.*over 'position'"),
         ({"panels": [{"x": "length", "y": "ms_per_token", "measure": "mmlu", "metric": "acc"}]}, "'ms_per_token' or the measure 'mmlu'; give one"),
-        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or points or runs"),
-        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "a run's own tokens say where it lies along 'training_tokens'; give `runs`"),
+        ({"series": [{"title": "SUPRA", "run": "supra", "runs": ["t2r"]}]}, "'SUPRA' needs either a run or runs"),
+        ({"series": [{"title": "SUPRA", "points": {1: "supra"}}]}, "unknown key 'points'.*possible: title, run, runs"),
         ({"file": "results/efficiency/efficiency.csv", "model": "mistral-7b"}, "no panel shows a cost of results/efficiency/efficiency.csv"),
     ],
 )  # fmt: skip

@@ -45,8 +45,7 @@ def verdict(tmp_path, scores=None, form=None, seeds=3, claim=None, rows=(), spre
             measured[name, "gate"] = measurement(name, "gate", reading("passed", 1.0, None, 1, "gate"), **facts)
     path = paper(tmp_path, columns=[COLUMN], rows=[{"run": run} for run in runs], seeds=True, claims=[CLAIM | (claim or {})], **spec)
     (path.parent / "paper.yaml").write_text(f"title: A paper\nforms: {json.dumps(FORM)}\n")
-    repeats = {run: [f"{run}-seed{i}" for i in range(1, seeds)] for run in runs if run not in ("teacher", "window")}
-    about = About("mini", repeats=repeats, forms={"lizard": form or OWN}, spreads=spreads)
+    about = About("mini", forms={"lizard": form or OWN}, spreads=spreads)
     make(read(path), measured, about, tmp_path / "out")
     [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
     return row
@@ -237,7 +236,7 @@ def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print
     """A column of a paper's own table in which nothing is published, and that is no mean of such, is a proxy's or ours."""
     found = []
     for artefact in available(WORKFLOW / "papers").values():
-        columns = {column.name: column for column in getattr(artefact.spec, "all_columns", ())}
+        columns = {column.name: column for column in getattr(artefact.spec, "columns", ())}
         printed = set(getattr(artefact.spec, "published_columns", ()))
         for claim in artefact.spec.claims if printed and artefact.paper != "comparison" else ():
             column = claim.full(claim.left).column

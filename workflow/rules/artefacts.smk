@@ -25,6 +25,7 @@ for artefact in plan.artefacts.values():
             rows=lambda wildcards, artefact=artefact: [
                 str(n) for n in plan.reads(artefact).values()
             ],
+            beside=artefact.beside,
             code=lambda wildcards, artefact=artefact: plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:

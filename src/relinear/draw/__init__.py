@@ -1,7 +1,7 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
-The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `bars`, `scatter`,
-`curves`, `attention_maps`, `grid`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
+The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `scatter`,
+`curves`, `attention_maps`, `grid`, `own`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
 suffixes.
 """
 
@@ -16,7 +16,7 @@ from relinear.plan.forms import Form
 from relinear.plan.readings import Measured
 from relinear.plan.specs import Artefact
 
-Measurements = Mapping[tuple[str, str], Measured | None]  # (run, measure) -> it; None: left out at this scale, or not finished
+Measurements = Mapping[tuple[str, str], Measured | None]  # by (run, measure); None: left out at this scale, or not finished
 
 
 class About(NamedTuple):
@@ -24,7 +24,7 @@ class About(NamedTuple):
 
     `budget` and `seed` are the plan's. `teacher`: names of the models that the runs begin with; `kind`: what they are.
     `demonstration`: a line that warns of budgets and learning rates far from the papers'.
-    `nothing_to_judge`: why no claim can be judged at this scale. `repeats`: run -> the runs that are its training with further seeds.
+    `nothing_to_judge`: why no claim can be judged at this scale.
     `of_shape`: the measures that all trainings of a run have the same.
     `data`: measure -> the data that it was made on, or that stood in for them. `own_data`: column -> the same, where its runs' models know no other.
     `undefined`: (run, measure) of a table's cells that no measurement can fill -> why.
@@ -36,7 +36,6 @@ class About(NamedTuple):
     teacher: str | None = None
     demonstration: str | None = None
     nothing_to_judge: str | None = None
-    repeats: Mapping[str, list[str]] = {}
     of_shape: Collection[str] = ()
     data: Mapping[str, str] = {}
     own_data: Mapping[str, str] = {}

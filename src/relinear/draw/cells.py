@@ -3,27 +3,31 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
+
+from pandas import DataFrame
 
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses, trained_on
+from relinear.draw.frame import frame_of, over_trainings, readings_in, select, split
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
 from relinear.plan.claims import GATE, Point
-from relinear.plan.readings import Measured, Source
+from relinear.plan.readings import Measured, Reading, Source
 from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
 
 PASSED, FAILED = "passed", "failed"
 
 
-class Score(NamedTuple):
-    """A number in its column's unit; percent is 100 times the reading. `pulls` gives the pulls of the items behind it, or None.
+class Part(NamedTuple):
+    """The number of one training, in its column's unit; percent is 100 times the reading.
 
-    `training`: which of its run's trainings it is of, from 0; None for one that all have the same, by definition or of a shape, and for one that is
-    computed of rows. `of`: what the spread of its trainings is looked up by; nothing where nothing was trained.
+    `pulls` gives the pulls of the items behind the number (`relinear.draw.paired`), or None. `training`: the seed of the
+    training (0, 1, ...); None if the number does not depend on training (a constant, a state size) or is derived from other
+    rows. `of`: the key of its spread over trainings; empty if nothing was trained.
     """
 
     value: float
@@ -35,23 +39,21 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell as it is shown. Without a measurement it is NOT_RUN; where there cannot be a number it is NOT_DEFINED, with the reason.
-    `seed_sd` is None without repeated trainings.
+    """A cell as it is shown: the score over its trainings (`relinear.draw.frame.Score`), NOT_RUN, or NOT_DEFINED with a reason.
 
-    The error of a mean over seeds combines two: that of the items, which all seeds share, so that it does not average out, and that of the mean of
-    the seeds.
+    `seeds`: the number of each training. `files`: the run.json of each. `seed_sd` is None for one training.
     """
 
     value: float | str
     stderr: float | str | None
     n: int | str | None
     seed_sd: float | str | None
-    seeds: tuple[Score, ...]  # one score for each training that has the number
+    seeds: tuple[Part, ...]  # one score for each training that has the number
     files: tuple[str, ...]  # run.json of each
 
     @property
     def trainings(self) -> int | None:
-        """How many trainings it is the mean over; None where it is of none."""
+        """The number of trainings that the cell is the mean over; None if it depends on none."""
         return sum(score.training is not None for score in self.seeds) or None
 
     @property
@@ -64,10 +66,11 @@ MISSING = Cell(NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN, (), ())
 
 
 class Row(NamedTuple):
-    """A row with its numbers. `facts` are empty where nothing of its run is measured but its shape; `gate` is NOT_RUN where no gate is.
+    """A row with its numbers.
 
-    `was_run`: whether any cell was measured that is of more than a shape. `tokens`: the training tokens of all steps of its run, or of that of its
-    runs which had fewest; None where no measurement knows them.
+    `facts` of its run are empty if nothing but a state size was measured. `gate` is PASSED, FAILED or NOT_RUN, the worst of
+    its trainings. `was_run`: whether any cell that depends on training was measured. `tokens`: the training tokens of all
+    steps, of the run that had fewest; None if no measurement has them.
     """
 
     line: Line
@@ -84,8 +87,9 @@ class Row(NamedTuple):
 
 def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
     """The rows of a table. Raises ValueError for a metric that a finished measurement does not have."""
-    rows = [_row(spec, line, measured, about) for line in spec.lines]
-    for column in spec.all_columns:
+    frame = frame_of(measured)
+    rows = [_row(spec, line, measured, frame, about) for line in spec.lines]
+    for column in spec.columns:
         if column.recovery:
             for row in rows:
                 row.cells[column.name] = _recovered(column.recovery, spec.chance(column.recovery.column), row, rows, column.factor)
@@ -102,12 +106,14 @@ def gate_of(measured: Measurements, run: str) -> str:
     return NOT_RUN if not passed else PASSED if passed.value else FAILED
 
 
-def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
+def _row(spec: Table, line: Line, measured: Measurements, frame: DataFrame, about: About) -> Row:
     places = [place for place in line.cells.values() if isinstance(place, Address)]
-    trainings = {run: _trainings(run, places, measured, about if spec.seeds else None) for run in dict.fromkeys(place.run for place in places)}
-    cells = {c.name: _cell(c, _possible(line.cells[c.name], about), trainings, measured, about.of_shape) for c in spec.all_columns if not c.derived}
-    cells = {c.name: _mean([cells[part] for part in c.mean]) if c.mean else cells.get(c.name, MISSING) for c in spec.all_columns}
     trained = [place for place in places if place.measure not in about.of_shape]
+    trainings = {place.run: [place.run] for place in places}
+    if spec.seeds:
+        trainings = {run: _trainings(run, {place.measure for place in trained if place.run == run}, measured) for run in trainings}
+    read = {c.name: _cell(c, line.cells[c.name], measured, frame, trainings, about) for c in spec.columns if not c.derived}
+    cells = {c.name: _mean([read[part] for part in c.mean]) if c.mean else read.get(c.name, MISSING) for c in spec.columns}
     of_run = [m for place in trained if place.run == line.run for run in trainings[place.run] if (m := measured.get((run, place.measure)))]
     gates = {run: gate_of(measured, run) for runs in trainings.values() for run in runs}
     verdict = next((v for v in (FAILED, NOT_RUN) if v in gates.values()), PASSED) if gates else NOT_RUN
@@ -135,7 +141,7 @@ def _row(spec: Table, line: Line, measured: Measurements, about: About) -> Row:
 
 
 def _tokens(found: list[Measured]) -> int | None:
-    """Of each run the most, since some are measured before their last step; of all runs the fewest."""
+    """The fewest training tokens of any run. A run counts with its most, since some are measured before their last step."""
     runs: dict[str, int] = {}
     for m in found:
         if "tokens" in m.facts:
@@ -143,66 +149,59 @@ def _tokens(found: list[Measured]) -> int | None:
     return min(runs.values(), default=None)
 
 
-def _trainings(run: str, places: list[Address], measured: Measurements, about: About | None) -> list[str]:
-    """The run and those of its repeats of which anything is measured."""
-    again = about.repeats.get(run, ()) if about else ()
-    measures = {place.measure for place in places if place.run == run and about and place.measure not in about.of_shape}
-    return [run, *(other for other in again if any(measured.get((other, measure)) for measure in measures))]
+def _trainings(run: str, measures: Collection[str], measured: Measurements) -> list[str]:
+    """The run and those of its trainings with further seeds of which any of these measures is finished."""
+    further = {name for name, measure in measured if split(name)[0] == run != name and measure in measures and measured[name, measure]}
+    return [run, *sorted(further, key=split)]
 
 
 def _own(place: Address, trainings: Mapping[str, list[str]], of_shape: Collection[str]) -> list[str]:
-    """The trainings that have a number of their own there: the first alone, where all have the same."""
+    """The trainings that have a number of their own there: the first alone, if all have the same."""
     return trainings[place.run][: 1 if place.measure in of_shape else None]
 
 
-def _possible(place: Address | Undefined | float | None, about: About) -> Address | Undefined | float | None:
-    """The place of a cell; undefined, with the reason, where its row's method lacks what the column's measure is of."""
-    why = about.undefined.get((place.run, place.measure)) if isinstance(place, Address) else None
-    return Undefined(why) if why else place
-
-
 def _cell(
-    column: Column, place: Address | Undefined | float | None, trainings: Mapping[str, list[str]], measured: Measurements, of_shape: Collection[str]
+    column: Column, place: Address | Undefined | float | None, measured: Measurements, frame: DataFrame, trainings: Mapping[str, list[str]],
+    about: About,
 ) -> Cell:  # fmt: skip
+    """The cell of a place: a number by definition, the reason why there is none, or the score of its run's trainings."""
     if place is None:
         return MISSING
-    if isinstance(place, Undefined):
-        return Cell(f"{NOT_DEFINED}: {place.reason}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     if isinstance(place, int | float):
-        return Cell(float(place), None, None, None, (Score(float(place), None, None),), ())
-    alike = place.measure in of_shape
-    runs = [measured.get((run, place.measure)) for run in _own(place, trainings, of_shape)]
-    if why := next((r.why for found in runs if found and (r := found.find(place.metric, place.of, place.at or None)) and r.value is None), None):
-        return MISSING._replace(value=f"{NOT_DEFINED}: {why}", files=tuple(found.source.file for found in runs if found))
-    scores = {found.source.file: score for i, found in enumerate(runs) if found and (score := _score(column, place, found, None if alike else i))}
-    return _over_seeds(list(scores.values()), tuple(scores)) if scores else MISSING
+        return Cell(float(place), None, None, None, (Part(float(place), None, None),), ())
+    why = place.reason if isinstance(place, Undefined) else about.undefined.get((place.run, place.measure))
+    if why or isinstance(place, Undefined):
+        return Cell(f"{NOT_DEFINED}: {why}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
+    alike, runs = place.measure in about.of_shape, _own(place, trainings, about.of_shape)
+    nodes = {found.source.file: found for run in runs if (found := measured.get((run, place.measure)))}
+    rows = select(frame, *place, seeds=True)
+    rows = rows[rows["node"].isin(nodes.keys())]
+    if not all(rows["why"] == ""):
+        return MISSING._replace(value=f"{NOT_DEFINED}: {next(filter(None, rows['why']))}", files=tuple(nodes))
+    parts = {node: _part(column.factor, nodes[node], reading, None if alike else seed) for node, seed, reading in readings_in(rows)}
+    for node in nodes.keys() - parts.keys():
+        if not nodes[node].all(place.metric):
+            have = ", ".join(sorted({reading.metric for reading in nodes[node].readings}))
+            raise ValueError(f"{node}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
+    return _over_trainings(list(parts.values()), tuple(parts)) if parts else MISSING
 
 
-def _score(column: Column, place: Address, found: Measured, training: int | None) -> Score | None:
-    reading = found.find(place.metric, place.of, place.at or None)
-    if reading is None:
-        if not found.all(place.metric):
-            have = ", ".join(sorted({r.metric for r in found.readings}))
-            raise ValueError(f"{found.source.file}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
-        return None
-    unit = column.factor
-    error = None if reading.stderr is None else unit * reading.stderr
+def _part(unit: float, found: Measured, reading: Reading, training: int | None) -> Part:
+    stderr = None if reading.stderr is None else unit * reading.stderr
     of = of_training(found, reading, unit) if training is not None else None
-    return Score(unit * reading.value, error, reading.n, scale_pulls(found, reading, unit), training, (of,) if of else ())
+    return Part(unit * reading.value, stderr, reading.n, scale_pulls(found, reading, unit), training, (of,) if of else ())
 
 
-def _over_seeds(scores: list[Score], files: tuple[str, ...]) -> Cell:
-    first = scores[0]
-    if len(scores) == 1:
-        return Cell(first.value, first.stderr, first.n, None, tuple(scores), files)
-    spread, errors = stdev(s.value for s in scores), [s.stderr for s in scores]
-    error = None if None in errors else math.hypot(fmean(e for e in errors if e is not None), spread / math.sqrt(len(scores)))
-    return Cell(fmean(s.value for s in scores), error, first.n, spread, tuple(scores), files)
+def _over_trainings(parts: list[Part], files: tuple[str, ...]) -> Cell:
+    value, stderr, n, sd, _ = over_trainings([part.value for part in parts], [part.stderr for part in parts], parts[0].n)
+    return Cell(value, stderr, n, sd, tuple(parts), files)
 
 
 def _mean(parts: list[Cell]) -> Cell:
-    """The unweighted mean of columns, over the trainings that have all of them. Its error is propagated from theirs, taken as independent, and
-    unknown if one of theirs is."""
+    """The unweighted mean of columns, over the trainings that have all of them.
+
+    Its item error is propagated from theirs as if they were independent; it is unknown if one of theirs is.
+    """
     if not all(part.was_run for part in parts):
         return MISSING
     of_part = [{score.training: score for score in part.seeds} for part in parts]
@@ -216,14 +215,16 @@ def _mean(parts: list[Cell]) -> Cell:
         errors = [s.stderr for s in own]
         error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
         of = tuple(part for s in own for part in s.of)
-        scores.append(Score(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training, of))
+        scores.append(Part(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training, of))
     files = (file for part in parts for score, file in zip(part.seeds, part.files, strict=False) if score.training in shared)
-    return _over_seeds(scores, tuple(dict.fromkeys(files)))
+    return _over_trainings(scores, tuple(dict.fromkeys(files)))
 
 
 def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The row's score above chance, `guessed` where the spec has no other, over that of the row `of.row`. Its error is paired where all were measured
-    on the same items. Not defined where that row is not off chance: a ratio to nothing is as large as one likes."""
+    """(score - chance) / (reference - chance), with the paired error if all were measured on the same items.
+
+    `guessed`: the chance, if the spec has no other. Not defined if the reference is within OFF_THE_FLOOR errors of chance.
+    """
     names = [row.line.name, of.row, *([of.chance] if isinstance(of.chance, str) else [])]
     cells = [other.cells[of.column] for name in names for other in rows if other.line.name == name]
     if not all(isinstance(cell.value, float) for cell in cells):
@@ -244,29 +245,29 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
     share, error = (cells[0].value - level) / room + 0.0, None  # + 0.0 turns -0.0 into 0.0
     if not isinstance(ours, str) and row.line.name not in names[1:]:
         error = unit * error_of(ours, theirs, by=share).total / abs(room)
-    return Cell(unit * share, error, None, None, (Score(unit * share, error, None),), files)
+    return Cell(unit * share, error, None, None, (Part(unit * share, error, None),), files)
 
 
 def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
-    """The share of the columns in which the row has at least 1 - tolerance of the score of the row `of.row`, over so many columns, and no error."""
+    """The share of columns in which the row scores at least (1 - tolerance) of the row `of.row`. `n` is the number of columns."""
     theirs = next(other for other in rows if other.line.name == of.row)
     pairs = [(row.cells[name], theirs.cells[name]) for name in of.columns]
     if not all(isinstance(cell.value, float) for pair in pairs for cell in pair):
         return MISSING
     share = unit * fmean(ours.value >= (1 - of.tolerance) * other.value for ours, other in pairs)
     files = tuple(dict.fromkeys(file for pair in pairs for cell in pair for file in cell.files))
-    return Cell(share, None, len(pairs), None, (Score(share, None, len(pairs)),), files)
+    return Cell(share, None, len(pairs), None, (Part(share, None, len(pairs)),), files)
 
 
 def _beyond(value: Value | str, base: Value | str) -> Value | str:
-    """A number less another that was measured, or the reason why there is none."""
+    """The difference of two measured numbers, or the reason why there is none."""
     if isinstance(value, str) or isinstance(base, str):
         return base if isinstance(base, str) else value
     pulls = functools.cache(lambda: minus(value.pulls(), base.pulls()))
     return Value(value.value - base.value, error_of(value, base).total, value.name, pulls, math.hypot(value.apart, base.apart))
 
 
-def _mean_pulls(scores: Sequence[Score]) -> Callable[[], Pulls | None]:
+def _mean_pulls(scores: Sequence[Part]) -> Callable[[], Pulls | None]:
     """A function that gives the pulls on a mean of scores and computes them once."""
     return functools.cache(lambda: mean([score.pulls() for score in scores]))
 

@@ -30,11 +30,11 @@ COLUMNS = ("claim", "paper", "source", "whose", "verdict", "compared", "figures"
 
 
 class Value(NamedTuple):
-    """A number to judge by. `stderr` 0: it is the median of so many repeats that their spread is far below any margin. `name`: for reading.
+    """A number to judge by. `stderr` is 0 for a median of many repeats, whose spread is far below any margin. `name`: for reading.
 
-    `pulls`: what gives the pulls of the items that it was measured on, or None where they are not kept. `apart`: the part of its error that is of its
-    trainings, `freedom` that part's degrees of freedom. `n`: how many items. `trainings`: how many trainings it is the mean over, 0 where nothing was
-    trained; `of`: what a spread of one training is looked up by.
+    `pulls` gives the pulls of its items, or None if they are not kept. `apart`: the training part of the error, with
+    `freedom` degrees of freedom. `n`: the number of items. `trainings`: the number of trainings that it is the mean over, 0
+    if nothing was trained. `of`: the key of its spread over trainings.
     """
 
     value: float
@@ -52,7 +52,7 @@ class Value(NamedTuple):
 
     @property
     def items(self) -> float:
-        """The part of its error that is of items."""
+        """The item part of the error."""
         return math.sqrt(max(self.stderr**2 - self.apart**2, 0.0))
 
 
@@ -60,14 +60,15 @@ Look = Callable[[Point], Value | str]  # the number at a point, or the reason wh
 
 
 class Error(NamedTuple):
-    """The error of a difference: the parts of items and of trainings, and the degrees of freedom of both together. `paired`: the differences on the
-    same items, where both sides kept them. `lent`: where the spread of a single training comes from."""
+    """The error of a difference: its item part, its training part, and the degrees of freedom of both together.
+
+    `paired`: the differences on the same items, if both sides kept them.
+    """
 
     items: float
     training: float
     freedom: float
     paired: Pulls | None
-    lent: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -76,13 +77,16 @@ class Error(NamedTuple):
 
     @property
     def enough(self) -> float:
-        """So many errors are as seldom by chance as two of a number whose error is known: Student's t, for few seeds, documents or items."""
+        """The number of errors that is as rare by chance as two errors of a known size: Student's t, for few seeds or items."""
         return STANDARD_ERRORS if math.isinf(self.freedom) else float(stdtrit(max(self.freedom, 1.0), float(ndtr(STANDARD_ERRORS))))
 
 
 class Judgement(NamedTuple):
-    """A verdict on a claim, the numbers it was judged by, and why. `compared`: what with what, for counting a result once; `error` with its parts and
-    `trainings` of either side, where there are numbers."""
+    """A verdict on a claim, the numbers that it was judged by, and the reason.
+
+    `compared`: the two sides by run and column, so that a result counts once. `error`, its parts and the `trainings` of each
+    side are there if there are numbers.
+    """
 
     verdict: Verdict
     figures: str
@@ -97,12 +101,14 @@ class Judgement(NamedTuple):
 def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark: str = "", unlike: str = "", spreads: Spreads = UNASKED) -> Judgement:
     """Judge a claim by the numbers at its points.
 
-    Reproduced or contradicted if the difference clears the margin, or the ratio its bound, by more than two standard errors, else not tested. Where
-    few seeds or documents give the error, Student's t says how many errors are as much as two. The error is that of the paired difference where
-    both sides kept the outcomes of the same items, and the figures then say `paired`; else the errors are combined as if independent. A side of one
-    training has the `spreads` of its method's trainings in its error; where nobody knows any, nothing is judged. `remark` stands beside the
-    numbers. `unlike`: in what our training differs from the paper's; then no verdict is given, nor where a number that the claim requires is not
-    reached, nor a reproduction where what is untrained keeps the claim too.
+    The verdict is "reproduced" or "contradicted" if the difference clears the margin, or the ratio its bound, by more than
+    two standard errors; else "not tested". With few seeds or documents, Student's t says how many errors count as two. The
+    error is that of the paired difference if both sides kept the outcomes of the same items, and the figures then say
+    `paired`; else the errors are combined as if independent. The error of a side of one training includes the `spreads` of
+    its method's trainings; if no spread is known, there is no verdict.
+
+    `remark` stands beside the numbers. `unlike` says how our training differs from the paper's; there is then no verdict.
+    There is none either if a precondition fails, and no reproduction if an untrained row keeps the claim, too.
     """
     published = f"; published {claim.published}" if claim.published else ""
     found = [_named(claim, point, look(point)) for point in claim.points]
@@ -122,20 +128,22 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
 
 
 def _unknown(value: Value, spreads: Spreads) -> bool:
-    """Whether a number is of one training of which nobody knows how far from another it is."""
+    """Whether a number comes from one training and its spread over trainings is not known."""
     return value.trainings == 1 and spreads.asked and spreads.of(value.of, value.value) is None
 
 
 def _lent(value: Value, spreads: Spreads) -> Value:
-    """A number of one training with the spread that its method's trainings have."""
+    """A number of one training, with the spread of its method's trainings in its error."""
     if value.trainings != 1 or not (spread := spreads.of(value.of, value.value)):
         return value
     return value._replace(stderr=math.hypot(value.stderr, spread.sd), apart=math.hypot(value.apart, spread.sd), freedom=spread.freedom)
 
 
 def _kept_untrained(claim: Claim, look: Look) -> str:
-    """Why a claim that holds is no evidence: what nothing was trained on keeps it too, or is not measured. Empty where there is no such row, or where
-    it fails."""
+    """Why a claim that holds is no evidence: an untrained row keeps it, too, or is not measured.
+
+    Empty if the claim names no such row, or if that row fails the claim.
+    """
     if claim.untrained is None:
         return ""
     control = claim.model_copy(update={"left": claim.left.model_copy(update={"row": claim.untrained}), "untrained": None, "requires": ()})
@@ -165,8 +173,11 @@ class Circumstances(Protocol):
 def judge_claim(
     artefact: Artefact, claim: Claim, look: Look, about: Circumstances, tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
 ) -> Judgement:
-    """Judge a claim of a table or figure. `tokens`: name -> the training tokens, which a claim's dose is compared with. Not `of_scale`: its numbers
-    are costs, which no scale shrinks."""
+    """Judge a claim of a table or figure.
+
+    `tokens`: name -> training tokens, to compare with the claim's dose. Not `of_scale`: the numbers are costs, which do not
+    depend on the scale's budgets.
+    """
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
     other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
@@ -175,7 +186,7 @@ def judge_claim(
 
 
 def compared(claim: Claim, spec: Spec) -> str:
-    """What is compared with what, by runs and columns: the same in every table that has them."""
+    """The two sides of a claim by runs and columns: the same text in every table that compares them."""
 
     def said(point: Point) -> str:
         return " ".join(filter(None, (spec.run_of(point) or point.row, point.column, point.place)))
@@ -187,7 +198,7 @@ def compared(claim: Claim, spec: Spec) -> str:
 
 
 def _missed(claim: Claim, look: Look) -> list[str]:
-    """The reasons why a claim cannot be judged: a line for each number that it requires and that is not there or misses a bound."""
+    """A line for each precondition that fails: its number is not there, or misses a bound."""
     found = []
     for point in map(claim.full, claim.requires):
         value = _named(claim, point, look(point))
@@ -212,8 +223,7 @@ def trained(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, asked: Mapping[str, Form] | None = None,
            forms: Mapping[str, Form] | None = None) -> str:  # fmt: skip
-    """A text that says how our training differs from the claim's: runs of another form, rows of fewer tokens than the paper's, another recipe.
-    Empty if it does not.
+    """How our training differs from the paper's: another form, fewer tokens, another recipe. Empty if it does not differ.
 
     `tokens`: row -> the training tokens of all its steps. `asked`: method -> the form that the claim's paper has; `forms`: run -> ours.
     """
@@ -227,7 +237,7 @@ def unlike(claim: Claim, tokens: Mapping[str, int], spec: Spec | None = None, as
 
 
 def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapping[str, Form]) -> str:
-    """In what the runs that a claim compares have another form than its paper's; empty where they have that."""
+    """How the form of the runs that a claim compares differs from the paper's; empty if it does not."""
     said: dict[str, list[str]] = {}  # in what -> the rows
     for point in (claim.full(claim.left), claim.full(claim.right)):
         form = forms.get(spec.run_of(point) or "") if point else None
@@ -238,7 +248,7 @@ def _other_form(claim: Claim, spec: Spec, asked: Mapping[str, Form], forms: Mapp
 
 
 def _named(claim: Claim, point: Point, value: Value | str) -> Value | str:
-    """The number. Its name has the column too, where that is not the claim's own."""
+    """The number. Its name includes the column, if that is not the claim's own."""
     if isinstance(value, str) or point.column in (None, claim.column):
         return value
     return value._replace(name=f"{value.name} {point.column}")
@@ -270,7 +280,7 @@ def _item_by_item(claim: Claim, paired: Pulls | None) -> str:
     if paired is None:
         return ""
     sign, n = (1.0 if claim.op == ">" else -1.0), len(paired.items)
-    better, tied = sum(sign * x > claim.tie for x in paired.outcomes), sum(abs(x) <= claim.tie for x in paired.outcomes)
+    better, tied = sum(sign * x > 0 for x in paired.outcomes), sum(x == 0 for x in paired.outcomes)
     return f"; of {n:,} items {100 * better / n:.1f} % better, {100 * tied / n:.1f} % tied"
 
 

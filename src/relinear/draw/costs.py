@@ -72,7 +72,7 @@ def how_measured(path: Path) -> dict[str, Any]:
 
 
 def elsewhere(rows: Sequence[Row], baseline: str) -> dict[str, list[str]]:
-    """The runs with rows of other commits than the baseline's, and those commits: code that changed between them is in their ratio."""
+    """Run -> commits of its rows that are not among the baseline's; a ratio then includes the change of code."""
     commits: dict[str, set[str | None]] = {}
     for row in rows:
         if row.ok:
@@ -88,7 +88,7 @@ def remark(claim: Claim, rows: Sequence[Row], baseline: str) -> str:
 
 
 def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
-    """The function by which a claim reads costs. They are compared without errors: medians of many steps spread far less than the bounds."""
+    """The function by which a claim reads costs. They have no errors: medians of many steps vary far less than the bounds."""
 
     def look(point: Point) -> Value | str:
         [(sweep, at)] = point.at.items()

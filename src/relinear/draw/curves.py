@@ -1,13 +1,15 @@
 """Curves: costs of generating along a sweep, or readings of runs along one of their axes."""
 
 import itertools
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -17,13 +19,13 @@ from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Look, Value, judge_claim, value_of, write_claims
 from relinear.draw.doses import doses, trained_on
+from relinear.draw.frame import COLUMNS, along, error, frame_of, place_of, readings_in
 from relinear.draw.pictures import save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.draw.style import lines
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import TRAINED, Curves, Panel, Series
-from relinear.plan.readings import Reading, Source
 from relinear.plan.specs import Artefact
 
 HOW = (
@@ -45,7 +47,7 @@ class Curve(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The costs of a figure's runs: the file, its rows, how they were measured, and the runs of other commits than the first series'."""
+    """The costs of a figure's runs: the file, its rows, how they were measured, and runs of other commits than the first series'."""
 
     source: Path
     rows: list[costs.Row]
@@ -53,30 +55,29 @@ class Costs(NamedTuple):
     other: dict[str, list[str]]
 
 
-Along = dict[tuple[str, str], list[tuple[Scalar, Reading, Source]]]  # series and panel -> x, reading and record of each point
-
-
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
 
     Raises FileNotFoundError and ValueError for costs that are missing or malformed.
     """
     spec: Any = artefact.spec
     paid = _costs(spec, about) if spec.file else None
-    along: Along = {(s.name, p.name): readings_along(s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
-    figure = _figure(spec, _title(spec, about, paid))
-    caption = [*_not_in_all(spec, along), *spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
-    spec = _with_legend(spec, measured)
-    undefined: dict[str, None] = {}
-    for axis, panel in zip(_axes(figure, spec), spec.panels, strict=True):
+    frame = frame_of(measured)
+    points = {(s.name, p.name): points_of(frame, s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
+    ran = {series for (series, _), own in points.items() if len(own)}
+    figure, axes = _figure(len(spec.panels), _title(spec, about, paid))
+    titles = {series.name: _with_legend(spec, series, frame) for series in spec.series}
+    undefined: list[str] = []
+    for axis, panel in zip(axes, spec.panels, strict=True):
         if paid is not None and spec.of_costs(panel):
             _cost_panel(axis, spec, panel, paid)
         else:
-            _reading_panel(axis, spec, panel, along)
-            undefined |= dict.fromkeys(line for series in spec.shown(panel) for line in _undefined(series, panel, measured))
-    _legend(figure, [*undefined, *caption])
-    written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, along, paid)]
-    return [*written, *_judged(artefact, measured, about, out, along, paid)]
+            _reading_panel(axis, spec, panel, points, titles, ran)
+            undefined += [line for s in spec.shown(panel) for line in _undefined(frame, titles[s.name], s, panel)]
+    caption = [*_not_in_all(spec, points, ran), *spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
+    _legend(figure, [*dict.fromkeys(undefined), *caption])
+    written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, points, measured, paid)]
+    return [*written, *_judged(artefact, measured, about, out, points, paid)]
 
 
 def _title(spec: Curves, about: About, paid: Costs | None) -> str:
@@ -98,21 +99,14 @@ def _caption(spec: Curves, about: About, paid: Costs | None) -> list[str]:
     return [*lines, *([about.demonstration] if about.demonstration and spec.of_readings else [])]
 
 
-def _with_legend(spec: Curves, measured: Measurements) -> Curves:
-    """The spec with what its legend asks for behind each title, as far as it is measured."""
-    if (beside := spec.legend) is None:
-        return spec
-
-    def titled(series: Series) -> Series:
-        found = measured.get((series.run or "", beside.measure))
-        said = []
-        for metric, unit in beside.units.items():
-            value = next((r.value for r in (found.all(metric, beside.of) if found else ()) if not r.at), None)
-            if value is not None:
-                said.append(f"{value:.4g} {unit}")
-        return series.model_copy(update={"title": ", ".join([series.title, *said])})
-
-    return spec.model_copy(update={"series": tuple(map(titled, spec.series))})
+def _with_legend(spec: Curves, series: Series, frame: pd.DataFrame) -> str:
+    """A series' title and, behind it, the readings of its run that the legend asks for and that are measured."""
+    said = [series.title]
+    for beside in spec.legend:
+        rows = along(frame, series.run or "", beside.measure, beside.metric, beside.of)
+        rows = rows[(rows["at"] == "{}") & (rows["why"] == "")]
+        said += [f"{rows['value'].iloc[0]:.4g} {beside.unit}"] if len(rows) else []
+    return ", ".join(said)
 
 
 def _doses(spec: Curves, measured: Measurements) -> list[str]:
@@ -126,23 +120,26 @@ def _doses(spec: Curves, measured: Measurements) -> list[str]:
     return lines
 
 
-def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, along: Along, paid: Costs | None) -> Path:
+Points = Mapping[tuple[str, str], pd.DataFrame]  # (series, panel) -> its points, as `points_of` gives them
+
+
+def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, points: Points, measured: Measurements, paid: Costs | None) -> Path:
     """Write which file each line of each panel comes from; returns the path."""
     cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
     for panel in spec.panels if paid is not None else ():
         if spec.of_costs(panel):
             for series in spec.shown(panel):
                 cells[series.name][f"{panel.x}.{panel.name}"] = paid.source.as_posix()
-    for (series, column), points in along.items():
-        files = list(dict.fromkeys(source.file for *_, source in points))
+    for (series, column), own in points.items():
+        files = list(dict.fromkeys(own["node"]))
         cells[series][column] = files[0] if len(files) == 1 else files or None
-    sources = [source for points in along.values() for *_, source in points]
-    return write_provenance(
-        out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources, {paid.source: paid.how} if paid is not None else None
-    )
+    sources = {found.source.file: found.source for found in measured.values() if found}
+    shown = [sources[node] for own in points.values() for node in own["node"]]
+    files = {paid.source: paid.how} if paid is not None else None
+    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, shown, files)
 
 
-def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path, along: Along, paid: Costs | None) -> list[Path]:
+def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path, points: Points, paid: Costs | None) -> list[Path]:
     """The claims file of a figure that has claims. Claims on costs are judged at any scale, since costs belong to none."""
     spec: Any = artefact.spec
     verdicts = []
@@ -151,7 +148,7 @@ def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path,
             remark = costs.remark(claim, paid.rows, spec.series[0].name)
             verdicts.append(judge_claim(artefact, claim, costs.look_in(claim, paid.rows), about, {}, remark, of_scale=False))
         else:
-            verdicts.append(judge_claim(artefact, claim, _look_along(spec, measured, along), about, {}))
+            verdicts.append(judge_claim(artefact, claim, _look_along(spec, measured, points), about, {}))
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 
@@ -171,7 +168,7 @@ def _cost_panel(axis: Axes, spec: Curves, panel: Panel, paid: Costs) -> None:
         if series in spec.shown(panel):
             ran = any(row.ok and row.run == series.name for row in paid.rows)
             mark = "*" if series.name in paid.other else "" if ran else f" ({NOT_RUN})"
-            _line(axis, series, style, curve_of_costs(paid.rows, series.name, panel), mark)
+            _line(axis, series.title + mark, style, curve_of_costs(paid.rows, series.name, panel))
     _finish(axis, panel, SWEPT[panel.x], base=2)
 
 
@@ -186,83 +183,29 @@ def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
 # --- readings ---
 
 
-def _reading_panel(axis: Axes, spec: Curves, panel: Panel, along: Along) -> None:
-    unit, bands, levels = panel.factor, False, dict[str, tuple[float, str]]()
-    for series, style in _styled(spec):
-        if series not in spec.shown(panel):
-            continue
-        found = [(x, reading) for x, reading, _ in along[series.name, panel.name]]
-        if panel.x == TRAINED and found and not found[-1][0]:  # 0 is no point on a logarithmic axis
-            levels[f"{series.title}, not trained here"] = unit * found[-1][1].value, style["color"]
-            continue
-        errors = [None if r.stderr is None else unit * r.stderr for _, r in found]
-        bands = bands or any(place(x) != x for x, _ in found)
-        curve = Curve([place(x) for x, _ in found], [unit * r.value for _, r in found], None if None in errors else [e or 0.0 for e in errors])
-        elsewhere = not found and series.name in _ran(along)
-        _line(axis, series, style, curve, None if elsewhere else _lacking(series, along[series.name, panel.name]))
-    for k, (title, points) in enumerate(panel.published.items()):
-        pairs = [(x, y) for x, ys in points.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
-        how = {"linestyle": ":" if 1 < len(pairs) == len(points) else "none", "marker": "d8+1"[k % 4]}
-        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
-    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
-    _mark(axis, panel)
-    for title, (y, color) in levels.items():
-        axis.axhline(y, label=title, color=color, linestyle="--", linewidth=1.2, zorder=0)
+def points_of(frame: pd.DataFrame, series: Series, panel: Panel, measured: Measurements) -> pd.DataFrame:
+    """The points of a series in a panel: rows of the frame, with their place `x` on the panel's axis, in its order.
+
+    The readings lie along an axis of one run, or each run's reading lies at the tokens that the run was trained on.
+    """
+    found = []
+    for run in series.all_runs:
+        rows = along(frame, run, panel.measure or "", panel.metric or "", panel.of)
+        for row in rows[rows["why"] == ""].itertuples(index=False):
+            x = _place_on(row.at, panel)
+            if panel.x == TRAINED and row.at == place_of(panel.at):
+                x = trained_on(measured[run, panel.measure])
+            found += [(*row, x)] * (x is not None)
+    if all(isinstance(place(x), int | float) for *_, x in found):
+        found.sort(key=lambda point: place(point[-1]))
+    return pd.DataFrame(found, columns=[*COLUMNS, "x"]).astype({"x": object})
 
 
-def _lacking(series: Series, points: list[tuple[Scalar, Reading, Source]]) -> str:
-    """For the legend: that a series was not run, or how many of its runs were not."""
-    ran, wanted = len({source.file for *_, source in points}), len(set(series.all_runs))
-    return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
-
-
-def _ran(along: Along) -> set[str]:
-    """The names of the series that a panel has points of."""
-    return {series for (series, _), points in along.items() if points}
-
-
-def _not_in_all(spec: Curves, along: Along) -> list[str]:
-    """Lines for the caption, one a panel: the series that were not run for it, but for another panel."""
-    ran = _ran(along)
-    lacks = {p.title or p.name: [s.title for s in spec.shown(p) if s.name in ran and not along[s.name, p.name]] for p in spec.of_readings}
-    return [f"{NOT_RUN} for {panel}: {'; '.join(titles)}." for panel, titles in lacks.items() if titles]
-
-
-def _look_along(spec: Curves, measured: Measurements, along: Along) -> Look:
-    """The function by which claims read the panels of readings."""
-
-    def look(point: Point) -> Value | str:
-        series, panel = (next(v for v in values if v.name == n) for values, n in ((spec.series, point.row), (spec.of_readings, point.column)))
-        [at] = point.at.values()
-        run = series.run or series.points.get(at, "")  # type: ignore[call-overload]
-        if gate_of(measured, run) == FAILED:
-            return f"{run} failed its gate: its parallel and recurrent forms disagree"
-        reading = next((reading for x, reading, _ in along[series.name, panel.name] if x == at), None)
-        return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.factor)
-
-    return look
-
-
-def readings_along(series: Series, panel: Panel, measured: Measurements) -> list[tuple[Scalar, Reading, Source]]:
-    """The points of a series in a panel, as far as they are measured: along an axis of one run's readings, or one run for each x, or each at the
-    tokens that it was trained on."""
-    runs: list[tuple[Scalar | None, str]] = list(series.points.items()) or [(None, run) for run in series.all_runs]
-    found: list[tuple[Scalar, Reading, Source]] = []
-    for x, run in runs:
-        if (m := measured.get((run, panel.measure or ""))) is None:
-            continue
-        at = trained_on(m) if panel.x == TRAINED else x
-        for reading in m.all(panel.metric or "", panel.of):
-            if at is None and _along(reading, panel):
-                found.append((reading.at[panel.x], reading, m.source))
-            elif at is not None and reading.at == panel.at:
-                found.append((at, reading, m.source))
-    return sorted(found, key=lambda point: place(point[0])) if all(isinstance(place(x), int | float) for x, *_ in found) else found
-
-
-def _along(reading: Reading, panel: Panel) -> bool:
-    """Whether a reading lies along the panel's axis, at the panel's place on its other ones."""
-    return panel.x in reading.at and {axis: value for axis, value in reading.at.items() if axis != panel.x} == panel.at
+def _place_on(at: str, panel: Panel) -> Scalar | None:
+    """Where a reading lies on a panel's axis; None for a reading that is not at the panel's place on its other axes."""
+    axes = json.loads(at)
+    x = axes.pop(panel.x, None)
+    return x if place_of(axes) == place_of(panel.at) else None
 
 
 def place(x: Scalar) -> Scalar:
@@ -271,48 +214,98 @@ def place(x: Scalar) -> Scalar:
     return (int(band[1]) + int(band[2])) / 2 if band else x
 
 
-def _undefined(series: Series, panel: Panel, measured: Measurements) -> list[str]:
+def _reading_panel(axis: Axes, spec: Curves, panel: Panel, points: Points, titles: Mapping[str, str], ran: Iterable[str]) -> None:
+    unit, bands, levels = panel.factor, False, dict[str, tuple[float, str]]()
+    for series, style in _styled(spec):
+        if series not in spec.shown(panel):
+            continue
+        own, title = points[series.name, panel.name], titles[series.name]
+        if panel.x == TRAINED and len(own) and not own["x"].iloc[-1]:  # 0 is no point on a logarithmic axis
+            levels[f"{title}, not trained here"] = unit * own["value"].iloc[-1], style["color"]
+            continue
+        errors = [None if (e := error(stderr)) is None else unit * e for stderr in own["stderr"]]
+        bands = bands or any(place(x) != x for x in own["x"])
+        known = None if None in errors else [e or 0.0 for e in errors]
+        label = None if series.name in ran and not len(own) else title + _lacking(series, own)
+        _line(axis, label, style, Curve([place(x) for x in own["x"]], [unit * y for y in own["value"]], known))
+    for k, (title, drawn) in enumerate(panel.published.items()):
+        pairs = [(x, y) for x, ys in drawn.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
+        how = {"linestyle": ":" if 1 < len(pairs) == len(drawn) else "none", "marker": "d8+1"[k % 4]}
+        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
+    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
+    _mark(axis, panel)
+    for title, (y, color) in levels.items():
+        axis.axhline(y, label=title, color=color, linestyle="--", linewidth=1.2, zorder=0)
+
+
+def _lacking(series: Series, points: pd.DataFrame) -> str:
+    """For the legend: that a series was not run, or how many of its runs were not."""
+    ran, wanted = points["node"].nunique(), len(set(series.all_runs))
+    return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
+
+
+def _not_in_all(spec: Curves, points: Points, ran: Iterable[str]) -> list[str]:
+    """Lines for the caption, one a panel: the series that were not run for it, but for another panel."""
+    lines = []
+    for panel in spec.of_readings:
+        titles = [s.title for s in spec.shown(panel) if s.name in ran and not len(points[s.name, panel.name])]
+        lines += [f"{NOT_RUN} for {panel.title or panel.name}: {'; '.join(titles)}."] * bool(titles)
+    return lines
+
+
+def _look_along(spec: Curves, measured: Measurements, points: Points) -> Look:
+    """The function by which claims read the panels of readings."""
+
+    def look(point: Point) -> Value | str:
+        series = next(series for series in spec.series if series.name == point.row)
+        panel = next(panel for panel in spec.of_readings if panel.name == point.column)
+        [at], run = point.at.values(), series.run or ""
+        if gate_of(measured, run) == FAILED:
+            return f"{run} failed its gate: its parallel and recurrent forms disagree"
+        own = points[series.name, panel.name]
+        reading = next((reading for _, _, reading in readings_in(own[own["x"] == at])), None)
+        return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.factor)
+
+    return look
+
+
+def _undefined(frame: pd.DataFrame, title: str, series: Series, panel: Panel) -> list[str]:
     """Lines for the caption, one a reason: where along the axis a run's metric is not defined, and why."""
     places: dict[str, list[str]] = {}
-    m = measured.get((series.run or "", panel.measure or ""))
-    for r in m.readings if m else ():
-        if r.value is None and r.metric == panel.metric and panel.of in (None, r.of) and _along(r, panel):
-            places.setdefault(r.why, []).append(str(r.at[panel.x]))
-    return [f"{series.title}: {NOT_DEFINED} at {', '.join(dict.fromkeys(at))}: {why}." for why, at in places.items()]
+    rows = along(frame, series.run or "", panel.measure or "", panel.metric or "", panel.of)
+    for row in rows[rows["why"] != ""].itertuples():
+        if (x := _place_on(row.at, panel)) is not None:
+            places.setdefault(row.why, []).append(str(x))
+    return [f"{title}: {NOT_DEFINED} at {', '.join(dict.fromkeys(at))}: {why}." for why, at in places.items()]
 
 
 # --- drawing ---
 
 
-def _shape(spec: Curves) -> tuple[int, int]:
-    rows = (len(spec.panels) + 2) // 3
-    return rows, -(-len(spec.panels) // rows)
-
-
-def _figure(spec: Curves, title: str) -> Figure:
-    rows, columns = _shape(spec)
+def _figure(panels: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure with its title, and the axes of so many panels, at most three in a row."""
+    rows = (panels + 2) // 3
+    columns = -(-panels // rows)
     figure = Figure(figsize=(max(13 / 3 * columns, 6.5), 4 * rows if rows > 1 else 4.4), layout="constrained")
     figure.suptitle(wrap(figure, title.splitlines()))
-    return figure
-
-
-def _axes(figure: Figure, spec: Curves) -> list[Axes]:
-    grid = list(figure.subplots(*_shape(spec), squeeze=False).flat)
-    for axis in grid[len(spec.panels) :]:
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in grid[panels:]:
         axis.set_axis_off()
-    return grid[: len(spec.panels)]
+    return figure, grid[:panels]
 
 
 def _styled(spec: Curves) -> Iterator[tuple[Series, dict[str, Any]]]:
-    """The series, and how their lines look: that of their first run."""
+    """The series, and how their lines look: as the method of their first run."""
     return zip(spec.series, lines([series.all_runs[0] for series in spec.series]), strict=True)
 
 
-def _line(axis: Axes, series: Series, style: dict[str, Any], curve: Curve, mark: str | None) -> None:
-    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is in the legend alone, and with
-    `mark` None a line is not in the legend."""
-    label = "_nolegend_" if mark is None else series.title + mark
-    axis.errorbar(curve.x, curve.y, curve.error, label=label, markersize=4.5, capsize=2, elinewidth=0.8, **style)
+def _line(axis: Axes, label: str | None, style: dict[str, Any], curve: Curve) -> None:
+    """A line with a marker at each point; a large cross where memory ended after the last.
+
+    A line without points is in the legend alone; without a label it is not in the legend.
+    """
+    shown = "_nolegend_" if label is None else label
+    axis.errorbar(curve.x, curve.y, curve.error, label=shown, markersize=4.5, capsize=2, elinewidth=0.8, **style)
     if curve.ends and curve.x:
         axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=style["color"])
 
@@ -324,7 +317,7 @@ def _positive(axis: Axes, ruler: str) -> list[float]:
 
 
 def _base(axis: Axes) -> int | None:
-    """The base of a logarithmic x axis: 2 if the large numbers are powers of 2, else 10. None where the numbers span too little for one."""
+    """The base of a logarithmic x axis: 2 if the large numbers are powers of 2, else 10. None if the numbers span too little."""
     xs = _positive(axis, "x")
     if not xs or max(xs) < 8 * min(xs):
         return None

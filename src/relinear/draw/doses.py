@@ -26,8 +26,10 @@ def trained_on(found: Measured) -> int:
 
 
 def doses(found: Measured) -> tuple[Dose, ...] | None:
-    """The doses of the steps behind a measured run, in order. None where a step's record is missing, or is of a training that ended when it was
-    good enough and so has no dose."""
+    """The doses of the steps behind a measured run, in order.
+
+    None if a step's record is missing, or if a step ended early (patience), since such a step has no dose.
+    """
     record = json.loads(store.read(found.folder / store.RECORD))
     places = [records.place(parent["path"]) for parent in record["parents"].values()]
     measures = {found.folder.name, "gate"}

@@ -1,5 +1,6 @@
 """Grids: heatmaps of readings along two axes, a panel a run, such as needle accuracy by length and depth."""
 
+import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator
+from pandas import DataFrame
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, trained, value_of
+from relinear.draw.frame import along, frame_of, readings_in, select, split
 from relinear.draw.pictures import judge_claims, save, wrap
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
-from relinear.plan.figures import Grid, GridPanel, Where
-from relinear.plan.readings import Measured, Reading
+from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
@@ -32,31 +34,31 @@ NOT_INFORMATIVE = {
     "ceiling": ("†", "every key is found"),
     "copying": ("‡", "most answers are keys that were not asked for"),
 }
+STYLES = {"x": "dashed", "y": "dotted"}
 WRITTEN = 110  # the most cells of a panel whose numbers are written into them
 ROOM = 32  # the digits side by side that a panel is wide
 
 
 class Heat(NamedTuple):
-    """A panel's values [y, x], NaN where there is no reading, the readings behind them by (x, y), where lines are drawn at x and at y, and the
-    marks of each x that is not informative."""
+    """A panel's values [y, x], NaN where there is no reading; where lines are drawn, by axis; and the marks of each x that is not informative."""
 
     xs: list[Scalar]
     ys: list[Scalar]
     values: np.ndarray
-    readings: Mapping[tuple[Scalar, Scalar], Reading]
-    lines: tuple[float | None, float | None] = (None, None)
+    lines: Mapping[str, float] = {}
     marks: Mapping[Scalar, str] = {}
 
 
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
 
     Raises ValueError for a metric that a finished measurement does not have along both axes.
     """
     spec: Grid | Any = artefact.spec
-    found = {panel.name: measured.get((panel.run, spec.place(panel).measure or "")) for panel in spec.panels}
-    undefined = {panel.name: why for panel in spec.panels if (m := found[panel.name]) and (why := why_not(spec, panel, m))}
-    heats = {panel.name: heat_of(spec, panel, m) for panel in spec.panels if (m := found[panel.name]) and panel.name not in undefined}
+    frame = frame_of(measured)
+    found = {panel.name: measured.get((panel.run, panel.measure)) for panel in spec.panels}
+    undefined = {panel.name: why for panel in spec.panels if (why := why_not(panel, frame))}
+    heats = {panel.name: heat_of(spec, panel, frame) for panel in spec.panels if found[panel.name] and panel.name not in undefined}
     shown = spec.model_copy(update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)})
     pictures = save(artefact, _figure(shown, heats, undefined, about), out)
 
@@ -65,46 +67,53 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         if gate_of(measured, panel.run) == FAILED:
             return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
         if panel.name in undefined:
-            return f"{point.row}: {spec.place(panel).metric} is {NOT_DEFINED}: {undefined[panel.name]}"
-        place, measurement = spec.place(panel), found[panel.name]
-        reading = measurement and measurement.find(place.metric or "", place.of, point.at)
+            return f"{point.row}: {panel.metric} is {NOT_DEFINED}: {undefined[panel.name]}"
+        rows = select(frame, panel.run, panel.measure, panel.metric, panel.of, point.at)
+        reading = next((reading for _, _, reading in readings_in(rows)), None)
         axes = (spec.cell.x, spec.cell.y)
-        place_of = ", ".join(str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items())
-        name = f"{point.row} at {place_of}" if place_of else point.row
-        return value_of(measurement, reading, name, point.column or place.metric or "", place.factor)
+        place = ", ".join(str(value) if axis in axes else f"{axis} {value}" for axis, value in point.at.items())
+        name = f"{point.row} at {place}" if place else point.row
+        return value_of(found[panel.name], reading, name, point.column or panel.metric, panel.factor)
 
-    cells: dict[str, dict[str, Origin]] = {p.name: {spec.place(p).metric or "": m and m.source.file} for p in shown.panels for m in [found[p.name]]}
+    cells: dict[str, dict[str, Origin]] = {}
+    for panel in shown.panels:
+        cells[panel.name] = {panel.metric: (m := found[panel.name]) and m.source.file}
     sources = [m.source for m in found.values() if m]
     written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
     return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({name: m.facts for name, m in found.items() if m}))]
 
 
-def why_not(spec: Grid, panel: GridPanel, found: Measured) -> str:
-    """Why a panel's metric is not defined anywhere in its measurement; empty where it has a value."""
-    place = spec.place(panel)
-    readings = [r for r in found.readings if r.metric == place.metric and place.of in (None, r.of)]
-    return readings[0].why if readings and all(r.value is None for r in readings) else ""
+def why_not(panel: GridPanel, frame: DataFrame) -> str:
+    """Why a panel's metric is not defined anywhere in its measurement; empty if it has a value, or is not measured."""
+    why = along(frame, panel.run, panel.measure, panel.metric, panel.of)["why"]
+    return why.iloc[0] if len(why) and all(why != "") else ""
 
 
-def heat_of(spec: Grid, panel: GridPanel, found: Measured) -> Heat:
-    """A panel's readings; an x where the metric is not defined is a column without any. Raises ValueError where there are none along both axes."""
-    place, axes = spec.place(panel), (spec.cell.x, spec.cell.y)
-    readings = {(r.at[axes[0]], r.at[axes[1]]): r for r in found.all(place.metric or "", place.of) if set(r.at) == set(axes)}
-    if not readings:
-        have = ", ".join(sorted({f"{r.metric} by {' and '.join(r.at) or 'nothing'}" for r in found.readings}))
-        raise ValueError(f"{found.source.file}: no {place.metric} by {axes[0]} and {axes[1]}; have {have}")
-    undefined = {r.at[axes[0]] for r in found.readings if r.metric == place.metric and r.value is None and axes[0] in r.at}
-    xs, ys = _ordered({x for x, _ in readings} | undefined), _ordered({y for _, y in readings})
-    values = np.array([[place.factor * readings[x, y].value if (x, y) in readings else np.nan for x in xs] for y in ys])
-    across, down = (line and (at := found.find(line)) and at.value for line in (spec.dashed, spec.dotted))
-    marks = {x: _marks(found, {axes[0]: x}) for x in xs}
-    return Heat(xs, ys, values, readings, (across or None, down or None), marks)
+def heat_of(spec: Grid, panel: GridPanel, frame: DataFrame) -> Heat:
+    """A panel's readings; an x at which the metric is not defined is a column without any.
+
+    Raises ValueError if there are no readings along both axes.
+    """
+    x, y = spec.cell.x, spec.cell.y
+    rows = along(frame, panel.run, panel.measure, panel.metric, panel.of)
+    at = [json.loads(place) for place in rows["at"]]
+    values = {(a[x], a[y]): v for a, v, why in zip(at, rows["value"], rows["why"], strict=True) if set(a) == {x, y} and not why}
+    if not values:
+        other = frame[(frame["run"] == split(panel.run)[0]) & (frame["measure"] == panel.measure)]
+        have = sorted({f"{metric} by {' and '.join(json.loads(at)) or 'nothing'}" for metric, at in zip(other["metric"], other["at"], strict=True)})
+        where = next(iter(other["node"]), f"{panel.run} {panel.measure}")
+        raise ValueError(f"{where}: no {panel.metric} by {x} and {y}; have {', '.join(have)}")
+    undefined = {a[x] for a, why in zip(at, rows["why"], strict=True) if why and x in a}
+    xs, ys = _ordered({x for x, _ in values} | undefined), _ordered({y for _, y in values})
+    lines = {axis: float(found["value"].iloc[0]) for axis, line in spec.lines.items() if len(found := select(frame, panel.run, panel.measure, line))}
+    heat = np.array([[panel.factor * values.get((x, y), np.nan) for x in xs] for y in ys])
+    return Heat(xs, ys, heat, {axis: value for axis, value in lines.items() if value}, {x: _marks(panel, frame, {spec.cell.x: x}) for x in xs})
 
 
-def _marks(found: Measured, at: Mapping[str, Scalar]) -> str:
+def _marks(panel: GridPanel, frame: DataFrame, at: Mapping[str, Scalar]) -> str:
     """The marks of the reasons why a place is not informative."""
-    told = [(mark, found.find("not_informative", name, at)) for name, (mark, _) in NOT_INFORMATIVE.items()]
-    return "".join(mark for mark, reading in told if reading and reading.value)
+    told = [(mark, select(frame, panel.run, panel.measure, "not_informative", name, at)) for name, (mark, _) in NOT_INFORMATIVE.items()]
+    return "".join(mark for mark, rows in told if any(rows["value"] > 0))
 
 
 def _ordered(values: set[Scalar]) -> list[Scalar]:
@@ -115,7 +124,7 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     rows = -(-len(spec.panels) // MOST_BESIDE)
     columns = -(-len(spec.panels) // rows)
     figure = Figure(figsize=(0.8 + 2.4 * columns, 0.9 + 3.1 * rows), layout="constrained")
-    lines = ", ".join(f"{style}: {(line or '').replace('_', ' ')}" for style, line in (("dashed", spec.dashed), ("dotted", spec.dotted)) if line)
+    lines = ", ".join(f"{STYLES[axis]}: {line.replace('_', ' ')}" for axis, line in spec.lines.items())
     seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
     poor = ", ".join(f"{mark} {words}" for mark, words in NOT_INFORMATIVE.values() if mark in seen)
     told = (f"{spec.label}: {spec.says}", about.where(), lines, poor and f"not informative: {poor}", about.demonstration)
@@ -128,8 +137,8 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
         axis.set(xlabel=spec.cell.x, ylabel="" if i % columns else spec.cell.y)
         axis.tick_params(labelsize=8)
         if panel.name in heats:
-            metric = spec.place(panel).metric or ""
-            drawn.setdefault((i // columns, metric), []).append((axis, _heatmap(axis, spec, panel, heats[panel.name], norms[metric])))
+            image = _heatmap(axis, panel, heats[panel.name], norms[panel.metric])
+            drawn.setdefault((i // columns, panel.metric), []).append((axis, image))
         else:
             axis.set(xticks=[], yticks=[])
             words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28) if panel.name in undefined else NOT_RUN
@@ -137,17 +146,17 @@ def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str],
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()
     for (_, metric), shown in drawn.items():
-        panel = next(panel for panel in spec.panels if spec.place(panel).metric == metric)
-        _bar(figure, [axis for axis, _ in shown], shown[0][1], spec.place(panel))
+        panel = next(panel for panel in spec.panels if panel.metric == metric)
+        _bar(figure, [axis for axis, _ in shown], shown[0][1], panel)
     return figure
 
 
 def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
     """One colour scale a metric, over all its panels."""
     norms: dict[str, Normalize] = {}
-    for metric in {spec.place(panel).metric or "" for panel in spec.panels}:
-        own = [panel for panel in spec.panels if spec.place(panel).metric == metric]
-        log = any(spec.place(panel).log for panel in own)
+    for metric in {panel.metric for panel in spec.panels}:
+        own = [panel for panel in spec.panels if panel.metric == metric]
+        log = any(panel.log for panel in own)
         finite = np.concatenate([np.zeros(0), *(heats[panel.name].values.ravel() for panel in own if panel.name in heats)])
         finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
         low, high = spec.limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
@@ -155,9 +164,8 @@ def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
     return norms
 
 
-def _heatmap(axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normalize) -> AxesImage:
+def _heatmap(axis: Axes, panel: GridPanel, heat: Heat, norm: Normalize) -> AxesImage:
     """The values as colours, and as numbers where there is room for them; hatched where there is no reading."""
-    place = spec.place(panel)
     axis.set_facecolor("0.9")
     axis.patch.set(hatch="///", edgecolor="0.7", linewidth=0)
     image = axis.imshow(np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
@@ -169,7 +177,7 @@ def _heatmap(axis: Axes, spec: Grid, panel: GridPanel, heat: Heat, norm: Normali
         for (y, x), value in np.ndenumerate(heat.values):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.55
-                written = f"{value:.0f}" if place.unit == "percent" else _digits(value, ROOM // len(heat.xs))
+                written = f"{value:.0f}" if panel.unit == "percent" else _digits(value, ROOM // len(heat.xs))
                 axis.text(x, y, written, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     return image
 
@@ -179,9 +187,9 @@ def _digits(value: float, room: int) -> str:
     return next((text for digits in (3, 2, 1) if len(text := f"{value:.{digits}g}") <= room), "")
 
 
-def _bar(figure: Figure, axes: list[Axes], image: AxesImage, place: Where) -> None:
+def _bar(figure: Figure, axes: list[Axes], image: AxesImage, panel: GridPanel) -> None:
     """One colour bar for neighbours in a row that share a metric."""
-    label, norm = f"{(place.metric or '').replace('_', ' ')}{', %' if place.unit == 'percent' else ''}", image.norm
+    label, norm = f"{panel.metric.replace('_', ' ')}{', %' if panel.unit == 'percent' else ''}", image.norm
     bar = figure.colorbar(image, ax=axes, label=label, aspect=25, pad=0.04 / len(axes))
     bar.ax.tick_params(labelsize=8)
     if isinstance(norm, LogNorm):
@@ -193,9 +201,9 @@ def _bar(figure: Figure, axes: list[Axes], image: AxesImage, place: Where) -> No
 
 def _mark(axis: Axes, heat: Heat) -> None:
     """Draw the lines across columns and rows, at the ends of the cells of these values."""
-    for line, values, drawn, style in zip(heat.lines, (heat.xs, heat.ys), (axis.axvline, axis.axhline), ("--", ":"), strict=True):
-        if line is not None:
-            place = np.interp(line, [0.0, *values], np.arange(len(values) + 1) - 0.5)
+    for axis_name, values, drawn, style in (("x", heat.xs, axis.axvline, "--"), ("y", heat.ys, axis.axhline, ":")):
+        if axis_name in heat.lines:
+            place = np.interp(heat.lines[axis_name], [0.0, *values], np.arange(len(values) + 1) - 0.5)
             drawn(place, color="white", linestyle=style, linewidth=1.6, path_effects=[withStroke(linewidth=3.2, foreground="black")])
 
 

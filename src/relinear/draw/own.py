@@ -1,7 +1,7 @@
-"""Tables and figures that a file beside their spec draws, since no shared shape does.
+"""Tables and figures that a file beside their spec draws.
 
-The file has `draw(spec, measured, about, out)`. Where its claims are on the rows of a benchmark it also has `look(spec, about)`, which returns the
-function that finds a number at a point.
+The file has `draw(spec, measured, about, out)`, which returns the paths that it wrote. If its claims are about a benchmark,
+it also has `look(spec, about)`, which returns the function that finds a number at a point.
 """
 
 import importlib.util

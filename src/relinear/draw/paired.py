@@ -1,7 +1,8 @@
-"""Each item's part of a number's error, by which two numbers that were measured on the same items are compared item by item.
+"""The influence of each item on a number, by which two numbers that were measured on the same items are compared as a paired difference.
 
-A pull is how far one item moves the number off its mean: the squares of all pulls sum to the square of the standard error, of a mean over items and
-of a perplexity over documents alike. The error of a difference of two such numbers is what the differences of their pulls come to.
+A pull is an item's influence: how far it moves the number. The squares of all pulls sum to the square of the standard error,
+for a mean over items and for a perplexity over documents. The error of a paired difference is the root of the sum of squares
+of the differences of pulls.
 """
 
 import functools
@@ -48,8 +49,11 @@ class Pulls(NamedTuple):
 
 
 def minus(left: Pulls | None, right: Pulls | None) -> Pulls | None:
-    """The pulls on a difference, and the differences of outcomes; None where the items are not the same, and where no item tells the two numbers
-    apart: from items that are always equal nobody can tell how seldom they differ."""
+    """The pulls on a difference, and the differences of outcomes.
+
+    Returns None if the items differ, or if both sides score every item alike: the sample then gives no estimate of the
+    variance.
+    """
     if left is None or right is None or left.items != right.items:
         return None
     pulls, outcomes = (tuple(a - b for a, b in zip(*both, strict=True)) for both in ((left.pulls, right.pulls), (left.outcomes, right.outcomes)))
@@ -57,7 +61,7 @@ def minus(left: Pulls | None, right: Pulls | None) -> Pulls | None:
 
 
 def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
-    """The pulls on a mean of numbers: of several trainings on the same items, or of columns that have no item in common; None for anything else."""
+    """The pulls on a mean of numbers: of several trainings on the same items, or of columns without a common item; else None."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or not known:
         return None
@@ -73,7 +77,7 @@ def mean(parts: Sequence[Pulls | None]) -> Pulls | None:
 
 
 def pulls_of(found: Measured, reading: Reading) -> Pulls | None:
-    """The pulls on a reading, in its own unit; None where its measurement kept no items, or not those that the reading is of."""
+    """The pulls on a reading, in its own unit; None if its measurement kept no items, or not the items of the reading."""
     if reading.value is None or (kept := _kept(found.folder, found.source.metrics_sha256)) is None:
         return None
     outcomes = _of_documents(kept.rows, reading) if kept.documents else _of_windows(kept.rows, reading) if kept.windows else _of_items(kept, reading)

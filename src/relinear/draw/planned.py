@@ -39,9 +39,8 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
             f"{', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run `relinear {missing[0]} {plan.node_options()}`"
         )
     measured |= {address: None for address in artefact.reads() if address not in nodes}
-    repeats = {run: plan.repeats(run) for run, _ in artefact.reads()} if artefact.seeds else {}
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(repeats=repeats, files=files, forms=forms_of(measured))
+    about = _about(plan, artefact)._replace(files=files, forms=forms_of(measured))
     for path in files.values():
         records.require_committed(path)
     written = make(artefact, measured, about, plan.out(artefact))
@@ -121,10 +120,9 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         have = ", ".join(store.runs(folder))
         lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
-    repeats = {run: sorted({other for other, _ in measured if _base(other) == run != other}) for run, _ in artefact.reads()}
     plan = _plan_of(scale, manifest)
     files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(repeats=repeats, files=files, forms=forms_of(measured))
+    about = _about(plan, artefact)._replace(files=files, forms=forms_of(measured))
     try:
         written = _small((verdicts if claims else make)(artefact, measured, about, folder / artefact.paper))
     except FileNotFoundError as error:

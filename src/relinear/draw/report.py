@@ -152,7 +152,7 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
 def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:
     """The tables of a drawn Markdown file after its words. Each cell of the first leads to its record; of a mean over seeds, to each."""
     yield "\n".join(line for line in read_committed(path).splitlines() if not line.startswith("|"))
-    columns = getattr(artefact.spec, "all_columns", ())
+    columns = getattr(artefact.spec, "columns", ())
     for i, table in enumerate(drawn(path)):
         head = list(table[0])
         names = [next((c.name for c in columns if title == c.heading or title.startswith(f"{c.heading} (n=")), "") for title in head]

@@ -48,11 +48,9 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
         look = look_of(row.line.run or row.line.name, i)
         axis.errorbar(x.value, y.value, errors[1], errors[0], fmt=look.marker, markersize=6, capsize=2, elinewidth=0.8, color=look.color)
         points.append((text, x.value, y.value))
-    for column, ruler, scale in ((spec.x, axis.set_xlabel, axis.set_xscale), (spec.y, axis.set_ylabel, axis.set_yscale)):
-        [found] = [c for c in spec.all_columns if c.name == column]
+    for column, ruler in ((spec.x, axis.set_xlabel), (spec.y, axis.set_ylabel)):
+        [found] = [c for c in spec.columns if c.name == column]
         ruler(found.heading + (", %" if found.unit == "percent" else ""))
-        if ("x" if column == spec.x else "y") in spec.log:
-            scale("log")
     if missing:
         axis.set_title(f"{NOT_RUN}: {', '.join(missing)}", fontsize=8, color="0.4")
     axis.margins(0.12)

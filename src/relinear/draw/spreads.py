@@ -1,7 +1,7 @@
-"""How far two trainings of one run are apart: for numbers of a single training, whose error would else be of its items alone.
+"""How much two trainings of one run differ: the training error of a number that comes from a single training.
 
-`results/reference/spreads.csv` has the standard deviation over seeds of every metric of every method of which anything was trained with several
-seeds, pooled over the runs of that method, over what the metric is of and over its places. `python -m relinear.draw.trainings` writes it from the
+`results/reference/spreads.csv` has the standard deviation over seeds of each metric of each method that was trained with
+several seeds, pooled over the method's runs and over what and where the metric is read. `python -m relinear.draw.trainings` writes it from the
 committed records.
 """
 
@@ -26,7 +26,7 @@ SHARES = ("acc", "acc_norm", "accuracy", "exact_match", "f1", "choice", "contain
 
 
 class Of(NamedTuple):
-    """What a number of one training is: the method, its measure and metric, and its unit as a factor."""
+    """The key of a spread: method, measure and metric; `factor` is the number's unit over the reading's."""
 
     method: str
     measure: str
@@ -42,22 +42,28 @@ class Spread(NamedTuple):
 
 
 def of_training(found: Measured, reading: Reading, factor: float = 1.0) -> Of | None:
-    """What the spread of a reading is looked up by; None where nothing was trained."""
+    """The key of a reading's spread; None if nothing was trained."""
     if not sum(found.facts.get("tokens", {}).values()):
         return None
     return Of(str(found.facts.get("method")), found.measure, reading.metric, factor)
 
 
 class Spreads:
-    """The committed spreads. Without rows nothing is known, and a single training judges nothing; not `asked`, as in a test, it has no spread."""
+    """The committed spreads. Without rows no spread is known, and a single training judges nothing.
+
+    Not `asked`, as in a test: a single training counts without a spread.
+    """
 
     def __init__(self, rows: Iterable[dict[str, str]] = (), asked: bool = True):
         self.asked = asked
         self._known = {tuple(row[name] for name in COLUMNS[:3]): Spread(float(row["sd"]), float(row["freedom"])) for row in rows}
 
     def find(self, of: Of) -> Spread | None:
-        """The spread of a metric: of the method in that measure, else the largest that it has in that metric anywhere, else the largest that any
-        method has in that measure, in that metric, or in any of its kind."""
+        """The spread of a metric, from the narrowest place that has one.
+
+        The method's in that measure; the method's largest in that metric; the largest of any method in that measure and
+        metric, in that metric, or in any metric of its kind.
+        """
         kind = RELATIVE_KIND if of.metric in RELATIVE else ABSOLUTE_KIND
         places = [
             (of.method, of.measure, of.metric), (of.method, ANY, of.metric), (ANY, of.measure, of.metric), (ANY, ANY, of.metric), (ANY, ANY, kind),
@@ -65,7 +71,7 @@ class Spreads:
         return next((self._known[place] for place in places if place in self._known), None)
 
     def of(self, parts: tuple[Of, ...], value: float) -> Spread | None:
-        """The spread of a number, or of the mean of several whose trainings vary independently; None where it is not known."""
+        """The spread of a number, or of the mean of numbers whose trainings vary independently; None if one is not known."""
         found = [self.find(part) for part in parts]
         known = [spread for spread in found if spread is not None]
         if not parts or len(known) < len(parts):
@@ -79,5 +85,5 @@ UNASKED = Spreads(asked=False)
 
 
 def committed(path: Path = SPREADS) -> Spreads:
-    """The spreads of a file; none where it is not there, as in an installed package."""
+    """The spreads of a file; none without the file, as in an installed package."""
     return Spreads(csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ())

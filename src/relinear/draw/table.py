@@ -48,9 +48,9 @@ def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about:
 def _names(spec: Table, rows: list[Row]) -> list[str]:
     """The CSV's columns: those that the spec names, behind them the optional ones that a row has, and the trainings of cells that differ in them."""
     names = list(spec.csv or spec.csv_names)
-    more = [c for c in spec.all_columns if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)]
+    more = [c for c in spec.columns if c.optional and c.name not in names and any(row.cells[c.name].was_run for row in rows)]
     names += [name for column in more for name in spec.csv_names_of(column)]
-    return names + [f"{c.name}_seeds" for c in spec.all_columns if any(_differs(row, row.cells[c.name]) for row in rows)]
+    return names + [f"{c.name}_seeds" for c in spec.columns if any(_differs(row, row.cells[c.name]) for row in rows)]
 
 
 def _differs(row: Row, cell: Cell) -> bool:
@@ -61,7 +61,7 @@ def _differs(row: Row, cell: Cell) -> bool:
 def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     """All cells of a row that a CSV can have; a number that its measurements lack is `not run`."""
     line, facts = row.line, row.facts
-    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.titles}}
+    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.texts}}
     if facts:
         found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
         found |= {
@@ -75,8 +75,8 @@ def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
     for column, cell in row.cells.items():
         found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
         found[f"{column}_seeds"] = cell.trainings if cell.was_run else cell.n
-    found |= {f"{c.name}_data": _data(c, about) for c in spec.all_columns if c.names_data and row.cells[c.name].was_run}
-    published = line.published
+    found |= {f"{c.name}_data": _data(c, about) for c in spec.columns if c.names_data and row.cells[c.name].was_run}
+    published = spec.published(line.name)
     found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
     return found | {"published_model": published and published.model, "published_source": published and published.source}
 
@@ -85,14 +85,15 @@ def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], ce
     """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
     line, entry = row.line, f"{artefact.rows_path}#/{row.line.entry}"
     origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
-    origins |= dict.fromkeys(("row", "run", *spec.titles), entry) | {"gate": _one(row.gate_files)}
+    origins |= dict.fromkeys(("row", "run", *spec.texts), entry) | {"gate": _one(row.gate_files)}
     for column, cell in row.cells.items():
         said = f"{entry}/cells/{column}" if column in line.given else entry
         by_definition = _one(cell.files) if cell.files else said
         origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
-    if line.published:
-        origins |= {f"published_{column}": f"{artefact.rows_path}#/{pointer}" for column, pointer in line.published.pointers.items()}
-        origins |= dict.fromkeys(("published_model", "published_source"), f"{artefact.rows_path}#/{line.published.entry}")
+    if published := spec.published(line.name):
+        told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
+        origins |= {f"published_{column}": f"{told}/{column}" for column in published.values}
+        origins |= dict.fromkeys(("published_model", "published_source"), told)
     return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
 
 
@@ -112,12 +113,13 @@ def _one(files: tuple[str, ...]) -> Origin:
 
 def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list[Judgement], about: About) -> str:
     """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
-    below = any(row.published.entries for row in spec.rows.list)
-    beside = spec.published_for if not below else None
+    shown = {(entry.model, entry.source) for line in spec.lines for entry in spec.printed(line.name)}
+    below = len(shown) > 1  # in a table of their own, which names the model and the source of each row
+    beside = next(iter(shown))[0] if len(shown) == 1 else None
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
     caption |= {f"{column}_chance": f"{chance:g}" for column in rows[0].cells if (chance := spec.chance(column)) is not None}
     lines = [
-        f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside.model}' if beside else ''}.**",
+        f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS.format(what) for what in _of_several_seeds(rows)],
@@ -129,7 +131,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     if below:
         lines += [BELOW, "", _published(spec, rows), ""]
     lines += [f"- {note.where}: {note.text}." for note in spec.misprints]
-    if below and (without := [f"`{row.line.name}`" for row in rows if row.line.published is None]):
+    if below and (without := [f"`{row.line.name}`" for row in rows if spec.published(row.line.name) is None]):
         lines.append(f"- Nothing published stands here beside: {', '.join(without)}.")
     if judgements:
         lines.append(f"- {_counts(spec, judgements)} (`{artefact.stem}.claims.csv`).")
@@ -163,14 +165,14 @@ def _heading(column: Column, about: About) -> str:
 
 def _shown(spec: Table, rows: list[Row]) -> list[Column]:
     """The columns of the Markdown."""
-    return [c for c in spec.all_columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
+    return [c for c in spec.columns if c.shown and not (c.optional and not any(row.cells[c.name].was_run for row in rows))]
 
 
 def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     # The other columns have published numbers alone, and are shown where those are.
-    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and row.line.published)]
+    rows = [row for row in rows if row.line.run or any(row.line.cells.values()) or (beside and spec.published(row.line.name))]
     columns = _shown(spec, rows)
-    header = [*(spec.titles.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
+    header = [*(spec.texts.values() or ["Run"]), *(["Trained", "Tokens"] if spec.trained else [])]
     counted = {c.name for c in columns if c.unit == "percent" and not c.derived}
     items = {name: {row.cells[name].n for row in rows if isinstance(row.cells[name].n, int)} for name in counted}
     same = {name: len(ns) == 1 for name, ns in items.items()}  # if one, n stands in the header, else in each cell
@@ -180,9 +182,10 @@ def _ours(spec: Table, rows: list[Row], about: About, beside: bool) -> str:
     header += [f"paper's {_plain(c)}" for c in printed_columns]
     shown = []
     for row in rows:
-        texts = [_word(row.line.text.get(text)) for text in spec.titles] or [f"`{row.line.name}`"]
+        texts = [_word(row.line.text.get(text)) for text in spec.texts] or [f"`{row.line.name}`"]
         cells = [_number(c, row.cells[c.name], c.name in counted and not same[c.name]) + _trainings(row, row.cells[c.name]) for c in columns]
-        printed = row.line.published.values if row.line.published else {}
+        published = spec.published(row.line.name)
+        printed = published.values if published else {}
         cells += [_printed(c, printed.get(c.name)) for c in printed_columns]
         shown.append([texts[0] + _marks(row), *texts[1:], *(_costs(spec, row) if spec.trained else []), *cells])
     return markdown(header, shown)
@@ -212,11 +215,11 @@ def _costs(spec: Table, row: Row) -> list[str]:
 
 
 def _published(spec: Table, rows: list[Row]) -> str:
-    columns = [c for c in spec.all_columns if c.name in spec.published_columns]
+    columns = [c for c in spec.columns if c.name in spec.published_columns]
     shown = [
         [f"`{line.name}`", published.model, *(_printed(c, published.values.get(c.name)) for c in columns), published.source]
         for line in (row.line for row in rows)
-        for published in ([line.published] if line.published else []) + list(line.published_too)
+        for published in spec.printed(line.name)
     ]
     return markdown(["Run", "Model", *(_plain(c) for c in columns), "Source"], shown)
 

@@ -18,27 +18,10 @@ FIGURE = ("png", "pdf", "provenance.json")
 
 
 class Misprint(Strict):
-    """A known error or ambiguity of a published number, printed beside the numbers."""
+    """A known error or ambiguity of a published number, which is printed below the numbers."""
 
     where: str
     text: str
-
-
-class Origin(Strict):
-    """Who produced published numbers: the authors who print them, or another paper they took them from."""
-
-    measured: Literal[True] | None = None
-    copied: str | None = None
-    note: str | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.measured is None) == (self.copied is None):
-            raise ValueError("give either `measured: true` or `copied: <paper>`")
-        return self
-
-    def __str__(self) -> str:
-        return "measured" if self.measured else f"copied from {self.copied}"
 
 
 class InUnit(Strict):
@@ -53,9 +36,9 @@ class InUnit(Strict):
 
 
 class Point(Strict):
-    """A number of a table or figure: a row (of a figure: a run or series), its column, and a place on the metric's own axes.
+    """The place of a number in a table or figure: a row (in a figure a run, series or panel), a column, and the metric's own axes.
 
-    `at` {"batch": "largest"}: the largest batch at which the claim's right side was measured.
+    `at` {"batch": "largest"} is the largest batch at which the claim's right side was measured.
     """
 
     row: str
@@ -69,8 +52,10 @@ class Point(Strict):
 
 
 class Required(Point):
-    """The bounds, in the column's unit, that a number must keep before a claim is judged: where a teacher fails, methods cannot be told apart, nor
-    where a map succeeds that is compared for failing. Give `least`, `most` or both, or `above`, a floor that it must be three standard errors above.
+    """A precondition: the claim is judged only if this number is within its bounds, in the column's unit.
+
+    Example: if the teacher itself is at chance, its students cannot be compared. Give `least`, `most` or both, or `above`,
+    a floor that the number must exceed by three standard errors.
     """
 
     least: float = -math.inf
@@ -88,21 +73,24 @@ class Required(Point):
 RowOrPoint = Annotated[Point, BeforeValidator(lambda given: {"row": given} if isinstance(given, str) else given)]
 
 
-# Columns of what a program took: time, and memory beside its states. What grows is told by a program against itself, on any card. One program against
-# another, or against what a card holds, is of its kernels and of its card, and is judged on the paper's alone.
+# Columns of time and of memory beside the states. A program's growth can be measured on any card. A comparison with another program, or with the
+# memory of a card, depends on kernels and card; it is judged only if both are the paper's.
 COSTS = ("ms", "ms_per_token", "decode_tokens_per_second", "prefill_tokens_per_second", "tokens_per_second", "peak_gib", "gib")
 
 
 class Claim(Strict):
-    """`left op right + margin` (a negative margin: "no more than that much worse"), or `left / right op ratio`, or without right `left op ratio`.
+    """A claim that a paper makes, or a question of ours, as a comparison of two numbers or of a number with a bound.
 
-    `column` is that of every side that names none. Where even `ceiling` is less than `margin` better than `right`, or no side is
-    better than `floor` (chance, in the column's unit, or a point where it is measured; a table knows that of tasks with choices), nothing can be
-    told. `dose`: row -> the training tokens of all steps that the paper gave it; where ours had fewer, the numbers stand and no verdict is given.
-    `recipe`: in what else our training of a side differs from the paper's, with the same effect. `requires`: bounds that numbers must keep before
-    anything can be told. `untrained`: a row on which nothing was trained; a claim that holds of it in the place of `left` is not reproduced by
-    holding. `proxy`: the number that the paper prints, where ours is another one; the claim is then a question of ours. `margin_by`: `ours` for a
-    margin that the paper does not print.
+    It reads `left op right + margin` (a negative margin: "no more than that much worse"), `left / right op ratio`, or,
+    without `right`, `left op ratio`. `column` is the column of every side that names none.
+
+    The claim is not tested if even `ceiling` is less than `margin` better than `right`, or if no side is better than `floor`
+    (chance: in the column's unit, or a point that measures it; a table knows the chance of tasks with choices). `dose`: row
+    -> training tokens of all steps in the paper; if ours had fewer, there is no verdict. `recipe`: what else in our training
+    differs from the paper's; then there is no verdict either. `requires`: preconditions. `untrained`: a row on which nothing
+    was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the number that the
+    paper prints, if ours is another number; the claim is then a question of ours. `margin_by`: `ours` for a margin that the
+    paper does not print. `published`: the paper's numbers, in its words.
     """
 
     claim: str
@@ -123,7 +111,6 @@ class Claim(Strict):
     proxy: str | None = None
     margin_by: Literal["ours"] | None = None
     published: str | None = None  # the paper's own figures, in its words
-    tie: Annotated[float, Field(ge=0)] = 0.0  # two outcomes of one item (shares, or nats a token) that differ by no more are tied
 
     @model_validator(mode="after")
     def _difference_or_ratio(self) -> Self:
@@ -163,9 +150,11 @@ class Claim(Strict):
 
 
 class Spec(Strict):
-    """The fields of every spec. `label` is the paper's own; `says` is one line. `not_run`: what of the committed results is not there, and why;
-    for the index and the report. `recipe`: in what the training of all rows differs from the paper's; no claim of a paper is then judged. `forms`:
-    row -> in what its form is another than that of its paper (`forms` in paper.yaml); null asks nothing of a setting.
+    """The fields of every spec.
+
+    `label` is the paper's own label; `says` is one line. `not_run`: what the committed results lack, and why, for the index
+    and the report. `recipe`: how the training of all rows differs from the paper's; no claim of a paper is then judged.
+    `forms`: row -> settings in which its form differs from its paper's (`forms` in paper.yaml); null asks for no value.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = FIGURE
@@ -200,7 +189,7 @@ class Spec(Strict):
         return False
 
     def dosed(self) -> list[str] | None:
-        """The names that a claim may state a dose for: those whose training tokens are known when it is judged. None: no claim may state one."""
+        """The names that a claim may state a dose for, since their training tokens are known. None: no claim may state a dose."""
         return None
 
     def run_of(self, point: Point) -> str | None:
@@ -208,7 +197,7 @@ class Spec(Strict):
         return point.row
 
     def floored(self, claim: Claim) -> Claim:
-        """The claim as it is judged: where it states no `floor`, with the one that its column has."""
+        """The claim as it is judged: with the floor of its column, if it states none."""
         return claim
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
 """Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside their spec draws."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
@@ -17,14 +17,13 @@ TRAINED = "training_tokens"  # an axis: all tokens that a run was trained on, as
 
 
 class Series(Strict):
-    """A line: a `run` along an axis of its readings; or `points`, a run for each value of x; or `runs`, each at the tokens that it was trained on.
+    """A line: a `run` along an axis of its readings, or `runs`, each at the tokens that it was trained on.
 
     It looks as the method of its first run does in every figure (`relinear.draw.style`).
     """
 
     title: str
     run: str | None = None
-    points: dict[int | float, str] = {}
     runs: tuple[str, ...] = ()
 
     @property
@@ -35,17 +34,16 @@ class Series(Strict):
     @property
     def all_runs(self) -> tuple[str, ...]:
         """The runs whose values it draws."""
-        return (self.run,) if self.run else (*self.points.values(), *self.runs)
+        return (self.run,) if self.run else self.runs
 
 
 class Panel(InUnit):
-    """Axes: what a sweep of costs goes over and a cost, or an axis of a metric's readings (`x`) and the metric. `at`: a place on
-    their other axes.
+    """One pair of axes: a cost `y` along a sweep `x`, or a metric along the axis `x` of its readings.
 
-    `series`: those that it shows, all if none are named. `column`: the panel's name, where two of a figure share a metric. `published`: what a
-    paper prints, title -> x -> y, or several y of as many models.
-    `marks`: vertical lines, title -> x; `levels`: horizontal ones, title -> y. Values of x that are bands, such as "64-128", are drawn in their
-    middle, on a logarithmic axis. `limits`: what of y is shown; points beyond leave the panel.
+    `at`: the place of the readings on their other axes. `series`: the series that are shown; all if none are named.
+    `column`: the panel's name, if two panels share a metric. `published`: title -> x -> y as a paper prints them, or several
+    y for as many models. `marks`: title -> x of a vertical line; `levels`: title -> y of a horizontal line. A band on the x
+    axis, such as "64-128", is drawn in its middle, on a logarithmic axis. `limits`: the ends of the y axis.
     """
 
     x: str
@@ -71,33 +69,25 @@ class Panel(InUnit):
         return self.column or self.y or self.metric or ""
 
 
-class Legend(Strict):
-    """A reading without axes of each series' run, which stands behind its title in the legend, in `unit`; `also`: further metrics of the measure and
-    their units."""
+class Beside(Strict):
+    """A reading without axes of each series' run, which stands behind the series' title in the legend; `unit` for reading."""
 
     measure: str
     metric: str
     of: str | None = None
     unit: str
-    also: dict[str, str] = {}
-
-    @property
-    def units(self) -> dict[str, str]:
-        """The metrics, and the unit of each."""
-        return {self.metric: self.unit, **self.also}
 
 
 class Curves(Spec):
-    """Lines along a sweep: of the costs in a `file` (those of one `model`) in panels that name a cost, of readings in those that name a measure.
-    The first series is what others' costs are compared to.
+    """Lines along a sweep. A panel that names a cost shows rows of the `file` for one `model`; other panels show readings.
 
-    `legend`: what of each run stands beside its title. `caption`: lines below. `hardware`: what the paper measured costs on; `published`: what its
-    text says.
+    The first series is the baseline of costs. `legend`: readings that stand behind each series' title. `caption`: lines
+    below. `hardware`: what the paper measured costs on; `published`: what its text says about them.
     """
 
     series: tuple[Series, ...]
     panels: Annotated[tuple[Panel, ...], Field(min_length=1)]
-    legend: Legend | None = None
+    legend: tuple[Beside, ...] = ()
     caption: tuple[str, ...] = ()
     file: str | None = None
     model: str | None = None
@@ -120,12 +110,12 @@ class Curves(Spec):
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
         runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
-        beside = [(s.run, self.legend.measure) for s in self.series if self.legend and s.run]
+        beside = [(s.run, place.measure) for s in self.series if s.run for place in self.legend]
         return list(dict.fromkeys([*(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))), *beside]))
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        beside = [(self.legend.measure, self.legend.metric)] if self.legend else []
+        beside = [(place.measure, place.metric) for place in self.legend]
         return [*((panel.measure or "", panel.metric or "") for panel in self.of_readings), *beside]
 
     def files(self) -> list[str]:
@@ -140,8 +130,8 @@ class Curves(Spec):
         """Raise ValueError for parts that do not fit each other."""
         once("series", (series.name for series in self.series))
         for series in self.series:
-            if bool(series.run) + bool(series.points) + bool(series.runs) != 1:
-                raise ValueError(f"series {series.title!r} needs either a run or points or runs")
+            if bool(series.run) == bool(series.runs):
+                raise ValueError(f"series {series.title!r} needs either a run or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
         once("panel (named by `column`, else by its metric)", (panel.name for panel in self.of_readings))
@@ -166,14 +156,11 @@ class Curves(Spec):
             if self.of_costs(panel) and not series.run:
                 raise ValueError(f"series {series.title!r}: costs are of a run")
             if series.runs and panel.x != TRAINED:
-                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run or points")
-            if series.points and panel.x == TRAINED:
-                raise ValueError(f"series {series.title!r}: a run's own tokens say where it lies along {TRAINED!r}; give `runs` and not points")
+                raise ValueError(f"series {series.title!r}: `runs` lie along {TRAINED!r}; the panel is over {panel.x!r}, so give a run")
 
     def run_of(self, point: Point) -> str | None:
-        """The run whose number a point is: that of its series, or of the series' point there."""
-        series = next(series for series in self.series if series.name == point.row)
-        return series.run or series.points.get(next(iter(point.at.values())))  # type: ignore[call-overload]
+        """The run whose number a point is; None on a series of several runs."""
+        return next(series.run for series in self.series if series.name == point.row)
 
     def check_point(self, claim: Claim, point: Point) -> None:
         """Raise ValueError where a claim names a row, column or place that is not there."""
@@ -190,14 +177,16 @@ class Curves(Spec):
 
 
 class AttentionMaps(Spec):
-    """Softmax and linear attention weights of a `run`, beside layer x head maps of their distances. Or the weights of several `runs`
-    (title -> run), a column each: in the head that the measurement kept, as `rows`, what they are; or in all heads of `places` (layer, head), a
-    row each, as the measurement numbers them. `softmax`: the title of a column before them, softmax attention's own weights.
+    """Attention weights, in one of three forms.
 
-    `map`: all weights; `query`: those of the last query by the position of the key; `points`: weights by their scores q.k; `scores`: how often each
-    score is; `relative`: weights over the largest of their query, by scores less the largest, in all heads that were kept.
-    `others`: runs that are not shown by `measure`, and by which.
-    `limits`: the ends of the colours of a distance, kl or mse, for figures that are to be compared.
+    With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs` (title -> run)
+    and `places` ((layer, head), as the measurement numbers them): a column a run, a row a place. With `runs` alone: a column
+    a run, in the head that the measurement kept, and `rows`. `softmax`: the title of a first column, softmax attention's
+    weights. `others`: run -> the measure that it is shown by, if not `measure`. `limits`: the ends of the colours of a
+    distance, so that figures can be compared.
+
+    Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k; `scores`, the
+    histogram of scores; `relative`, weights over their query's largest against scores less the largest, in all kept heads.
     """
 
     run: str | None = None
@@ -246,54 +235,60 @@ class AttentionMaps(Spec):
 # --- grids ---
 
 
-class Where(InUnit):
-    """Readings of a metric along two of its axes."""
+class GridPanel(InUnit):
+    """One heatmap: a metric of a run along the figure's two axes. What a panel leaves out, the figure's `cell` says for all panels.
 
-    measure: str | None = None
-    metric: str | None = None
-    of: str | None = None
-    unit: Literal["percent", "raw"] | None = None  # for a panel: that of the figure's `cell`
-    log: bool = False
-
-
-class GridPanel(Where):
-    """One heatmap; a field that it leaves out has the value of the figure's `cell`. `optional`: left out where it is not measured."""
+    `log`: a logarithmic colour scale. `optional`: left out if it is not measured.
+    """
 
     run: str
+    measure: str
+    metric: str
+    of: str | None = None
+    log: bool = False
     title: str = ""
     optional: bool = False
 
     @property
     def name(self) -> str:
-        """The title, or the run where there is none."""
+        """The title, or the run if there is no title."""
         return self.title or self.run
 
 
-class GridCell(Where):
-    """The reading that all panels show, and its axes: `x` to the right, `y` downwards."""
+class GridCell(Strict):
+    """The axes of all panels, `x` to the right and `y` downwards, and what all panels show alike."""
 
     x: str
     y: str
+    measure: str | None = None
+    metric: str | None = None
+    of: str | None = None
+    unit: Literal["percent", "raw"] | None = None
 
 
 class Grid(Spec):
-    """Heatmaps, a panel a run (or a metric of one), of readings along two axes. `limits` of the colours; without them each metric has its own,
-    on a logarithmic scale where one of its panels or the cell says `log`. `dashed` and `dotted`: metrics without axes, at whose values in a panel's
-    measurement a line is drawn, at x and at y; a cell is then all up to its value, from the one before. Where a
-    measurement has a reading `not_informative` at x, a mark stands there, which the title explains."""
+    """Heatmaps of readings along two axes, a panel a run or a metric of a run.
+
+    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; at a metric's
+    value in a panel's measurement a line is drawn across the axis that names it, dashed at x and dotted at y; a cell is then
+    all up to its value, from the cell before. If a measurement has a reading `not_informative` at x, a mark stands there,
+    which the title explains.
+    """
 
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
-    dashed: str | None = None
-    dotted: str | None = None
+    lines: dict[Literal["x", "y"], str] = {}
 
-    def place(self, panel: GridPanel) -> Where:
-        """The reading that a panel shows. Raises ValueError where neither it nor the cell says."""
-        found = Where(**{key: getattr(panel, key) or getattr(self.cell, key) for key in Where.model_fields})
-        if missing := [key for key in ("measure", "metric") if not getattr(found, key)]:
-            raise ValueError(f"panel {panel.name!r} names no {' and no '.join(missing)}")
-        return found
+    @model_validator(mode="before")
+    @classmethod
+    def _with_cell(cls, given: Any) -> Any:
+        """The spec with what `cell` says put into each panel that does not say it."""
+        match given:
+            case {"cell": {**cell}, "panels": list(panels)}:
+                shared = {key: value for key, value in cell.items() if key in ("measure", "metric", "of", "unit")}
+                return {**given, "panels": [shared | panel if isinstance(panel, dict) else panel for panel in panels]}
+        return given
 
     def panel(self, name: str) -> GridPanel:
         """The panel of that name."""
@@ -301,19 +296,16 @@ class Grid(Spec):
 
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
-        return list(dict.fromkeys(read for p in self.panels for read in ((p.run, self.place(p).measure or ""), (p.run, GATE))))
+        return list(dict.fromkeys(read for panel in self.panels for read in ((panel.run, panel.measure), (panel.run, GATE))))
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        places = [self.place(panel) for panel in self.panels]
-        lines = [(place.measure or "", line) for place in places for line in (self.dashed, self.dotted) if line]
-        return [*((place.measure or "", place.metric or "") for place in places), *lines]
+        lines = [(panel.measure, line) for panel in self.panels for line in self.lines.values()]
+        return [*((panel.measure, panel.metric) for panel in self.panels), *lines]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         once("panel", (panel.name for panel in self.panels))
-        for panel in self.panels:
-            self.place(panel)
         super().check()
 
     def dosed(self) -> list[str]:
@@ -329,7 +321,7 @@ class Grid(Spec):
         where = f"claim {claim.claim!r}"
         known("panel", point.row, self.dosed(), where)
         if point.column is not None:
-            known("column", point.column, [self.place(self.panel(point.row)).metric], where)
+            known("column", point.column, [self.panel(point.row).metric], where)
         if point.at and (self.cell.x not in point.at or len(point.at) > 2):
             needs = (
                 f"{point.row} needs `at` with {self.cell.x} and at most one more, such as {self.cell.y}, or none, which is the metric without axes"

@@ -494,7 +494,7 @@ class Plan:
     def _check_columns(self, artefact: Artefact) -> None:
         """Raise ConfigError for a column that is not defined in any row."""
         undefined = self.undefined(artefact)
-        for column in artefact.spec.all_columns if undefined else ():
+        for column in artefact.spec.columns if undefined else ():
             cells = [line.cells.get(column.name) for line in artefact.spec.lines]
             reasons = [(cell.run, undefined.get((cell.run, cell.measure))) for cell in cells if isinstance(cell, Address)]
             if reasons and self.scale not in column.not_at and all(why for _, why in reasons):

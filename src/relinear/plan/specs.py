@@ -7,6 +7,7 @@
 Imports neither torch nor matplotlib: the Snakefile reads it.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +18,26 @@ from pydantic import Field
 from relinear.plan.claims import Read, Spec
 from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
+from relinear.plan.published import FILE, published, relabelled
+from relinear.plan.published import tables as published_tables
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
-from relinear.plan.tables import Bars, Scatter, Table
+from relinear.plan.tables import Column, Scatter, Table
 
 SHAPES: dict[str, type[Spec]] = {
-    "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
+    "table": Table, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
+COLUMNS = "columns.yaml"  # in the workflow: columns that several tables have
+READ = {"measure", "mean", "recovery", "ties"}  # a column that says one of these is a table's own
 SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself
 
 
 class Finding(Strict):
-    """A finding for the reader, with numbers that are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell of it.
+    """A finding for the reader. Its numbers are read from a committed table: `{rows[lizard][ppl]:.1f}` in `says` is a cell.
 
-    `of`: the table, below `results/reference`. `ascending`: runs and columns whose values rise in this order, which is what makes it true.
+    `of`: the table, below `results/reference`. `ascending`: (run, column) of cells; the finding is true if their values rise
+    in this order.
     """
 
     says: str
@@ -40,7 +46,7 @@ class Finding(Strict):
 
 
 class Untested(Strict):
-    """A claim of a paper that no table or figure here compares anything for, and why."""
+    """A claim of a paper for which no table or figure here compares anything, and why."""
 
     claim: str
     source: str
@@ -51,8 +57,8 @@ class Untested(Strict):
 class Paper(Strict):
     """A paper.yaml: the paper's title and address, the labels of all its tables and figures, and our findings.
 
-    `forms`: method -> what a run of it must have, so that a claim of this paper is judged by it: options of the method and settings of its steps
-    (`relinear.plan.forms`).
+    `forms`: method -> options of the method and settings of its steps that a run must have before a claim of this paper is
+    judged by it (`relinear.plan.forms`).
     """
 
     title: str
@@ -66,8 +72,11 @@ class Paper(Strict):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure. `file` is its spec on this machine; `same_as`: the stem of the spec from which it takes what its own leaves out. `forms`:
-    paper -> method -> what its claims ask of a run of that method."""
+    """A table or figure. `file` is its spec on this machine.
+
+    `same_as`: the stem of the spec that supplies what its own leaves out. `forms`: paper -> method -> what claims ask of a
+    run of that method.
+    """
 
     file: Path
     spec: Spec
@@ -115,6 +124,20 @@ class Artefact:
         return f"workflow/papers/{self.paper}/{self.same_as or self.stem}.yaml"
 
     @property
+    def published_path(self) -> str:
+        """The path in the repository of the paper's published numbers."""
+        return f"workflow/papers/{self.paper}/{FILE}"
+
+    @property
+    def beside(self) -> list[str]:
+        """What a table has from other files than its spec, by which Snakemake sees a change: columns and published numbers."""
+        if not isinstance(self.spec, Table):
+            return []
+        entries = [(line.name, entry) for line in self.spec.lines for entry in self.spec.printed(line.name)]
+        printed = [f"{row}, {entry.model}, {entry.source}: {entry.values}" for row, entry in entries]
+        return [*(repr(column) for column in self.spec.columns), *printed]
+
+    @property
     def script(self) -> Path | None:
         """The file beside the spec that draws it, where no shared shape does."""
         return self.file.with_suffix(".py") if self.shape == "own" else None
@@ -132,7 +155,7 @@ class Artefact:
     def not_at(self) -> set[str]:
         """The scales at which something of it is left out."""
         table = self.spec if isinstance(self.spec, Table) else None
-        return {scale for part in (*table.all_columns, *table.lines) for scale in part.not_at} if table else set()
+        return {scale for part in (*table.columns, *table.lines) for scale in part.not_at} if table else set()
 
     def files(self) -> list[str]:
         """The input files that are no measurements of runs."""
@@ -177,6 +200,9 @@ def available(folder: Path, added: Mapping[str, list[str]] | None = None) -> dic
     known = papers(folder)
     files = [file for sub in _folders(folder) for file in sorted(sub.glob("*.yaml")) if file.stem not in NO_SPECS]
     tables = {f"{file.parent.name}/{file.stem}": file for file in files}
+    for sub in _folders(folder):
+        if unknown := set(published_tables(sub)) - {file.stem for file in files if file.parent == sub}:
+            raise ConfigError(f"{sub.name}/{FILE}: no table {', '.join(sorted(unknown))}")
     for table, runs in (added or {}).items():
         if table not in tables:
             raise ConfigError(f"run {runs[0]!r} is to be shown in {table!r}; have {', '.join(tables)}")
@@ -192,8 +218,11 @@ def read(path: Path) -> Artefact:
 def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
     where, data = f"{path.parent.name}/{path.name}", read_settings(path)
     same_as = data.pop(SAME_AS, None)
-    if same_as is not None:
-        data = _base(path, same_as, data) | data
+    base = {} if same_as is None else _base(path, same_as, data)
+    data = base | data
+    if isinstance(data.get("columns"), list):
+        shared = shared_columns(path.parents[2])
+        data["columns"] = [_column(given, shared, where) for given in data["columns"]]
     if added:
         if not isinstance(data.get("rows"), list):
             raise ConfigError(f"run {added[0]!r} is to be shown in {where}, which has no list of rows")
@@ -205,6 +234,8 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     if script != (shape == "own"):
         raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: own; got draw: {shape}, {'a' if script else 'no'} file")
     spec = parse(SHAPES[shape], data, where)
+    if isinstance(spec, Table):
+        spec.put_beside(relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label))
     try:
         spec.check()
         _check_names(spec, path, known)
@@ -215,6 +246,34 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return Artefact(path, spec, same_as, {name: paper.forms for name, paper in known.items()})
+
+
+def shared_columns(workflow: Path) -> dict[str, dict[str, Any]]:
+    """The columns that several tables have, by name, from `workflow/columns.yaml`; none without that file.
+
+    Raises ConfigError for a file that is no mapping of names to columns.
+    """
+    path = workflow / COLUMNS
+    return _shared_columns(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_columns(path: Path, _: int) -> dict[str, dict[str, Any]]:
+    """The same. `_`: the time of the file's last change, so that an edited file is read again."""
+    found = read_settings(path)
+    for name, column in found.items():
+        parse(Column, {"name": name} | column if isinstance(column, dict) else column, f"{COLUMNS}: {name}")
+    return found
+
+
+def _column(given: Any, shared: Mapping[str, Mapping[str, Any]], where: str) -> Any:
+    """A column as a table says it: the name of a shared one, a shared one and what differs, or one of its own."""
+    name = given.get("name") if isinstance(given, dict) else given
+    if isinstance(given, str) and given not in shared:
+        raise ConfigError(f"{where}: no column {given!r} in {COLUMNS}; have {', '.join(shared) or 'none'}")
+    if not isinstance(name, str) or name not in shared or isinstance(given, dict) and READ & given.keys():
+        return given
+    return {"name": name} | shared[name] | (given if isinstance(given, dict) else {})
 
 
 def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,10 +298,10 @@ def _check_names(spec: Spec, path: Path, known: Mapping[str, Paper]) -> None:
             raise ValueError(f"{path.parent.name} has no {spec.label!r}; have {', '.join(own.labels)}")
         if (stem := "".join(spec.label.split()[-2:]).lower()) != path.stem:
             raise ValueError(f"{spec.label} belongs into {stem}.yaml")
-    labels = [label for paper in known.values() for label in paper.labels]
+    labels = [spec.label, *(label for paper in known.values() for label in paper.labels)]
     for source in spec.sources():
         if source not in labels:
-            raise ValueError(f"no table {source!r} to take published numbers from; have {', '.join(labels)}")
+            raise ValueError(f"{FILE}: no table {source!r} to take published numbers from; have {', '.join(labels)}")
     for claim in spec.claims:
         if claim.paper is not None and claim.paper not in known:
             raise ValueError(f"claim {claim.claim!r}: no paper {claim.paper!r}; have {', '.join(known)}")

@@ -1,36 +1,36 @@
-"""Tables as specs: rows x columns, each a list or axes, and where every cell is read. Bars and scatter plots are tables drawn otherwise."""
+"""Tables as specs: rows x columns, and where the number of every cell is read."""
 
-import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from relinear import stages
 from relinear.plan.chance import chance_of
-from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Origin, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
+from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
+
+DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
 
 
 class Place(Strict):
-    """Where a number is read: a reading of a run's measurement, or a `value` given by definition. What is left out is the column's or row's.
-
-    Where rows or columns are axes, `{axis}` stands for the axis' value.
-    """
+    """The reading of a cell. `{word}` stands for the row's word of that name, as in `run: "lizard_w64_m{meta}"`."""
 
     run: str | None = None
     measure: str | None = None
     metric: str | None = None
-    of: str | None = None
-    at: dict[str, Scalar] = {}
-    value: float | None = None
 
 
 class RowPlace(Place):
-    """A cell that is read elsewhere than its column says. `undefined`, alone, is the reason why the row has no such number."""
+    """A cell whose row says where the number is read, as far as that differs from the column's place.
 
+    `value`: a number by definition, which no run is read for. `undefined`: the reason why there cannot be a number.
+    """
+
+    value: float | None = None
     undefined: str | None = None
 
     @model_validator(mode="after")
@@ -40,18 +40,12 @@ class RowPlace(Place):
         return self
 
 
-class Cell(Place, InUnit):
-    """The place of every cell of a table whose rows or columns are axes, and the unit of its numbers."""
-
-    digits: Annotated[int, Field(gt=0)] | None = None  # significant digits in the Markdown
-
-
-DATA = "{data}"  # in a column's title: the name of the data that its measure reads at a scale
-
-
 class Recovery(Strict):
-    """The share of one row's score above `chance` that each row has: `chance` is in the column's unit, or a row; None: what guessing scores in the
-    column. `lower`: lower scores are better."""
+    """(score - chance) / (reference - chance), where `row` is the reference and `column` has the scores.
+
+    `chance` is a number in the column's unit, the name of a row, or None for the column's guessing rate. `lower`: lower
+    scores are better.
+    """
 
     column: str
     row: str
@@ -60,9 +54,9 @@ class Recovery(Strict):
 
 
 class Ties(Strict):
-    """The share of `columns` in which a row has at least 1 - `tolerance` of the score of one row, such as the teacher. Higher scores are better.
+    """The win-and-tie rate: the share of `columns` in which a row scores at least (1 - `tolerance`) of the row `row`.
 
-    It is the win-and-tie rate of Hauzenberger et al. (2026, arXiv 2603.15590), whose alpha is the tolerance.
+    Higher scores are better. Source: Hauzenberger et al. 2026 (arXiv 2603.15590), whose alpha is the tolerance.
     """
 
     columns: Annotated[tuple[str, ...], Field(min_length=2)]
@@ -70,35 +64,36 @@ class Ties(Strict):
     tolerance: Annotated[float, Field(ge=0, lt=1)]
 
 
-class Column(Cell):
-    """A column: a place in each row's run, the unweighted mean of other columns, how much of another row's score each row has, or in how many
-    columns it ties with that row.
+class Column(Place, InUnit):
+    """A column: a reading of each row's run, the unweighted mean of other columns, a recovery or a win-and-tie rate.
 
-    A title such as "CoLA ({data})" names the data that stood in for the paper's; the CSV then has them in `<column>_data`.
-    Not `shown`: in the CSV alone. `optional`: in the Markdown where a row has it, and in the CSV, which then may leave its name out of `csv`.
-    `planned`: published numbers that no measure of ours has yet; ours are `not run`. `not_at`: scales that do not measure it for this table.
-    `note`: a line of the caption where the Markdown has the column.
+    A title such as "CoLA ({data})" names the data that the scale has in place of the paper's; the CSV then has a column
+    `<column>_data`. `digits`: significant digits in the Markdown. Not `shown`: in the CSV alone. `optional`: in the
+    Markdown only if a row has a number there; in the CSV, too, if `csv` does not name the column. `not_at`: scales that
+    do not measure the column. `note`: a line of the caption, if the Markdown has the column.
     """
 
     name: str
     title: str = ""
+    of: str | None = None
+    at: dict[str, Scalar] = {}
+    digits: Annotated[int, Field(gt=0)] | None = None
     mean: tuple[str, ...] = ()
     recovery: Recovery | None = None
     ties: Ties | None = None
     shown: bool = True
     optional: bool = False
-    planned: bool = False
     not_at: tuple[str, ...] = ()
     note: str = ""
 
     @property
     def heading(self) -> str:
-        """The title, or the name where there is none."""
+        """The title, or the name if there is no title."""
         return self.title or self.name
 
     @property
     def derived(self) -> bool:
-        """Whether it is computed from other columns and read nowhere."""
+        """Whether the column is computed from other columns."""
         return bool(self.mean or self.recovery or self.ties)
 
     @property
@@ -106,46 +101,17 @@ class Column(Cell):
         """Whether the title has a place for the name of the data."""
         return DATA in self.title
 
-
-class Published(Strict):
-    """One row of one paper's table for one model; `derived` columns are computed from its cells and not printed there."""
-
-    model: str
-    source: str = ""  # the label of the table that prints it, where that is not the spec's own
-    origin: Origin
-    values: dict[str, float]
-    derived: tuple[str, ...] = ()
-
-
-class PublishedFor(Strict):
-    """Which model the published numbers of the table are of, where they are all of one."""
-
-    model: str
-    origin: Origin
-
-
-def _sort_published(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {"values": given}
-    if isinstance(given, list | tuple):
-        return {"entries" if all(isinstance(item, dict) for item in given) else "cells": given}
-    return given
-
-
-class RowPublished(Strict):
-    """Entries of several models (the first is shown; the Markdown of a paper's own table has all of that table), values by column, or one value a
-    column; the last two are of `published_for`."""
-
-    entries: tuple[Published, ...] = ()
-    values: dict[str, float] = {}
-    cells: tuple[float | None, ...] = ()
+    @property
+    def csv_parts(self) -> tuple[str, ...]:
+        """The column's number, standard error and number of items in the CSV."""
+        return self.name, f"{self.name}_stderr", f"{self.name}_n"
 
 
 class Row(Strict):
-    """A row: a run, its words, and the cells that are not read where the column says. Without a run it has published numbers alone.
+    """A row: a run, its words, and the cells that are read elsewhere than the column says.
 
-    `optional`: left out where nothing of it is measured. `not_at`: scales that do not measure it for this table. `measures`: a measure that columns
-    name -> the one that this row reads in its place.
+    A row without a run has published numbers alone. `optional`: left out if nothing of it is measured. `not_at`: scales
+    that do not measure the row. `measures`: measure that columns name -> measure that this row reads instead.
     """
 
     run: str | None = None
@@ -155,32 +121,10 @@ class Row(Strict):
     text: dict[str, Scalar | bool | None] = {}
     measures: dict[str, str] = {}
     cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
-    published: Annotated[RowPublished, BeforeValidator(_sort_published)] = RowPublished()
-
-
-Axes = dict[str, tuple[Scalar, ...]]
-
-
-def _list_or_axes(given: Any) -> Any:
-    return {"axes": given} if isinstance(given, dict) else {"list": given}
-
-
-class Rows(Strict):
-    """The rows of a table: a list, or all combinations along axes."""
-
-    list: tuple[Row, ...] = ()
-    axes: Axes = {}
-
-
-class Columns(Strict):
-    """The columns of a table: a list, or all combinations along axes."""
-
-    list: tuple[Column, ...] = ()
-    axes: Axes = {}
 
 
 class Address(NamedTuple):
-    """One reading."""
+    """The place of one reading."""
 
     run: str
     measure: str
@@ -195,292 +139,237 @@ class Undefined(NamedTuple):
     reason: str
 
 
-class Shown(NamedTuple):
-    """Published numbers of a row, and where in the spec they stand: a pointer a column, and one for model and source."""
-
-    model: str
-    source: str
-    values: dict[str, float]
-    pointers: dict[str, str]
-    entry: str
-
-
 class Line(NamedTuple):
-    """A row as it is drawn: each cell an address, a number by definition, undefined, or nothing (a row without a run). `entry` points into the
-    spec. `published_too`: what the paper's own table prints in it for further models. `given`: the columns whose cells the
-    row itself says."""
+    """A row with the place of each cell: an address, a number by definition, undefined, or None in a row without a run.
+
+    `entry`: a JSON pointer to the row in its spec. `given`: the columns whose cells the row itself says.
+    """
 
     name: str
     run: str | None
     text: dict[str, Scalar | bool | None]
     cells: dict[str, Address | Undefined | float | None]
-    published: Shown | None
     entry: str
     optional: bool = False
     not_at: tuple[str, ...] = ()
-    published_too: tuple[Shown, ...] = ()
     given: tuple[str, ...] = ()
 
 
 class Table(Spec):
-    """Rows x columns, each a list or axes whose every combination is one; with axes, `cell` says where their numbers are read.
+    """Rows x columns.
 
-    `texts` are titles of the rows' words, which stand in the Markdown in place of the run; `trained` adds trained parameters and tokens of
-    each of `steps`, or (`epochs`) the unique tokens x epochs of every step that the run was trained in. `caption` lines stand under the
-    first one; `{<column>_n}` in them is that column's n, `{<column>_chance}` what guessing scores in it. `not_at`: scales that do not measure the
-    rows with these values of the rows' axes, scale -> axis -> values. `seeds`: a cell is the mean over its run's repeated trainings. `csv` gives
-    the CSV's columns and their order; behind them stand the optional columns that it does not name, where a row has them.
+    `texts`: word of a row -> its title; these columns stand in the Markdown in place of the run. `trained` adds trained
+    parameters and tokens of each of `steps`; `trained: epochs` adds unique tokens x epochs of every step. `caption`: the
+    lines below the first; `{<column>_n}` in them is the column's number of items, `{<column>_chance}` its guessing rate.
+    `seeds`: a cell is the mean over the trainings of its run. `csv`: the CSV's columns in their order; optional columns
+    follow.
     """
 
     suffixes = ("csv", "md", "claims.csv", "provenance.json")
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
 
-    rows: Annotated[Rows, BeforeValidator(_list_or_axes)]
-    not_at: dict[str, Axes] = {}
-    columns: Annotated[Columns, BeforeValidator(_list_or_axes)]
-    cell: Cell | None = None
-    published: tuple[tuple[float | None, ...], ...] = ()
-    published_for: PublishedFor | None = None
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     texts: dict[str, str] = {}
     trained: bool | Literal["epochs"] = False
     steps: tuple[str, ...] = ("distill", "finetune")
     seeds: bool = False
     caption: tuple[str, ...] = ()
     csv: tuple[str, ...] = ()
+    _published: dict[str, tuple[Entry, ...]] = PrivateAttr(default_factory=dict)
 
-    @cached_property
-    def all_columns(self) -> tuple[Column, ...]:
-        """The columns as listed, or one for each point of the axes."""
-        if not self.columns.axes:
-            return self.columns.list
-        cell, each = (self.cell or Cell()).model_dump(), _combinations(self.columns.axes)
-        return tuple(Column(name=_named(own), title=", ".join(f"{axis} {value}" for axis, value in own.items()), **cell) for own in each)
+    def put_beside(self, published: Mapping[str, tuple[Entry, ...]]) -> None:
+        """Set the published numbers: row -> what papers print there."""
+        self._published = dict(published)
 
-    @cached_property
-    def titles(self) -> dict[str, str]:
-        """The titles of a row's words."""
-        return {axis: axis for axis in self.rows.axes} | self.texts
+    def published(self, row: str) -> Entry | None:
+        """The published numbers that stand beside a row; None if there are none."""
+        return next(iter(self._published.get(row, ())), None)
+
+    def printed(self, row: str) -> tuple[Entry, ...]:
+        """The published numbers of a row, and those that the paper's own table prints there for further models."""
+        first, *more = self._published.get(row, ()) or (None,)
+        return tuple(entry for entry in (first, *more) if entry is first or entry.label == self.label) if first else ()
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """The rows. Raises ValueError for a cell that has no place, and for published numbers that fit no cell."""
-        if self.rows.axes:
-            given = [
-                (fields, Row(name=_named(fields), text=fields, not_at=self._without(fields)), "rows") for fields in _combinations(self.rows.axes)
-            ]
-        else:
-            given = [({}, row, f"rows/{i}") for i, row in enumerate(self.rows.list)]
-        if self.published and len(self.published) != len(given):
-            raise ValueError(f"published has {len(self.published)} rows, the table {len(given)}")
-        return tuple(self._line(i, fields, row, entry) for i, (fields, row, entry) in enumerate(given))
+        """The rows. Raises ValueError for a row without a name and a cell without a place."""
+        for i, row in enumerate(self.rows):
+            if not (row.name or row.run):
+                raise ValueError(f"rows.{i} has neither a run nor a name")
+        return tuple(self._line(row, f"rows/{i}") for i, row in enumerate(self.rows))
 
-    def _without(self, fields: dict[str, Scalar]) -> tuple[str, ...]:
-        """The scales that do not measure the row with these values of the axes."""
-        return tuple(scale for scale, axes in self.not_at.items() if any(fields.get(axis) in values for axis, values in axes.items()))
-
-    def _line(self, i: int, fields: dict[str, Scalar], row: Row, entry: str) -> Line:
-        name = row.name or row.run
-        if not name:
-            raise ValueError(f"rows.{i} has neither a run nor a name")
+    def _line(self, row: Row, entry: str) -> Line:
+        name = row.name or row.run or ""
         for column in row.cells:
-            known("column", column, (c.name for c in self.all_columns), f"row {name!r}, cells")
+            known("column", column, (c.name for c in self.columns), f"row {name!r}, cells")
         for measure in row.measures:
-            known("measure", measure, dict.fromkeys(c.measure for c in self.all_columns if c.measure), f"row {name!r}, measures")
-        run = row.run
-        if fields and self.cell and self.cell.run and fields.keys() >= set(_fields(self.cell.run)):
-            run = _filled(self.cell.run, fields)
-        combinations = _combinations(self.columns.axes) if self.columns.axes else [{}] * len(self.all_columns)
-        cells = {c.name: self._place(name, run, row, c, fields | own) for c, own in zip(self.all_columns, combinations, strict=True) if not c.derived}
-        first, *more = self._published(i, row, entry) or (None,)
-        return Line(name, run, row.text, cells, first, entry, row.optional, row.not_at, tuple(more), tuple(row.cells))
+            known("measure", measure, dict.fromkeys(c.measure for c in self.columns if c.measure), f"row {name!r}, measures")
+        cells = {column.name: self._place(name, row, column) for column in self.columns if not column.derived}
+        return Line(name, row.run, row.text, cells, entry, row.optional, row.not_at, tuple(row.cells))
 
-    def _place(self, name: str, run: str | None, row: Row, column: Column, fields: dict[str, Scalar]) -> Address | Undefined | float | None:
-        places = [own := row.cells.get(column.name, RowPlace()), column, self.cell or Place()]
+    def _place(self, name: str, row: Row, column: Column) -> Address | Undefined | float | None:
+        """Where the number of a row in a column is read: as the row's own cell says, then as the column says."""
+        own = row.cells.get(column.name, RowPlace())
         if own.undefined is not None:
             return Undefined(own.undefined)
-        if places[0].value is not None or column.planned:
-            return places[0].value
-        found = {key: next((v for place in places if (v := getattr(place, key))), None) for key in ("run", "measure", "metric", "of", "at")}
-        found["run"] = places[0].run or run or found["run"]
-        found["measure"] = own.measure or row.measures.get(found["measure"], found["measure"])
-        if found["run"] is None and not fields:
+        if own.value is not None:
+            return own.value
+        run = own.run or row.run or column.run
+        if run is None:
             return None
-        for key in ("run", "measure", "metric"):
-            if not found[key]:
+        measure = own.measure or row.measures.get(column.measure or "", column.measure)
+        found = {"run": run, "measure": measure, "metric": own.metric or column.metric}
+        for key, value in found.items():
+            if not value:
                 raise ValueError(f"the cell of row {name!r} in column {column.name!r} names no {key}")
-        filled = {key: _filled(value, fields) if value else value for key, value in found.items() if key != "at"}
-        return Address(**filled, at={axis: _filled(value, fields) for axis, value in (found["at"] or {}).items()})
-
-    def _published(self, i: int, row: Row, entry: str) -> tuple[Shown, ...]:
-        columns = [column.name for column in self.all_columns]
-        for shown in row.published.entries:
-            for column in (*shown.values, *shown.derived):
-                known("column", column, columns, f"published of {row.name or row.run!r}")
-        if row.published.entries:
-            own = [k for k, shown in enumerate(row.published.entries) if k == 0 or shown.source in ("", self.label)]
-            return tuple(_entry(columns, row.published.entries[k], self.label, f"{entry}/published/{k}") for k in own)
-        cells, at = (self.published[i], f"published/{i}") if self.published else (row.published.cells, f"{entry}/published")
-        values, pointers = row.published.values, dict.fromkeys(columns, at)
-        if cells:
-            if len(cells) != len(columns):
-                raise ValueError(f"published of row {row.name or row.run!r} has {len(cells)} values, the table {len(columns)} columns")
-            values = {column: value for column, value in zip(columns, cells, strict=True) if value is not None}
-            pointers = {column: f"{at}/{k}" for k, column in enumerate(columns)}
-        for column in values:
-            known("column", column, columns, f"published of {row.name or row.run!r}")
-        if not values:
-            return ()
-        if self.published_for is None:
-            raise ValueError("published numbers need `published_for: {model: ..., origin: ...}`")
-        return (Shown(self.published_for.model, f"{self.label} ({self.published_for.origin})", values, pointers, at),)
+        at = {axis: _filled(value, row.text) for axis, value in column.at.items()}
+        run, measure, metric, of = (_filled(value, row.text) for value in (*found.values(), column.of))
+        return Address(run, measure, metric, of, at)
 
     @cached_property
     def published_columns(self) -> tuple[str, ...]:
-        """The columns for which any entry of any row publishes a number."""
-        shown = {c for row in self.rows.list for entry in row.published.entries for c in entry.values}
-        shown |= {c for line in self.lines if line.published for c in line.published.values}
-        return tuple(column.name for column in self.all_columns if column.name in shown)
+        """The columns in which something is published."""
+        shown = {column for entries in self._published.values() for entry in entries for column in entry.values}
+        return tuple(column.name for column in self.columns if column.name in shown)
+
+    def addresses(self) -> Iterator[Address]:
+        """The place of every reading."""
+        return (cell for line in self.lines for cell in line.cells.values() if isinstance(cell, Address))
 
     def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that it draws: pairs of a run and a measure."""
+        """The measurements that the table reads: pairs of a run and a measure."""
         found: dict[Read, None] = {}
-        left_out = {column.name for column in self.all_columns if scale in column.not_at}
+        left_out = {column.name for column in self.columns if scale in column.not_at}
         for line in self.lines:
             if scale in line.not_at:
                 continue
-            addresses = [cell for name, cell in line.cells.items() if isinstance(cell, Address) and name not in left_out]
-            found |= dict.fromkeys((a.run, a.measure) for a in addresses)
-            found |= dict.fromkeys((a.run, GATE) for a in addresses)
+            cells = [cell for name, cell in line.cells.items() if isinstance(cell, Address) and name not in left_out]
+            found |= dict.fromkeys((cell.run, cell.measure) for cell in cells)
+            found |= dict.fromkeys((cell.run, GATE) for cell in cells)
         return list(found)
 
     def publishes(self) -> bool:
-        """Whether it shows published values."""
+        """Whether published numbers stand beside ours."""
         return bool(self.published_columns)
 
     def named(self) -> list[tuple[str, str]]:
-        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        addresses = [cell for line in self.lines for cell in line.cells.values() if isinstance(cell, Address)]
-        return list(dict.fromkeys((address.measure, address.metric) for address in addresses))
+        """The readings that the table names: pairs of a measure and the name that its metric gives a reading."""
+        return list(dict.fromkeys((address.measure, address.metric) for address in self.addresses()))
 
     def sources(self) -> list[str]:
-        """Where its published values come from."""
-        return [entry.source for row in self.rows.list for entry in row.published.entries if entry.source]
+        """The labels of the tables that print the published numbers."""
+        return list(dict.fromkeys(entry.label for entries in self._published.values() for entry in entries))
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        columns = {column.name: column for column in self.all_columns}
-        once("column", (column.name for column in self.all_columns))
-        if self.cell is None and self.columns.axes:
-            raise ValueError("columns that are axes need a `cell`")
-        for scale, axes in self.not_at.items():
-            for axis, values in axes.items():
-                known("axis of the rows", axis, self.rows.axes, f"not_at, {scale}")
-                for value in values:
-                    known(f"value of {axis}", value, self.rows.axes[axis], f"not_at, {scale}")
-        if not self.all_columns or not self.lines:
-            raise ValueError("a table needs rows and columns")
+        once("column", (column.name for column in self.columns))
         once("row", (line.name for line in self.lines))
+        for line in self.lines:
+            if all(cell is None for cell in line.cells.values()) and not self.published(line.name):
+                raise ValueError(f"row {line.name!r} has no run, and nothing is published in it")
         for step in self.steps:
             known("training stage", step, stages.training(), "steps")
-        for column in self.all_columns:
-            for part in column.mean:
-                known("column", part, (c for c in columns if not columns[c].derived), f"the mean {column.name!r}")
-            if len({columns[part].unit for part in column.mean}) > 1:
-                raise ValueError(f"the mean {column.name!r} is of percent and raw columns")
-            other = [line.name for line in self.lines for part in column.mean if _of_other_run(line, part)]
-            if self.seeds and other:
-                raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
-            if of := column.recovery:
-                known("column", of.column, (c for c in columns if not (columns[c].recovery or columns[c].ties)), f"the recovery {column.name!r}")
-                for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
-                    known("row", row, (line.name for line in self.lines), f"the recovery {column.name!r}")
-                if of.chance is None and self.chance(of.column) is None:
-                    raise ValueError(f"the recovery {column.name!r} needs `chance`: what guessing scores in {of.column!r} is not known")
-            if of := column.ties:
-                for part in of.columns:
-                    known("column", part, (c for c in columns if not columns[c].derived), f"the ties {column.name!r}")
-                known("row", of.row, (line.name for line in self.lines), f"the ties {column.name!r}")
-        for row in self.rows.list:
-            for text in row.text:
-                known("text", text, self.titles, f"row {row.name or row.run!r}")
+        self._check_derived()
+        self._check_published()
+        for line in self.lines:
+            for text in line.text:
+                known("text", text, self.texts, f"row {line.name!r}")
         for line in self.caption:
             for field in _fields(line):
-                known("field", field, (f"{column}_{of}" for of in ("n", "chance") for column in columns), f"caption {line!r}")
+                known("field", field, (f"{c.name}_{of}" for of in ("n", "chance") for c in self.columns), f"caption {line!r}")
         once("csv", self.csv)
         for name in self.csv:
             if not re.fullmatch(r"[a-z]+_tokens", name):
                 known("column", name, self.csv_names, "csv")
         super().check()
 
+    def _check_derived(self) -> None:
+        """Raise ValueError for a column that is computed from what is not there, or from what does not fit."""
+        columns, rows = {column.name: column for column in self.columns}, [line.name for line in self.lines]
+        read = [name for name, column in columns.items() if not column.derived]
+        for column in self.columns:
+            for part in column.mean:
+                known("column", part, read, f"the mean {column.name!r}")
+            if len({columns[part].unit for part in column.mean}) > 1:
+                raise ValueError(f"the mean {column.name!r} is of percent and raw columns")
+            other = [line.name for line in self.lines for part in column.mean if _of_other_run(line, part)]
+            if self.seeds and other:
+                raise ValueError(f"the mean {column.name!r} over seeds is of several runs in row {other[0]!r}")
+            if of := column.recovery:
+                scores = (name for name, c in columns.items() if not (c.recovery or c.ties))
+                known("column", of.column, scores, f"the recovery {column.name!r}")
+                for row in (of.row, *([of.chance] if isinstance(of.chance, str) else [])):
+                    known("row", row, rows, f"the recovery {column.name!r}")
+                if of.chance is None and self.chance(of.column) is None:
+                    raise ValueError(f"the recovery {column.name!r} needs `chance`: what guessing scores in {of.column!r} is not known")
+            if of := column.ties:
+                for part in of.columns:
+                    known("column", part, read, f"the ties {column.name!r}")
+                known("row", of.row, rows, f"the ties {column.name!r}")
+
+    def _check_published(self) -> None:
+        """Raise ValueError for a published number beside no cell."""
+        for row, entries in self._published.items():
+            known("row", row, (line.name for line in self.lines), "published.csv")
+            for column in (column for entry in entries for column in entry.values):
+                known("column", column, (c.name for c in self.columns), f"published.csv, row {row!r}")
+
     def floored(self, claim: Claim) -> Claim:
-        """The claim with the chance of its left side's column as `floor`, where it says that a score is larger and states none."""
+        """The claim with the guessing rate of its left side's column as `floor`, if it says "larger" and has no floor."""
         if claim.op == "<" or claim.ratio is not None or claim.floor is not None:
             return claim
         return claim.model_copy(update={"floor": self.chance(claim.full(claim.left).column)})
 
     def chance(self, column: str) -> float | None:
-        """What guessing scores in a column, in its unit; None where that is unknown."""
-        return chance_of({c.name: c for c in self.all_columns}, column)
+        """What guessing scores in a column, in its unit; None if that is unknown."""
+        return chance_of({c.name: c for c in self.columns}, column)
 
     def dosed(self) -> list[str]:
         """The names that a claim may state a dose for: the rows."""
         return [line.name for line in self.lines]
 
     def run_of(self, point: Point) -> str | None:
-        """The run whose number a cell is: that of the row, or the one that its cell names."""
+        """The run whose number a cell is: the run that its cell names, else the row's."""
         line = next(line for line in self.lines if line.name == point.row)
         place = line.cells.get(point.column or "")
         return place.run if isinstance(place, Address) else line.run
 
     def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
+        """Raise ValueError if a claim names a row, column or place that is not there."""
         known("row", point.row, self.dosed(), f"claim {claim.claim!r}")
-        known("column", point.column, (column.name for column in self.all_columns), f"claim {claim.claim!r}")
+        known("column", point.column, (column.name for column in self.columns), f"claim {claim.claim!r}")
         if point.at:
             raise ValueError(f"claim {claim.claim!r}: a cell of a table has no `at`; got {point.at}")
 
     @cached_property
     def csv_names(self) -> tuple[str, ...]:
-        """The CSV's columns where the spec gives none: run, words, facts, value with error and n a column, then what is published."""
+        """The CSV's columns if `csv` names none: run, words, facts, the parts of each column, then what is published."""
         runs = [line.run for line in self.lines]
-        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.titles)
+        names = ["row"] * any(line.name != line.run for line in self.lines) + ["run"] * any(runs) + list(self.texts)
         names += [*self.facts, *(f"{step}_tokens" for step in self.steps)] if any(runs) else []
         names += ["doses"] * (self.trained == "epochs")
-        names += [name for column in self.all_columns for name in self.csv_names_of(column)]
+        names += [name for column in self.columns for name in self.csv_names_of(column)]
         names += ["gate", "collapsed", *(["seeds"] if self.seeds else [])]
         shown = [f"published_{column}" for column in self.published_columns]
         return (*names, *shown, *(("published_model", "published_source") if shown else ()))
 
     def csv_names_of(self, column: Column) -> list[str]:
-        """A column's number, its error, n, spread over seeds and data in the CSV."""
-        names = [column.name, f"{column.name}_stderr", f"{column.name}_n", *([f"{column.name}_seed_sd"] if self.seeds else [])]
-        return names + [f"{column.name}_data"] * column.names_data
+        """The parts of a column in the CSV, with the spread over seeds and the name of the data if it has them."""
+        seeds = [f"{column.name}_seed_sd"] if self.seeds else []
+        return [*column.csv_parts, *seeds, *([f"{column.name}_data"] if column.names_data else [])]
 
 
 def _of_other_run(line: Line, column: str) -> bool:
     return isinstance(place := line.cells[column], Address) and place.run != line.run
 
 
-def _entry(columns: list[str], published: Published, label: str, at: str) -> Shown:
-    """An entry of a row's published numbers, of the table `label` where it names no other; it stands in the spec at `at`."""
-    derived = f"; {' and '.join(published.derived)} computed from its cells" if published.derived else ""
-    return Shown(published.model, f"{published.source or label} ({published.origin}{derived})", published.values, dict.fromkeys(columns, at), at)
-
-
-def _combinations(axes: Axes) -> list[dict[str, Scalar]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def _named(fields: Mapping[str, Scalar]) -> str:
-    return "_".join(f"{axis}_{value}" for axis, value in fields.items())
-
-
 def _fields(template: str) -> list[str]:
     return re.findall(r"\{(\w*)\}", template)
 
 
-def _filled(template: Scalar, fields: Mapping[str, Scalar]) -> Scalar:
-    """The template with each `{field}` replaced; one that is a field alone keeps the field's type."""
+def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
+    """The template with each `{field}` replaced. A template that is one field alone keeps the field's type."""
     if not isinstance(template, str):
         return template
     for field in _fields(template):
@@ -490,24 +379,15 @@ def _filled(template: Scalar, fields: Mapping[str, Scalar]) -> Scalar:
     return re.sub(r"\{(\w+)\}", lambda match: str(fields[match[1]]), template)
 
 
-class Bars(Table):
-    """A table drawn as bars: a group a column, in it a bar a row; published values as diamonds."""
-
-    suffixes = FIGURE
-    ylabel: str = ""
-    log: bool = False
-
-
 class Scatter(Table):
     """A table drawn as points: a row is a point at its columns `x` and `y`."""
 
     suffixes = FIGURE
     x: str
     y: str
-    log: tuple[Literal["x", "y"], ...] = ()
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         for axis in (self.x, self.y):
-            known("column", axis, (column.name for column in self.all_columns))
+            known("column", axis, (column.name for column in self.columns))
         super().check()

@@ -226,10 +226,10 @@ def columns() -> Columns:
     artefacts = available(papers, {}).values() if papers.is_dir() else ()
     taken: set[str] = set()
     for artefact in sorted(artefacts, key=lambda a: a.paper != HEADLINE):
-        if not isinstance(artefact.spec, Table) or artefact.spec.columns.axes:
+        if not isinstance(artefact.spec, Table):
             continue
-        for column in artefact.spec.all_columns:
-            if column.name in taken or column.run or column.planned:
+        for column in artefact.spec.columns:
+            if column.name in taken or column.run:
                 continue
             taken.add(column.name)
             if column.mean:

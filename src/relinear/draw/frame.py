@@ -1,0 +1,111 @@
+"""The readings behind a table or figure as one pandas frame, and the one function by which a cell is read from it."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import pandas as pd
+
+from relinear.draw import Measurements
+from relinear.plan.readings import At, Reading
+
+COLUMNS = ("node", "run", "seed", "measure", "metric", "of", "at", "value", "stderr", "n", "why")
+SEED = re.compile(r"(.+)-seed(\d+)")
+
+
+class Score(NamedTuple):
+    """A number over trainings: the mean, its standard error, the number of items, and the standard deviation over trainings.
+
+    `stderr` combines the error of the items, which all trainings share, so that it does not average out, with the error of
+    the mean over trainings: hypot(mean item error, sd / sqrt(trainings)). It is None if an item error is not known. `sd` is
+    None for one training.
+    """
+
+    value: float
+    stderr: float | None
+    n: int | None
+    sd: float | None
+    trainings: int
+
+
+def frame_of(measured: Measurements) -> pd.DataFrame:
+    """All readings of some measurements, a row a reading, with `COLUMNS`.
+
+    `node` is the path of the measurement's run.json. `run` is the run's name without `-seed<n>`; `seed` is that n, or 0.
+    `at` is JSON with sorted keys, `{}` for a reading of the whole. A metric that is not defined has `why` and no `value`.
+    """
+    rows = []
+    for (name, measure), found in measured.items():
+        run, seed = split(name)
+        for reading in found.readings if found else ():
+            own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
+            rows.append((found.source.file, run, seed, measure, *own))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"value": float, "stderr": float})
+
+
+def split(run: str) -> tuple[str, int]:
+    """A run's name without the suffix of a further training, and that training's seed; 0 for the first."""
+    further = SEED.fullmatch(run)
+    return (further[1], int(further[2])) if further else (run, 0)
+
+
+def place_of(at: At) -> str:
+    """A place on a metric's axes as the frame has it; 2048.0 and 2048 are one place."""
+    whole = {axis: int(v) if isinstance(v, float) and v.is_integer() else v for axis, v in at.items()}
+    return json.dumps(whole, sort_keys=True)
+
+
+def along(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False) -> pd.DataFrame:
+    """The readings of a run's metric at all its places; with `seeds` of all trainings of the run."""
+    name, seed = split(run)
+    rows = frame[(frame["run"] == name) & (frame["measure"] == measure) & (frame["metric"] == metric)]
+    if of is not None:
+        rows = rows[rows["of"] == of]
+    return rows if seeds and not seed else rows[rows["seed"] == seed]
+
+
+def select(
+    frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None, seeds: bool = False
+) -> pd.DataFrame:
+    """The reading of a metric at a place, a row a training in the order of seeds; with `seeds` all trainings of the run.
+
+    `of` may be left out if the metric has one object. Raises ValueError if several readings of a training fit.
+    """
+    rows = along(frame, run, measure, metric, of, seeds)
+    rows = rows[rows["at"] == place_of(at or {})]
+    if rows["node"].duplicated().any():
+        raise ValueError(f"{rows['node'].iloc[0]}: {metric} is read {len(rows)} times: of {', '.join(rows['of'])}; say of which")
+    return rows.sort_values("seed", kind="stable")
+
+
+def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None) -> Score | None:
+    """A cell: the number of a run over its trainings, in the reading's own unit; None if it was not measured."""
+    rows = select(frame, run, measure, metric, of, at, seeds=True)
+    rows = rows[rows["why"] == ""]
+    if rows.empty:
+        return None
+    return over_trainings(list(rows["value"]), [error(e) for e in rows["stderr"]], int(rows["n"].iloc[0]))
+
+
+def over_trainings(values: Sequence[float], errors: Sequence[float | None], n: int | None) -> Score:
+    """The number over trainings, from the value and the item error of each."""
+    if len(values) == 1:
+        return Score(values[0], errors[0], n, None, 1)
+    known, spread = [e for e in errors if e is not None], stdev(values)
+    total = math.hypot(fmean(known), spread / math.sqrt(len(values))) if len(known) == len(errors) else None
+    return Score(fmean(values), total, n, spread, len(values))
+
+
+def error(stderr: float) -> float | None:
+    """A standard error of the frame; None if it is not known."""
+    return None if math.isnan(stderr) else stderr
+
+
+def readings_in(rows: pd.DataFrame) -> Iterable[tuple[str, int, Reading]]:
+    """Rows of the frame as node, seed and reading."""
+    for row in rows.itertuples():
+        value = None if row.why else row.value
+        yield row.node, row.seed, Reading(row.metric, row.of, json.loads(row.at), value, error(row.stderr), row.n, row.why)
