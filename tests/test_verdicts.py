@@ -267,3 +267,44 @@ def test_costs_of_one_program_against_another_are_judged_on_no_other_card():
                 left, *right = row["compared"].split(" / ")
                 grows = right and left.split()[:2] == right[0].split()[:2]
                 assert grows or row["verdict"] == UNTESTED, row["claim"]
+
+
+def test_a_share_that_is_computed_from_single_trainings_has_their_spread_in_its_error():
+    spreads = Spreads([{"method": "hedgehog", "measure": "lra", "metric": "accuracy", "sd": "0.03", "freedom": "2", "from": "x"}])
+    of = (Of("hedgehog", "lra", "accuracy", 100.0),)
+    ours, theirs = (Value(value, 0.4, name, trainings=1, of=of) for value, name in ((88.0, "ours"), (87.0, "theirs")))
+    room = 87.0 - 10.0
+    share = Value(100 * 78 / room, 0.5, "share", behind=((100 / room, ours), (-100 * 78 / room**2, theirs)), trainings=1)
+    claim = Claim(claim="recovers", source="section 1", left="share", column="recovered", op=">", ratio=99)
+    assert judge(claim, lambda _: share).verdict == "reproduced", "by its items alone"
+    judged = judge(claim, lambda _: share, spreads=spreads)
+    assert judged.verdict == "not tested" and "within error" in judged.reason
+    assert judged.error_training == pytest.approx(math.hypot(3 * 100 / room, 3 * 100 * 78 / room**2), rel=1e-3)
+    unknown = judge(claim, lambda _: share, spreads=Spreads([]))
+    assert unknown.verdict == "not tested" and "one training of share" in unknown.reason
+
+
+def test_of_one_recipe_of_several_that_verdict_stands_which_a_better_recipe_could_not_turn():
+    say = {"claim": "solves", "source": "section 1", "left": "a", "column": "ar", "one_of": "the best of eight"}
+    solves, fails = Claim(**say, op=">", ratio=99), Claim(**say, op="<", ratio=20)
+    for value, of_solves, of_fails in ((99.9, "reproduced", "contradicted"), (15.0, "not tested", "not tested")):
+        look = lambda _, value=value: Value(value, 0.1, "a")  # noqa: E731
+        assert (judge(solves, look).verdict, judge(fails, look).verdict) == (of_solves, of_fails)
+    assert "a better one could turn this" in judge(fails, look).reason
+    with pytest.raises(ValueError, match="recipes of its own"):
+        Claim(**say, op=">", right="b", margin=0)
+
+
+def test_of_two_forms_that_a_paper_states_both_must_fail_for_a_contradiction():
+    from relinear.draw.claims import Judgement, _of_forms
+
+    def verdict(first, second):
+        found = _of_forms(*(Judgement(v, v, v, name) for v, name in ((first, "x > y"), (second, "z > y"))), {"x": "z"})
+        assert found.compared == "x > y, or z > y" and first in found.reason and second in found.reason
+        return found.verdict
+
+    assert verdict("reproduced", "contradicted") == verdict("contradicted", "reproduced") == "reproduced"
+    assert verdict("contradicted", "contradicted") == "contradicted"
+    assert verdict("contradicted", "not tested") == verdict("not tested", "contradicted") == "not tested"
+    with pytest.raises(ValueError, match="does not compare"):
+        Claim(claim="c", source="s", left="a", right="b", column="d", op=">", either={"z": "y"})

@@ -50,6 +50,7 @@ class Cell(NamedTuple):
     seed_sd: float | str | None
     seeds: tuple[Part, ...]  # one score for each training that has the number
     files: tuple[str, ...]  # run.json of each
+    behind: tuple[tuple[float, Value], ...] = ()  # of a cell that is computed from others: by how much it changes with each, and that cell
 
     @property
     def trainings(self) -> int | None:
@@ -230,7 +231,8 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
     if not all(isinstance(cell.value, float) for cell in cells):
         return MISSING
     look, files = look_in(rows), tuple(dict.fromkeys(file for cell in cells for file in cell.files))
-    ours, theirs, *base = (look(Point(row=name, column=of.column)) for name in names)
+    values = [look(Point(row=name, column=of.column)) for name in names]
+    ours, theirs, *base = values
     if isinstance(of.chance, str):
         above, level = of.chance, cells[2].value
         ours, theirs = (_beyond(value, base[0]) for value in (ours, theirs))
@@ -245,7 +247,9 @@ def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], u
     share, error = (cells[0].value - level) / room + 0.0, None  # + 0.0 turns -0.0 into 0.0
     if not isinstance(ours, str) and row.line.name not in names[1:]:
         error = unit * error_of(ours, theirs, by=share).total / abs(room)
-    return Cell(unit * share, error, None, None, (Part(unit * share, error, None),), files)
+    by = [1 / room, -share / room, (share - 1) / room]  # how the share changes with each of the numbers behind
+    behind = tuple((unit * weight, value) for weight, value in zip(by, values, strict=False) if not isinstance(value, str))
+    return Cell(unit * share, error, None, None, (Part(unit * share, error, None),), files, behind)
 
 
 def _tied(of: Ties, row: Row, rows: list[Row], unit: float) -> Cell:
@@ -295,10 +299,11 @@ def look_in(rows: list[Row]) -> Look:
             return value
         apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
         freedom = len(cell.seeds) - 1.0 if apart else math.inf
-        trainings = sum(bool(score.of) for score in cell.seeds)
+        trainings = min((part.trainings for _, part in cell.behind), default=sum(bool(score.of) for score in cell.seeds))
         n = cell.n if isinstance(cell.n, int) else None
         return value._replace(
-            pulls=_mean_pulls(cell.seeds), apart=apart, freedom=freedom, n=n, trainings=trainings, of=cell.seeds[0].of if cell.seeds else ()
-        )
+            pulls=_mean_pulls(cell.seeds), apart=apart, freedom=freedom, n=n, trainings=trainings, of=cell.seeds[0].of if cell.seeds else (),
+            behind=cell.behind,
+        )  # fmt: skip
 
     return look

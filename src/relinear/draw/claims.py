@@ -13,7 +13,7 @@ from scipy.special import ndtr, stdtrit
 
 from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
-from relinear.draw.spreads import UNASKED, Of, Spreads, of_training
+from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
 from relinear.plan.claims import Claim, Point, Spec
 from relinear.plan.forms import Form, differences
 from relinear.plan.readings import Measured, Reading
@@ -34,7 +34,8 @@ class Value(NamedTuple):
 
     `pulls` gives the pulls of its items, or None if they are not kept. `apart`: the training part of the error, with
     `freedom` degrees of freedom. `n`: the number of items. `trainings`: the number of trainings that it is the mean over, 0
-    if nothing was trained. `of`: the key of its spread over trainings.
+    if nothing was trained. `of`: the key of its spread over trainings. `behind`: of a number that is computed from others,
+    these and by how much the number changes with each.
     """
 
     value: float
@@ -46,6 +47,7 @@ class Value(NamedTuple):
     n: int | None = None
     trainings: int = 0
     of: tuple[Of, ...] = ()
+    behind: "tuple[tuple[float, Value], ...]" = ()
 
     def __str__(self) -> str:
         return plus_minus(self.value, self.stderr or None)
@@ -122,6 +124,8 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
     reasons = [nothing_to_judge, unlike, *_missed(claim, look), *alone]
     if judged.verdict == "reproduced":
         reasons.append(_kept_untrained(claim, look))
+    if claim.one_of and judged.verdict == ("contradicted" if claim.op == ">" else "reproduced"):
+        reasons.append(f"other recipe: {claim.one_of}, and a better one could turn this")
     if against := "; ".join(filter(None, reasons)):
         return judged._replace(verdict=UNTESTED, reason=f"{against}; {judged.reason}")
     return judged
@@ -129,14 +133,26 @@ def judge(claim: Claim, look: Look, nothing_to_judge: str | None = None, remark:
 
 def _unknown(value: Value, spreads: Spreads) -> bool:
     """Whether a number comes from one training and its spread over trainings is not known."""
+    if value.behind:
+        return any(_unknown(part, spreads) for _, part in value.behind)
     return value.trainings == 1 and spreads.asked and spreads.of(value.of, value.value) is None
 
 
 def _lent(value: Value, spreads: Spreads) -> Value:
-    """A number of one training, with the spread of its method's trainings in its error."""
-    if value.trainings != 1 or not (spread := spreads.of(value.of, value.value)):
+    """A number of one training, with the spread of its method's trainings in its error; likewise one that is computed from such numbers."""
+    if value.behind:
+        lent = [(abs(weight) * spread.sd, spread.freedom) for weight, part in value.behind if (spread := _spread(part, spreads))]
+        apart = math.hypot(value.apart, *(sd for sd, _ in lent))
+        freedom = _freedom([(value.apart, value.freedom), *lent])
+        return value._replace(stderr=math.hypot(value.items, apart), apart=apart, freedom=freedom)
+    if not (spread := _spread(value, spreads)):
         return value
     return value._replace(stderr=math.hypot(value.stderr, spread.sd), apart=math.hypot(value.apart, spread.sd), freedom=spread.freedom)
+
+
+def _spread(value: Value, spreads: Spreads) -> Spread | None:
+    """The spread that a number of one training has; None for several trainings, none, and where no spread is known."""
+    return spreads.of(value.of, value.value) if value.trainings == 1 else None
 
 
 def _kept_untrained(claim: Claim, look: Look) -> str:
@@ -180,9 +196,26 @@ def judge_claim(
     """
     spec = artefact.spec
     asked = artefact.forms.get(claim.paper or artefact.paper, {})
-    other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
-    judged = judge(spec.floored(claim), look, about.nothing_to_judge if of_scale else None, remark, other, about.spreads)
-    return judged._replace(compared=compared(claim, spec))
+
+    def judged(claim: Claim) -> Judgement:
+        other = "" if claim.ours else unlike(claim, tokens, spec, asked, about.forms if of_scale else {})
+        found = judge(spec.floored(claim), look, about.nothing_to_judge if of_scale else None, remark, other, about.spreads)
+        return found._replace(compared=compared(claim, spec))
+
+    first, other = judged(claim), claim.by_other_form
+    return first if other is None else _of_forms(first, judged(other), claim.either)
+
+
+def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) -> Judgement:
+    """One verdict on a claim by two forms of a method that its paper states. The claim's own form speaks if its verdict is the common one."""
+    verdicts = {first.verdict, second.verdict}
+    verdict: Verdict = "reproduced" if "reproduced" in verdicts else "contradicted" if verdicts == {"contradicted"} else UNTESTED
+    speaks, silent = (second, first) if second.verdict == verdict != first.verdict else (first, second)
+    rows = [" and ".join(names) for names in (either, either.values())]
+    by = dict(zip((id(first), id(second)), rows, strict=True))
+    reason = f"by {by[id(speaks)]}: {speaks.reason}; by {by[id(silent)]}, a form that the paper states, too: {silent.verdict}, {silent.reason}"
+    figures = " | ".join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
+    return speaks._replace(verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}")
 
 
 def compared(claim: Claim, spec: Spec) -> str:

@@ -87,7 +87,10 @@ class Claim(Strict):
     The claim is not tested if even `ceiling` is less than `margin` better than `right`, or if no side is better than `floor`
     (chance: in the column's unit, or a point that measures it; a table knows the chance of tasks with choices). `dose`: row
     -> training tokens of all steps in the paper; if ours had fewer, there is no verdict. `recipe`: what else in our training
-    differs from the paper's; then there is no verdict either. `requires`: preconditions. `untrained`: a row on which nothing
+    differs from the paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
+    one of them; a verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
+    form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
+    contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing
     was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the number that the
     paper prints, if ours is another number; the claim is then a question of ours. `margin_by`: `ours` for a margin that the
     paper does not print. `published`: the paper's numbers, in its words.
@@ -106,6 +109,8 @@ class Claim(Strict):
     ceiling: RowOrPoint | None = None
     dose: dict[str, Annotated[float, Field(gt=0)]] = {}
     recipe: str | None = None
+    one_of: str | None = None
+    either: dict[str, str] = {}
     requires: tuple[Required, ...] = ()
     untrained: str | None = None
     proxy: str | None = None
@@ -118,6 +123,13 @@ class Claim(Strict):
             raise ValueError("a claim with a ratio has no margin, floor or ceiling")
         if self.ratio is None and self.right is None:
             raise ValueError("a claim without a right side needs the bound as `ratio`")
+        if self.one_of and self.right is not None and self.right.row != self.left.row:
+            raise ValueError(
+                f"claim {self.claim!r}: `one_of` is of the left row's recipes, and the right side has recipes of its own; "
+                f"possible: `recipe`, or a right side of {self.left.row!r}"
+            )
+        if others := sorted(set(self.either) - {point.row for point in self.points}):
+            raise ValueError(f"claim {self.claim!r}: `either` names {', '.join(others)}, which the claim does not compare")
         if self.proxy and self.source == OURS:
             raise ValueError(f"claim {self.claim!r}: a proxy stands for a number that a paper prints, so its source is in the paper; got {OURS!r}")
         printed = re.findall(r"\d+(?:\.\d+)?", f"{self.claim} {self.published or ''}")
@@ -141,6 +153,19 @@ class Claim(Strict):
     def full(self, point: Point | None) -> Point | None:
         """A side of the claim, or what it requires, with the claim's column where it names none."""
         return point and point.model_copy(update={"column": point.column or self.column})
+
+    @property
+    def by_other_form(self) -> "Claim | None":
+        """The claim on the rows of the other form that the paper states, too; None if it states one form."""
+        if not self.either:
+            return None
+
+        def other(point: Point | None) -> Point | None:
+            return point and point.model_copy(update={"row": self.either.get(point.row, point.row)})
+
+        sides = {name: other(side) for name in ("left", "right", "ceiling", "floor") if isinstance(side := getattr(self, name), Point)}
+        dose = {self.either.get(row, row): tokens for row, tokens in self.dose.items()}
+        return self.model_copy(update={**sides, "dose": dose, "either": {}})
 
     @property
     def points(self) -> list[Point]:
@@ -206,10 +231,12 @@ class Spec(Strict):
         for claim in self.claims:
             if claim.dose and dosed is None:
                 raise ValueError(f"claim {claim.claim!r}: draw: {self.draw} compares no training tokens, so a claim has no `dose`; got {claim.dose}")
-            for name in claim.dose:
+            for name in (*claim.dose, *(other.dose if (other := claim.by_other_form) else ())):
                 known("row", name, dosed or (), f"claim {claim.claim!r}, dose")
             untrained = [claim.left.model_copy(update={"row": claim.untrained})] if claim.untrained else []
-            for point in (*claim.points, *map(claim.full, (*claim.requires, *untrained))):
+            other = claim.by_other_form
+            others = other.points if other is not None else []
+            for point in (*claim.points, *others, *map(claim.full, (*claim.requires, *untrained))):
                 self.check_point(claim, point)
             grows = claim.right is not None and claim.right.row == claim.left.row
             if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe or self.recipe):
@@ -217,7 +244,7 @@ class Spec(Strict):
                     f"claim {claim.claim!r} compares what a program took with another program or with a card, which is of its kernels and its "
                     f"card; say in `recipe` what ours were"
                 )
-        named = {point.row for claim in self.claims for point in claim.points}
+        named = {point.row for claim in self.claims for point in claim.points} | {row for claim in self.claims for row in claim.either.values()}
         for name in self.forms:
             known("row of a claim", name, sorted(named), "forms")
 
