@@ -162,7 +162,7 @@ def test_a_target_that_fails_says_why_and_leaves_no_row(tmp_path):
 
 
 def test_every_benchmark_is_a_rule():
-    rules = (ROOT / "workflow/rules/measure.smk").read_text()
+    rules = (ROOT / "workflow/rules/benchmarks.smk").read_text()
     missing = [name for name in BENCHMARKS if f"{{PYTHON}} relinear.benchmarks.{name} " not in rules]
     assert missing == ["generation"] and "{PYTHON} relinear.cli benchmark " in rules  # the verb of the command line is it
 

@@ -1,26 +1,4 @@
-# Measurements: one metric of one run a node, so that a new metric reruns nothing.
-
-
-rule measure:
-    """One evaluation of a run, as workflow/measures.yaml names it: results/<scale>/runs/<run>/<measure>."""
-    input:
-        parents("measure"),
-        assets("measure"),
-    output:
-        update("<results>/runs/{name}/{measure}/run.json"),
-        update("<results>/runs/{name}/{measure}/metrics.json"),
-    log:
-        "<results>/logs/{name}.{measure}.log",
-    priority: 1  # prompts and their tokens are made on the processor, while trainings have the GPU
-    threads: cores("measure")
-    resources:
-        gpu=gpus("measure"),
-        mem_mb=MEMORY,
-        runtime=minutes("measure"),
-    params:
-        key=key("measure"),
-    shell:
-        "{RELINEAR} measure {wildcards.name:q} {wildcards.measure:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
+# Benchmarks: times and memory on the machine that they run on. No table or figure of a scale asks for them.
 
 
 # No scale: weights are random, at the papers' own shapes. An interrupted measurement goes on with the rows it has.
