@@ -301,6 +301,17 @@ def test_every_command_of_the_index_names_a_rule():
     assert {"snakemake " + name for name in known} <= set(commands) and not set(commands) - {"snakemake " + name for name in known} - {TEMPLATE}
 
 
+def test_a_dry_run_of_a_cluster_plans_what_one_machine_does(fresh):
+    """Every stage of the headline, no GPU needed here; and no setting of the default profile lost but its caps."""
+    options = ("--dry-run", "--quiet", "host", "--workflow-profile", "slurm")
+    counted = fresh.snakemake("results/table2.csv", scale="smollm2", options=options).split("Job stats:")[1]
+    jobs = {"distill": 4, "finetune": 7, "written": 1, "measure": 92, "total": 116}
+    assert all(f"{stage} {n}" in " ".join(counted.split()) for stage, n in jobs.items())
+    ours, default = (yaml.safe_load((ROOT / f"profiles/{p}/config.yaml").read_text()) for p in ("slurm", "default"))
+    assert default.pop("resources") == ["gpu=1"] and default.pop("cores") == "all"  # caps of one machine
+    assert default.items() <= ours.items()
+
+
 def test_the_rules_behind_a_target_are_a_graph():
     assert "snakemake lolcats_table1 --rulegraph" in TEXTS
     done = python("snakemake", "lolcats_table1", "--rulegraph")
