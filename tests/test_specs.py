@@ -25,6 +25,7 @@ MATRIX = {
 ENTRY = {"model": "m", "source": "Lizard Table 1", "origin": {"measured": True}, "values": {"acc": 1.0}}
 OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
 CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
+SCATTER = {"draw": "scatter", "x": "acc", "y": "acc"}
 GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
 COSTS = {
     "draw": "curves",
@@ -165,8 +166,8 @@ def test_derived_names_of_runs_are_names(tmp_path):
     ("spec", "suffixes"),
     [
         (TABLE, {"csv", "md", "claims.csv", "provenance.json"}),
-        (TABLE | {"draw": "bars"}, {"png", "pdf", "provenance.json"}),
-        (TABLE | {"draw": "bars", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (TABLE | SCATTER, {"png", "pdf", "provenance.json"}),
+        (TABLE | SCATTER | {"claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
         (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
     ],
@@ -204,7 +205,7 @@ def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):
     ("change", "message"),
     [
         ({"titel": "x"}, r"unknown key 'titel'; possible: label, says"),
-        ({"draw": "pie"}, "no shape draw: 'pie'; have table, bars"),
+        ({"draw": "pie"}, "no shape draw: 'pie'; have table, scatter"),
         ({"rows": [{"runn": "lizard"}]}, "unknown key 'runn' .*possible: run, name"),
         ({"rows": [{"text": {}}]}, "rows.0 has neither a run nor a name"),
         ({"rows": []}, "a table needs rows and columns"),

@@ -19,10 +19,10 @@ from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
-from relinear.plan.tables import Bars, Scatter, Table
+from relinear.plan.tables import Scatter, Table
 
 SHAPES: dict[str, type[Spec]] = {
-    "table": Table, "bars": Bars, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
+    "table": Table, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
 SAME_AS = "same_as"  # in a spec: the stem of another of its paper, from which it takes what it does not say itself

@@ -1,4 +1,4 @@
-"""Tables as specs: rows x columns, each a list or axes, and where every cell is read. Bars and scatter plots are tables drawn otherwise."""
+"""Tables as specs: rows x columns, each a list or axes, and where every cell is read. A scatter plot is a table drawn otherwise."""
 
 import itertools
 import re
@@ -488,14 +488,6 @@ def _filled(template: Scalar, fields: Mapping[str, Scalar]) -> Scalar:
     if len(names := _fields(template)) == 1 and template == f"{{{names[0]}}}":
         return fields[names[0]]
     return re.sub(r"\{(\w+)\}", lambda match: str(fields[match[1]]), template)
-
-
-class Bars(Table):
-    """A table drawn as bars: a group a column, in it a bar a row; published values as diamonds."""
-
-    suffixes = FIGURE
-    ylabel: str = ""
-    log: bool = False
 
 
 class Scatter(Table):
