@@ -43,7 +43,7 @@ FLOORS = [
     {"tracking"},
     {"stage"},
     {"status", "share", "benchmarks", "campaign"},
-    {"own"},
+    {"own", "watched"},
     {"cli"},
 ]
 

@@ -166,7 +166,7 @@ def test_make_knows(target):
 
 def test_make_passes_on_its_variables():
     done = run("make", "--dry-run", "table2", "CONFIG=scale=smoke budget=0.5", "CORES=3")
-    assert "--cores 3 results/table2.csv --config scale=smoke budget=0.5" in done.stdout
+    assert "relinear.cli table2 --cores 3 scale=smoke budget=0.5" in done.stdout
 
 
 def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:

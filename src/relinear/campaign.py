@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from relinear import stages
 from relinear.machine import gpus, warm
@@ -119,15 +120,16 @@ def devices_of(plan: Plan) -> list[str | None]:
     return list(found)
 
 
+def records_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
+    """The committed records of a node at the plan's scale."""
+    place = stages.stage(node.stage).folder(node)
+    records = (json.loads(path.read_bytes()) for path in REFERENCE.glob(f"*/{place}/run.json"))
+    return [record for record in records if record.get("scale") == plan.scale]
+
+
 def seconds_of(plan: Plan, node: Node) -> float | None:
     """How long a committed record says that a node's work took, the longest of several; None where none is committed."""
-    place = stages.stage(node.stage).folder(node)
-    told = []
-    for path in REFERENCE.glob(f"*/{place}/run.json"):
-        record = json.loads(path.read_bytes())
-        if record.get("scale") == plan.scale:
-            told.append(record["wall_seconds"])
-    return max(told, default=None)
+    return max((record["wall_seconds"] for record in records_of(plan, node)), default=None)
 
 
 def command_of(plan: Plan, node: Node, threads: int, device: str | None = None) -> list[str]:
