@@ -81,7 +81,7 @@ def before(plan: Plan, found: Needs, cores: int) -> str:
     lacking = len(found.seconds) - len(known)
     if not found.seconds:
         return "nothing but the drawing may be left"
-    jobs = f"{len(found.seconds)} jobs and the drawing are left"
+    jobs = f"{len(found.seconds)} job{'s' * (len(found.seconds) > 1)} and the drawing are left"
     if not known:
         return f"{jobs}; no record of scale {plan.scale} says how long they take"
     minutes = max(sum(known) / cores, found.longest) / 60
@@ -181,7 +181,7 @@ def run(command: Sequence[str], seconds: Mapping[str, float]) -> int:
                     sys.stdout.flush()
                     shown = time.monotonic()
                 bar.n = min(watch.done, bar.total)
-                bar.set_postfix_str(watch.steps, refresh=False)
+                bar.set_postfix_str(watch.steps or "Snakemake chooses the jobs", refresh=False)
                 bar.refresh()
         code = process.wait()
     except KeyboardInterrupt:  # Snakemake had it too, and ends its jobs
