@@ -19,16 +19,16 @@ INSTALLED := .venv/installed
 # module's fixtures are made once; tests/conftest.py says which begin, and that there is a worker more than cores.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Before a command that says nothing for minutes: a line every 15 seconds, until the recipe's shell ends.
+TELL = while sleep 15 > /dev/null 2>&1; do echo "relinear: still at it"; done & telling=$$!; trap 'kill $$telling' EXIT;
+
 .PHONY: help table2 test faults lint docs ui setup lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on two cores; CONFIG=scale=smoke: a minute
-	@echo "relinear: results/table2.csv $(or $(CONFIG),scale=mini). Stop it at any time; the same command goes on."
-	@$(VENV) -m snakemake --cores $(CORES) results/table2.csv $(if $(CONFIG),--config $(CONFIG))
-	@cat results/table2.md
-	@echo "relinear: results/table2.csv is there; results/table2.md is the table above, \`make ui\` for the runs behind it."
+table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on two cores; CONFIG=scale=smoke: a minute or two
+	@$(VENV) -m relinear.cli table2 --cores $(CORES) $(CONFIG)
 
 test: export OMP_NUM_THREADS = 1
 test: setup ## the tests: twenty minutes on two cores
@@ -72,12 +72,12 @@ $(INSTALLED): requirements.lock pyproject.toml setup.py
 	}
 	@rm -f $@
 	@echo "relinear: [2/3] installing $$(grep -c == requirements.lock) packages: some minutes; 0.7 GB with a CPU build of torch, several with CUDA"
-	@$(VENV) -m pip install --quiet --no-compile --requirement requirements.lock || { \
+	@$(TELL) $(VENV) -m pip install --quiet --no-compile --requirement requirements.lock || { \
 		echo "error: pip could not install the packages. Where it says that it found no version or no connection, the network is missing:" >&2; \
 		echo "connect to it or name a mirror (PIP_INDEX_URL, or PIP_FIND_LINKS with a folder of wheels), then give the same command again." >&2; \
 		exit 1; \
 	}
-	@$(VENV) -m compileall -qq -j 0 .venv/lib || true # pip compiles on one core; some packages hold files that no Python reads
+	@$(TELL) $(VENV) -m compileall -qq -j 0 .venv/lib || true # pip compiles on one core; some packages hold files that no Python reads
 	@echo "relinear: [3/3] installing relinear itself: seconds"
 	@$(VENV) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

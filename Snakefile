@@ -5,7 +5,6 @@ min_version("9.20")
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/inputs.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/measure.smk"
+include: "workflow/rules/nodes.smk"
+include: "workflow/rules/benchmarks.smk"
 include: "workflow/rules/artefacts.smk"

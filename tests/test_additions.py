@@ -143,9 +143,9 @@ def test_a_metric_of_whole_documents_says_so_itself_and_is_one_file_and_its_line
     assert reading["metric"] == "right" and reading["n"] == 256 and 0 <= reading["value"] <= 1
 
 
-def test_a_stage_is_three_files_and_its_run(add, clone):
+def test_a_stage_is_two_files_and_its_run(add, clone):
     add.example("A stage")
-    assert len(add.files) == 4, "with the run that has it among its steps"
+    assert len(add.files) == 3, "with the run that has it among its steps"
     assert clone.planned() == [], "a new stage reruns nothing"
     target = "results/smoke/runs/shrunk/perplexity/run.json"
     assert clone.planned(target) == ["measure shrunk gate", "measure shrunk perplexity", "shrink shrunk"]

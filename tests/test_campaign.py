@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +14,7 @@ from relinear.benchmarks.generation import COLUMNS as GENERATION
 from relinear.benchmarks.parity import COLUMNS as PARITY
 from relinear.errors import UserError
 
-BENCHMARKS = ("generation", "training", "decoding", "parity", "hours", "overhead", "kernels", "whole")
+BENCHMARKS = ("generation", "training", "decoding", "parity", "kernels")
 REFERENCE = ROOT / "results/reference"
 
 
@@ -118,9 +117,6 @@ OPTIONS = {
     "training": "--out --gpus --shape --runs --length --seconds --dtype --device",
     "decoding": "--out --tokens --jobs",
     "parity": "--text --out --length --new-tokens --threads",
-    "hours": "--measured --into",
-    "overhead": "--repeats",
-    "whole": "--scale --cores --out",
     "kernels": "--out --seconds --only --provider --missing --commit --note --ratios-only",
 }
 
@@ -134,35 +130,8 @@ def test_every_benchmark_has_the_options_that_the_docs_quote(monkeypatch, capsys
     assert all(option in said for option in OPTIONS[name].split()) and not any(hidden in said for hidden in ("--phase", "--until"))
 
 
-def test_a_target_is_made_from_a_fresh_clone(tmp_path):
-    words = ["results/smoke/models/tiny/run.json", "--out", str(tmp_path / "whole.json")]
-    done = subprocess.run([sys.executable, "-m", "relinear.benchmarks.whole", *words], capture_output=True, text=True, check=True)
-    [row] = Campaign(tmp_path / "whole.json").rows
-    assert (row["targets"], row["scale"], row["cores"], row["jobs"]) == (words[0], "smoke", 2, 1) and words[0] in done.stdout
-    assert min(row["seconds"], row["core_seconds"], row["core_seconds_of_others"]) > 0
-
-
-LEAVES = """
-import subprocess, sys
-burn = "import time; [None for _ in iter(lambda: time.process_time() < 1, False)]"
-subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
-"""
-
-
-def test_the_time_of_what_a_command_leaves_behind_is_counted():
-    measured = f"import sys; from pathlib import Path; from relinear.benchmarks.whole import run, used; before = used(); " \
-               f"run([sys.executable, '-c', {LEAVES!r}], Path()); print(used()[0] - before[0])"  # fmt: skip
-    assert float(subprocess.run([sys.executable, "-c", measured], capture_output=True, text=True, check=True).stdout) >= 1
-
-
-def test_a_target_that_fails_says_why_and_leaves_no_row(tmp_path):
-    words = ["lolcats_table99", "--out", str(tmp_path / "whole.json")]
-    done = subprocess.run([sys.executable, "-m", "relinear.benchmarks.whole", *words], capture_output=True, text=True, check=False)
-    assert done.returncode and done.stderr.startswith("error: ") and "lolcats_table99" in done.stderr and not (tmp_path / "whole.json").exists()
-
-
 def test_every_benchmark_is_a_rule():
-    rules = (ROOT / "workflow/rules/measure.smk").read_text()
+    rules = (ROOT / "workflow/rules/benchmarks.smk").read_text()
     missing = [name for name in BENCHMARKS if f"{{PYTHON}} relinear.benchmarks.{name} " not in rules]
     assert missing == ["generation"] and "{PYTHON} relinear.cli benchmark " in rules  # the verb of the command line is it
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from browser import open_page
 from properdocs.exceptions import PluginError
 
-from relinear.benchmarks import hours
+from relinear.benchmarks import training
 from relinear.core import store
 from relinear.draw import pages, report, stated
 from relinear.draw.costs import read_costs
@@ -462,37 +463,68 @@ STAGES = ("distill", "finetune")
 
 
 def plan() -> list[str]:
-    _, _, speeds, curves, memory = pages.drawn(ROOT / "docs/plan.md")
-    measured = {(row["shape"], row["run"], row["stage"], row["scaling"], row["engine"], row["GPUs"]): row for row in speeds}
+    sessions = [json.loads((REFERENCE / f"scaling/{name}.json").read_text()) for name in ("scaling", "runs")]
+    return [*paper_hours([row for session in sessions for row in session["rows"]]), *several_gpus(sessions[0]["rows"]), *memory_at_70b()]
+
+
+def paper_hours(rows: list[dict]) -> list[str]:
+    """GPU hours at the scale `paper`: the tokens of a training over the speed of a GPU, measured on the fewest GPUs."""
+    found = Plan(scale="paper")
+    speeds: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        if row["shape"] == "llama-3-8b" and row["scaling"] == "weak" and "error" not in row:
+            measured = row["gpus"], row["tokens_per_second_per_gpu"]
+            speeds[row["run"], row["stage"]] = min(speeds.get((row["run"], row["stage"]), measured), measured)
+
+    def hours(node) -> float:
+        tokens = found.settings(node)["budget"]["epochs"] * found.settings(found.parents(node)["text"])["train_tokens"]
+        return tokens / speeds[node.name, node.stage][1] / 3600
+
+    def cell(run, stage):
+        return f"{hours(found.node(stage, run)):.2f} " if (run, stage) in speeds else ""
+
+    def of(artefact):
+        behind = found.behind([n for n in found.reads(found.artefacts[artefact]).values() if found.run(n.name).model == "llama-3-8b"])
+        return f"{sum(hours(node) for node in behind if node.stage in STAGES):.1f}"
+
+    assert {key for key, (gpus, _) in speeds.items() if gpus > 1} == {("supra", "finetune")}
+    table2, lolcats, lizard, supra = map(of, ("comparison_table2", "lolcats_table1", "lizard_table1", "supra_table1"))
+    return [
+        *(f"| {run} | {cell(run, 'distill')}| {cell(run, 'finetune')}|" for run in {run for run, _ in speeds}),
+        f"The headline table takes {table2} hours in all, LoLCATs Table 1 {lolcats}, Lizard Table 1 {lizard} and SUPRA Table 1 {supra}.",
+    ]
+
+
+def several_gpus(rows: list[dict]) -> list[str]:
+    measured = {(r["shape"], r["run"], r["stage"], r["scaling"], r["sequences"], r["engine"], r["gpus"]): r for r in rows if r["scaling"] != "curve"}
     small, large = ("smollm2-135m", "lolcats_window"), ("llama-3-8b", "lolcats_window")
 
-    def gain(model, stage, scaling, engine="ddp"):
-        return measured[*model, stage, scaling, engine, "2"]["against 1 GPU"].rstrip("x")
+    def ratio(row):
+        one = measured[row["shape"], row["run"], row["stage"], row["scaling"], row["sequences"], "ddp", 1]
+        return f"{row['tokens_per_second'] / one['tokens_per_second']:.2f}"
+
+    def gain(model, stage, scaling, sequences, engine="ddp"):
+        return ratio(measured[*model, stage, scaling, sequences, engine, 2])
 
     def gib(stage, engine, gpus, run=large):
-        return f"{float(measured[*run, stage, 'weak, 4 a GPU', engine, gpus]['peak GiB/GPU']):.0f}"
+        return f"{measured[*run, stage, 'weak', 4, engine, gpus]['peak_gib']:.0f}"
 
     def step(row):
-        sequences = int(re.search(r"(\d+) a GPU", row["scaling"])[1])
-        return 1000 * sequences * 1024 / int(row["tokens/s/GPU"].replace(",", ""))
+        return 1000 * row["sequences"] * 1024 / row["tokens_per_second_per_gpu"]
 
-    weak = [row for row in speeds if row["scaling"].startswith("weak") and row["engine"] == "ddp" and row["GPUs"] == "2"]
-    alone = [measured[row["shape"], row["run"], row["stage"], row["scaling"], "ddp", "1"] for row in weak]
+    weak = [row for row in measured.values() if (row["scaling"], row["engine"], row["gpus"]) == ("weak", "ddp", 2)]
+    alone = [measured[row["shape"], row["run"], row["stage"], "weak", row["sequences"], "ddp", 1] for row in weak]
     longer = [step(two) - step(one) for two, one in zip(weak, alone, strict=True)]
-    gains = sorted(row["against 1 GPU"].rstrip("x") for row in weak)
-    scaling = json.loads((REFERENCE / "scaling/scaling.json").read_text())["rows"]
-    trained = [row["trainable_params"] / 1e6 for row in scaling if row.get("scaling") == "weak" and row["run"] != "supra"]
-    apart = {(row["run"], row["GPUs"], row["piece"]): [float(row[f"{of} apart"]) for of in ("loss", "gradient norm")] for row in curves[::-1]}
-    sharded = [float(row["gradient norm apart"]) for row in curves if row["run"] == "supra" and row["GPUs"] == "2"]
-    assert max(sharded) < 0.05
-    size = {row[""]: row["llama-3-70b"] for row in memory}
-    shard, whole = (f"{float(size[name]):.0f}" for name in ("weights, bfloat16", "full finetuning (SUPRA): weights, gradients, moments"))
-    assert max(float(value) for name, value in size.items() if "with gradient and AdamW" in name) < 4
-    eight, sixty_four = ([gain(small, stage, f"strong, {n} a step") for stage in STAGES] for n in (8, 64))
-    eight_large = [gain(large, stage, "strong, 8 a step") for stage in STAGES]
-    shards = [gain(large, stage, "weak, 4 a GPU", "fsdp") for stage in STAGES]
-    room = [gib(stage, engine, gpus) for stage in STAGES for engine, gpus in (("fsdp", "2"), ("ddp", "1"))]
-    pieces = apart["supra", "1", "2"]
+    gains = sorted(map(ratio, weak))
+    trained = [row["trainable_params"] / 1e6 for row in rows if row.get("scaling") == "weak" and row["run"] != "supra"]
+    curves = [(row["run"], row["engine"], row["gpus"], row["piece"], apart) for row, apart in training.distances(rows)]
+    apart = {(gpus, piece): found for run, engine, gpus, piece, found in curves if run == "supra" and engine == "ddp"}
+    assert max(found[1] for run, _, gpus, _, found in curves if run == "supra" and gpus == 2) < 0.05
+    eight, sixty_four = ([gain(small, stage, "strong", n) for stage in STAGES] for n in (8, 64))
+    eight_large = [gain(large, stage, "strong", 8) for stage in STAGES]
+    shards = [gain(large, stage, "weak", 4, "fsdp") for stage in STAGES]
+    room = [gib(stage, engine, gpus) for stage in STAGES for engine, gpus in (("fsdp", 2), ("ddp", 1))]
+    pieces = apart[1, 2]
     return [
         f"replicas on two GPUs run {gains[0]} to {gains[-1]} times as fast.",
         f"A step takes {min(longer):.0f} to {max(longer):.0f} ms longer than one GPU's {min(map(step, alone)):.0f} to {max(map(step, alone)):.0f}.",
@@ -502,13 +534,40 @@ def plan() -> list[str]:
         f"8 are enough: {eight_large[0]} and {eight_large[1]}.",
         f"they run {shards[0]} (transfer) and {shards[1]} times (finetuning)",
         f"A GPU needs {room[0]} instead of {room[1]} GiB, and {room[2]} instead of {room[3]}.",
-        f"SUPRA runs at all: {gib('finetune', 'fsdp', '2', ('llama-3-8b', 'supra'))} GiB",
-        f"SUPRA's loss is within {apart['supra', '2', '16'][0]:.0e} and its gradient norm within 5 %;".replace("e-0", "e-"),
+        f"SUPRA runs at all: {gib('finetune', 'fsdp', 2, ('llama-3-8b', 'supra'))} GiB",
+        f"SUPRA's loss is within {apart[2, 16][0]:.0e} and its gradient norm within 5 %;".replace("e-0", "e-"),
         f"in smaller pieces {pieces[0]:.0e}, and {100 * pieces[1]:.0f} % at its worst step.".replace("e-0", "e-"),
-        f"{shard} GiB each, {8 * float(size['weights, bfloat16']):.0f} GiB for eight on a machine",
-        f"Of an H200's {hours.GPU_GIB} GiB {shard} are weights",
+    ]
+
+
+def memory_at_70b() -> list[str]:
+    """From the parameters and states of models without weights. An H200 has 139 GiB."""
+    gib, card, paper = 2**30, 139, Plan(scale="paper")
+    adamw, full = 4 + 4 + 4 + 8, 4 + 4 + 8  # bytes a trained parameter: float32 weight, gradient, its copy in the all-reduce, two moments; in shards
+
+    def made(shape, run):
+        settings = {"method": paper.run(run).run.method, "options": paper.run(run).run.options}
+        return training.random_model(training.shape_of(shape), settings, "meta", torch.bfloat16)
+
+    def tokens(shape, run):  # whose softmax cache is as large as a state
+        config = training.shape_of(shape)
+        return made(shape, run).state_bytes() / (2 * 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers)
+
+    parameters = sum(p.numel() for p in made("llama-3-70b", "teacher").parameters())
+    shard, whole = (f"{parameters * size / gib:.0f}" for size in (2, full))
+    methods = {run: made("llama-3-70b", run) for run in ("t2r", "hedgehog", "supra", "lolcats_window", "lizard")}
+    assert max(adamw * sum(p.numel() for p in model.method_parameters().values()) for model in methods.values()) < 4 * gib
+    batch = {run: (card * gib - 2 * parameters) / model.state_bytes() for run, model in methods.items()}
+    shared = {f"{tokens(shape, run):.0f}" for shape in ("llama-3-8b", "llama-3-70b") for run in ("lolcats_window_shared", "lizard_shared")}
+    assert shared == {"260", "524"}
+    assert min(tokens("llama-3-8b", run) for run in methods) == tokens("llama-3-8b", "t2r")
+    return [
+        f"{shard} GiB each, {8 * parameters * 2 / gib:.0f} GiB for eight on a machine",
+        f"Of an H200's {card} GiB {shard} are weights",
+        f"the states of {batch['lizard']:.0f} sequences of Lizard, or of {batch['t2r']:.0f} of T2R.",
         f"AdamW's moments are {whole} GiB, {float(whole) / 8:.0f} a GPU on eight",
         "less than 4 GiB on each GPU",
+        f"of {tokens('llama-3-8b', 't2r'):.0f} tokens (T2R at 8B) to {tokens('llama-3-70b', 'lizard'):,.0f} (Lizard at 70B)",
     ]
 
 

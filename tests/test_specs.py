@@ -26,6 +26,7 @@ MATRIX = {
 }
 OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
 CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
+SCATTER = {"draw": "scatter", "x": "acc", "y": "acc"}
 GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
 COSTS = {
     "draw": "curves",
@@ -159,8 +160,8 @@ def test_derived_names_of_runs_are_names(tmp_path):
     ("spec", "suffixes"),
     [
         (TABLE, {"csv", "md", "claims.csv", "provenance.json"}),
-        (TABLE | {"draw": "scatter", "x": "acc", "y": "acc"}, {"png", "pdf", "provenance.json"}),
-        (TABLE | {"draw": "scatter", "x": "acc", "y": "acc", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (TABLE | SCATTER, {"png", "pdf", "provenance.json"}),
+        (TABLE | SCATTER | {"claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
         (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
     ],

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from relinear import stages
 from relinear.core import store
@@ -120,15 +121,17 @@ def devices_of(plan: Plan) -> list[str | None]:
     return list(found)
 
 
+def records_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
+    """The committed records of a node at the plan's scale."""
+    place = stages.stage(node.stage).folder(node)
+    files = (folder / place / store.RECORD for folder in store.campaigns(REFERENCE))
+    records = (json.loads(store.read(file)) for file in files if store.exists(file))
+    return [record for record in records if record.get("scale") == plan.scale]
+
+
 def seconds_of(plan: Plan, node: Node) -> float | None:
     """How long a committed record says that a node's work took, the longest of several; None where none is committed."""
-    place = stages.stage(node.stage).folder(node)
-    told = []
-    for folder in store.campaigns(REFERENCE):
-        record = json.loads(store.read(file)) if store.exists(file := folder / place / store.RECORD) else {}
-        if record.get("scale") == plan.scale:
-            told.append(record["wall_seconds"])
-    return max(told, default=None)
+    return max((record["wall_seconds"] for record in records_of(plan, node)), default=None)
 
 
 def command_of(plan: Plan, node: Node, threads: int, device: str | None = None) -> list[str]:

@@ -324,6 +324,24 @@ def show(
         print(line)
 
 
+@app.command("table2")
+def make_table2(
+    choices: Annotated[list[str] | None, typer.Argument(help="As Snakemake's --config takes them, such as scale=smoke budget=0.5.")] = None,
+    cores: Annotated[str, typer.Option(help="Jobs at a time; all: as many as there are cores.")] = "all",
+) -> None:
+    """Make results/table2.csv by Snakemake: says what it will take, shows each job, and compares with the committed table."""
+    require_clone()
+    if not cores.isdigit() and cores != "all":
+        raise UserError(f"--cores is a number or all; got {cores!r}")
+    given = [choice.partition("=") for choice in choices or ()]
+    if wrong := [name for name, equals, _ in given if not equals]:
+        raise UserError(f"a choice is name=value, such as scale=smoke; got {wrong[0]!r}")
+    watched, catalogue = (importlib.import_module(f"relinear.{name}") for name in ("watched", "plan.plan"))
+    plan = catalogue.from_cli({name: value for name, _, value in given})
+    plan.check_choices()
+    raise typer.Exit(watched.table2(plan, choices or (), cores))
+
+
 @app.command("campaign")
 @planned
 def run_campaign(

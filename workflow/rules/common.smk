@@ -39,6 +39,7 @@ from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import check_target, explain_target
 from relinear.records import drawing, drawn_otherwise, from_the_future, set_aside
+from relinear.stages._stage import Node
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
@@ -105,13 +106,6 @@ def measurements(artefact):
     return checked
 
 
-def parents(stage):
-    """The records of the nodes that a stage reads."""
-    return lambda wildcards: records(
-        plan.parents(guarded_node(stage, wildcards)).values()
-    )
-
-
 def guarded_node(stage, wildcards):
     """A node whose inputs are asked for. Without its record, which may have been put aside, it runs, also behind a table that is there."""
     made = node(stage, wildcards)
@@ -161,15 +155,27 @@ def shown(artefact):
     ]
 
 
-def assets(stage):
-    """The records of the assets that a stage reads: they must have been obtained, whenever that was."""
-    return lambda wildcards: [
-        ancient(record)
-        for record in records(
-            plan.node("asset", name)
-            for name in plan.settings(guarded_node(stage, wildcards))["assets"]
-        )
-    ]
+def reads(stage):
+    """The records that a stage reads: of its parents, and of assets, which must have been obtained, whenever that was."""
+
+    def found(wildcards):
+        made = guarded_node(stage, wildcards)
+        names = () if stages.stage(stage).obtains else plan.settings(made)["assets"]
+        obtained = records(plan.node("asset", name) for name in names)
+        return records(plan.parents(made).values()) + [ancient(r) for r in obtained]
+
+    return found
+
+
+def record_of(stage):
+    """run.json of a stage's node `{name}`."""
+    return (plan.folder(Node(stage, "{name}")) / "run.json").as_posix()
+
+
+def log_of(stage):
+    """The log of a stage's node `{name}`: of a run by the run's name, of all else by the stage's."""
+    named = f"{{name}}.{stage}" if stages.stage(stage).trains else f"{stage}.{{name}}"
+    return f"<results>/logs/{named}.log"
 
 
 # `update(...)` around a record keeps it until its stage replaces it. The stage sees then whether it still stands: a parent that was made again with
@@ -194,13 +200,9 @@ def key(stage):
     return words
 
 
-def gpus(stage):
-    return plan.gpus(stage)
-
-
 def cores(stage):
     """On a CPU, one core a job: jobs side by side use the cores better than one job's threads do. With GPUs, each brings its share of them."""
-    wanted = gpus(stage)
+    wanted = plan.gpus(stage)
     slots = workflow.global_resources.get("gpu").value or wanted
     return max(1, workflow.cores * min(wanted, slots) // max(slots, 1))
 
@@ -216,7 +218,7 @@ def minutes(stage):
 
 # Two mistakes are found before the first job: a missing GPU (on a cluster only the nodes need one), and a folder that cannot be written to.
 onstart:
-    if gpus("finetune") and workflow.local_exec:
+    if plan.gpus("finetune") and workflow.local_exec:
         from relinear.machine.hardware import device_of
 
         try:
@@ -246,7 +248,7 @@ onstart:
         ]
         rows = shlex.quote(" ".join(sorted({j.wildcards.name for j in of_runs})))
         # Importing all libraries once takes as long as a few jobs' imports. Where a stage takes a GPU, imports are nothing.
-        here = workflow.local_exec and not gpus("finetune") and warm.possible()
+        here = workflow.local_exec and not plan.gpus("finetune") and warm.possible()
         if here and len(work) >= 6 and warm.ADDRESS not in os.environ:
             warm.start(shlex.split(OPTIONS), SOURCES)
         shell("{PYTHON} relinear.cli track init {OPTIONS} --rows {rows}")

@@ -23,7 +23,7 @@ class Budget(_training.Budget):
 class Stage(_training.Step):
     """The stage `distill`, which trains a method's own parameters to mimic softmax attention."""
 
-    help = "Stage 1: train a method's own parameters to mimic softmax attention."
+    help = "Stage 1, attention transfer: train a method's own parameters to mimic softmax attention."
     work = "relinear.train.distill"
     Options, Budget = Options, Budget
 

@@ -1,26 +1,4 @@
-# Measurements: one metric of one run a node, so that a new metric reruns nothing.
-
-
-rule measure:
-    """One evaluation of a run, as workflow/measures.yaml names it: results/<scale>/runs/<run>/<measure>."""
-    input:
-        parents("measure"),
-        assets("measure"),
-    output:
-        update("<results>/runs/{name}/{measure}/run.json"),
-        update("<results>/runs/{name}/{measure}/metrics.json"),
-    log:
-        "<results>/logs/{name}.{measure}.log",
-    priority: 1  # prompts and their tokens are made on the processor, while trainings have the GPU
-    threads: cores("measure")
-    resources:
-        gpu=gpus("measure"),
-        mem_mb=MEMORY,
-        runtime=minutes("measure"),
-    params:
-        key=key("measure"),
-    shell:
-        "{RELINEAR} measure {wildcards.name:q} {wildcards.measure:q} {OPTIONS} --threads {threads} --gpus {resources.gpu} 2>&1 | ({TEE} {log:q})"
+# Benchmarks: times and memory on the machine that they run on. No table or figure of a scale asks for them.
 
 
 # No scale: weights are random, at the papers' own shapes. An interrupted measurement goes on with the rows it has.
@@ -111,42 +89,3 @@ rule parity:
     shell:
         "{PYTHON} relinear.benchmarks.parity {params.teacher:q} --text {input.text:q} --out results/parity --threads {threads} "
         "2>&1 | ({TEE} {log:q})"
-
-
-rule hours:
-    """The GPU hours of the scale `paper`, from the measured trainings."""
-    input:
-        "results/scaling/scaling.json",
-    output:
-        "results/scaling/hours.md",
-    log:
-        "results/logs/hours.log",
-    shell:
-        "{PYTHON} relinear.benchmarks.hours --measured results/scaling > {output:q} 2> {log:q}"
-
-
-# Alone on the machine, as `decoding`.
-rule overhead:
-    """The cost of a job beyond importing its libraries, in seconds of processor time."""
-    output:
-        "results/overhead/overhead.md",
-    log:
-        "results/logs/overhead.log",
-    threads: workflow.cores
-    resources:
-        runtime=30,
-    shell:
-        "{PYTHON} relinear.benchmarks.overhead > {output:q} 2> {log:q}"
-
-
-rule whole:
-    """The time of all tables and figures of three papers from a fresh clone, at scale smoke on two cores."""
-    output:
-        "results/whole/whole.json",
-    log:
-        "results/logs/whole.log",
-    threads: workflow.cores
-    resources:
-        runtime=30,
-    shell:
-        "{PYTHON} relinear.benchmarks.whole lolcats supra lizard --scale smoke --cores 2 --out {output:q} 2>&1 | ({TEE} {log:q})"
