@@ -59,7 +59,8 @@ def export(
     weights, and folder of tables or figures.
 
     With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of table2.csv, or all runs without that table.
-    These rows keep scores and targets of their items, too. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says which runs keep weights.
+    The rows keep scores and targets of their items, too. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its
+    own table2.csv says which runs are its rows.
     A node, table or figure that both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
