@@ -17,6 +17,8 @@ import pytest
 from browser import chromium, open_page
 from conftest import ROOT
 
+from relinear.core import store
+
 COMMITTED = ROOT / "results/reference/smollm2"
 SHOWN = ("teacher", "lolcats_window", "lizard")
 STAGES = ("distill", "finetune", "gate", "perplexity", "commonsense", "ppl_novels", "state_bytes")
@@ -27,11 +29,11 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The links that `relinear track ui` prints, as `runs` and `rows`, once its server answers."""
     chromium()
     folder = tmp_path_factory.mktemp("ui")
-    for made in (COMMITTED / "runs" / run / stage for run in SHOWN for stage in STAGES):
-        if made.is_dir():
-            shutil.copytree(made, folder / "theirs" / made.relative_to(COMMITTED))
+    committed, wanted = store.opened(COMMITTED), {f"runs/{run}/{stage}" for run in SHOWN for stage in STAGES}
+    for node in committed.rows:
+        if node in wanted or node.startswith("models/"):
+            committed.unpack(node, folder / "theirs")
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
-    shutil.copytree(COMMITTED / "models", folder / "theirs/models")
     relinear = [sys.executable, "-m", "relinear.cli", "track"]
     environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")}
     subprocess.run([*relinear, "import", "theirs"], cwd=folder, env=environment, check=True)

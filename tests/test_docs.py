@@ -145,7 +145,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
     for artefact in available(ROOT / "workflow/papers").values():
         assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
     links = set().union(*(paths for _, paths in found.values()))
-    assert not [path for path in links if not (ROOT / path).is_file()]
+    assert not [path for path in links if not store.exists(ROOT / path)]
     for suffix in ("png", "claims.csv", "provenance.json"):
         committed = {path.relative_to(ROOT).as_posix() for path in REFERENCE.rglob(f"*{suffix}")}
         alone = {path for path in committed - links if path.split("/")[2] not in ("decoding", "efficiency", "kernels", "parity")}
@@ -292,7 +292,7 @@ def test_a_page_without_its_marks_is_refused():
 
 def minutes(folder: str, commit: str) -> str:
     """The minutes from the first start to the last end of a campaign's stages on GPUs."""
-    records = [json.loads(path.read_text()) for path in (REFERENCE / folder).rglob("run.json")]
+    records = [json.loads(store.read(node / "run.json")) for node in store.nodes(REFERENCE / folder)]
     spans = [
         (datetime.datetime.fromisoformat(record["started"]).timestamp(), record["wall_seconds"])
         for record in records
@@ -370,7 +370,7 @@ def results() -> list[str]:
 
 def share_of_parts() -> dict[str, str]:
     """The percent of the output's norm that each part of Lizard brings, over all heads."""
-    found = json.loads((REFERENCE / "smollm2/runs/lizard/gate_stats/metrics.json").read_text())["readings"]
+    found = json.loads(store.read(REFERENCE / "smollm2/runs/lizard/gate_stats/metrics.json"))["readings"]
     [median] = [r["value"] for r in found if (r["metric"], r["of"], r["at"]) == ("memory", "p50", {})]
     assert 200 < median < 1000
     return {r["of"]: f"{100 * r['value']:.0f}" for r in found if r["metric"] == "share" and not r["at"]}
@@ -698,10 +698,11 @@ NOVELS = "Novels are the six of Jane Austen, whole: one author, n = 6. No run he
 
 def test_the_novels_are_six_of_one_author_and_in_no_text_that_was_trained_on():
     assert NOVELS in prose("docs/results.md")
-    for file in REFERENCE.glob("*/documents/novels@*/run.json"):
-        assert [source["name"] for source in json.loads(file.read_text())["datasets"]] == ["austen"]
-        assert json.loads(file.with_name("metrics.json").read_text())["documents"] == 6
-    trained = [json.loads(file.read_text()) for file in REFERENCE.glob("*/runs/*/*/run.json")]
+    nodes = [node for place in store.campaigns(REFERENCE) for node in store.nodes(place)]
+    for file in (node / "run.json" for node in nodes if node.parent.name == "documents" and node.name.startswith("novels@")):
+        assert [source["name"] for source in json.loads(store.read(file))["datasets"]] == ["austen"]
+        assert json.loads(store.read(file.with_name("metrics.json")))["documents"] == 6
+    trained = [json.loads(store.read(node / "run.json")) for node in nodes if node.parents[1].name == "runs"]
     read = {source["name"] for record in trained for source in record["datasets"] if source["role"] == "train"}
     assert "wikipedia-intros" in read and "austen" not in read
 
@@ -727,7 +728,7 @@ def test_what_equal_bytes_are_is_said_before_anything_is_concluded(tmp_path):
     pairs = [row for row in read_items(REFERENCE / "smollm2/runs/lizard/kv_recall_far") if row["pairs"] == 16]
     near, far = (of(row["distance"] for row in pairs) for of in (min, max))
     assert f"The pairs lie {near} to {far} tokens back" in text and lizard[3] < lizard[2] < near <= far < lolcats[0] < lizard[0]
-    step = json.loads((REFERENCE / "qwen/runs/window_bytes_of_lizard/finetune/run.json").read_text())
+    step = json.loads(store.read(REFERENCE / "qwen/runs/window_bytes_of_lizard/finetune/run.json"))
     second = [keys[f"{run}, Qwen2.5-Coder-1.5B"][0] for run in ("Lizard", "LoLCATs, window")]
     assert second[0] > step["config"]["budget"]["seq_len"] > second[1]
     assert (
@@ -747,8 +748,8 @@ def test_what_was_trained_again_is_not_called_the_same_to_the_last_digit():
     """Two trainings of one seed, with the same settings, code and card, ended at other weights; measures of these mix both."""
     assert "to the last digit" not in prose("docs/results.md")
     for seed in (1, 2):
-        files = REFERENCE.glob(f"smollm2/runs/teacher_lora-seed{seed}/*/run.json")
-        parents = [json.loads(file.read_text())["parents"].get("finetune", {}) for file in files]
+        files = [node / "run.json" for node in store.parts(REFERENCE / f"smollm2/runs/teacher_lora-seed{seed}")]
+        parents = [json.loads(store.read(file))["parents"].get("finetune", {}) for file in files]
         assert len({parent["contents"] for parent in parents if parent}) > 1, seed
 
 
@@ -887,7 +888,7 @@ def test_what_is_said_of_softmax_layers_and_of_details_is_so():
 def test_what_is_said_of_pass_keys_is_so():
     def found(run, measure="needle_plane"):
         """Share of keys found, and how many there are, by length and distance. Without a distance, those beyond 256 tokens."""
-        plane = json.loads((REFERENCE / f"passkeys_smollm2/runs/needle_{run}/{measure}/metrics.json").read_text())["readings"]
+        plane = json.loads(store.read(REFERENCE / f"passkeys_smollm2/runs/needle_{run}/{measure}/metrics.json"))["readings"]
         own = [r for r in plane if r["metric"] == "exact_match" and ("distance" in r["at"] or r["at"].get("beyond") == 256)]
         return {(r["at"]["length"], r["at"].get("distance")): (r["value"], r["n"]) for r in own}
 
@@ -972,7 +973,7 @@ def test_what_is_said_of_the_linear_part_is_so():
             assert sign * float(rows[window][column]) >= sign * float(rows[hybrid][column]), (hybrid, column)
     for hybrid, window in (("lizard", "window_bytes_of_lizard"), ("lolcats_window", "window_bytes_of_lolcats")):
         for run in (hybrid, window):
-            found = json.loads((REFERENCE / f"smollm2/runs/{run}/needle_2048/metrics.json").read_text())["readings"]
+            found = json.loads(store.read(REFERENCE / f"smollm2/runs/{run}/needle_2048/metrics.json"))["readings"]
             far = [r for r in found if r["metric"] == "choice" and r["at"].get("distance", 0) > 512]
             assert len(far) == 3 and all(r["value"] < 0.2 + 2 * r["stderr"] for r in far), run
             assert float(recall[run]["needle_2048_none"]) > 85

@@ -95,7 +95,14 @@ def test_a_committed_run_is_whole_or_says_what_is_missing_and_the_command_that_m
 def test_most_committed_runs_have_no_weights_and_the_table_s_have():
     """Otherwise the test above could not fail."""
     there = {run.name: all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.parents[1].name == "smollm2"}
-    assert there["lizard"] and there["lolcats_linear"] and not there["t2r"] and not there["supra"] and not there["lizard-seed1"]
+    assert (
+        there["lizard"]
+        and there["teacher_lora"]
+        and not there["lolcats_linear"]
+        and not there["t2r"]
+        and not there["supra"]
+        and not there["lizard-seed1"]
+    )
     assert not any(all(path.is_file() for path in weights_named(run)) for run in COMMITTED if run.name == "hedgehog" and "table2_mini" in run.parts)
 
 

@@ -209,7 +209,7 @@ def test_show_prints_the_record_behind_a_cell(monkeypatch, capsys):
     for said in ("smollm2/lizard/lambada", "smollm2/runs/lizard/lambada", "results/reference/smollm2/runs/lizard/lambada", name):
         cli.app(["show", said], standalone_mode=False)
         out = capsys.readouterr().out
-        assert f"record    {name}\n" in out and "commit    " in out and "NVIDIA H200" in out
+        assert f"record    {name}\n" in out and "commit    " in out and "NVIDIA H100" in out
         assert "other seeds: lizard-seed1/lambada, lizard-seed2/lambada" in out and "parent    finetune: lizard/finetune, key" in out
         assert "reading   acc of lambada_openai: 0.3" in out
     cli.app(["show", "smollm2/lizard/lambada", "--json"], standalone_mode=False)

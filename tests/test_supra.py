@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from relinear.attention import load, options, supra
 from relinear.attention._base import Heads, Inputs
+from relinear.core import store
 from relinear.draw.curves import points_of
 from relinear.draw.doses import Dose, doses
 from relinear.draw.frame import frame_of
@@ -27,6 +28,7 @@ from relinear.plan.readings import load as load_measured
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
+from relinear.tracking.committed import write_manifest
 from relinear.train import pretrain
 
 ABLATIONS = ("supra_table3", "supra_decayfactors")
@@ -153,13 +155,18 @@ FIGURE1 = ROOT / "workflow/papers/supra/figure1.yaml"
 
 def test_figure_1_is_drawn_of_committed_runs_and_costs(tmp_path):
     reference, folder = ROOT / "results/reference/smollm2", tmp_path / "smollm2"
-    for file in [reference / "reference.json", *(path for run in ("teacher", "supra") for path in reference.glob(f"runs/{run}/*/*.json*"))]:
-        (folder / file.relative_to(reference)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / file.relative_to(reference))
+    committed, shown = store.opened(reference), ("runs/teacher/", "runs/supra/")
+    nodes = [node for node in committed.rows if node.startswith(shown)]
+    folder.mkdir()
+    store.write(folder, {node: store.Packed(committed.record(node), committed.metrics(node), committed.items(node)) for node in nodes})
+    write_manifest(folder, "smollm2", {})
     written = {path.suffix: path for path in draw_committed(folder, read(FIGURE1))}
     assert written[".png"].read_bytes().startswith(b"\x89PNG") and not list(folder.glob("supra/*.pdf"))
     cells = json.loads((folder / "supra/figure1.provenance.json").read_text())["cells"]
-    assert cells["SUPRA, uptrained"]["acc_norm"].endswith("runs/supra/commonsense/run.json") and cells["SUPRA, from scratch"]["acc_norm"] is None
+    assert (
+        cells["SUPRA, uptrained"]["acc_norm"].endswith("smollm2/nodes.parquet#runs/supra/commonsense")
+        and cells["SUPRA, from scratch"]["acc_norm"] is None
+    )
     assert cells["supra"]["length.ms_per_token"] == "results/reference/efficiency/efficiency.csv"
     ours = (ROOT / "tests/frozen/efficiency/supra_figure1.claims.csv").read_text()
     assert written[".csv"].read_text() == ours, "its costs are judged as they were without the other panels"

@@ -517,6 +517,7 @@ def track_export(
         Path, typer.Argument(callback=_new_folder, help="The folder to make, such as results/reference/smollm2; an earlier export is replaced.")
     ],
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
+    of: Annotated[list[str] | None, typer.Option("--weights-of", help="Those rows alone; may be given several times.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Keep what an earlier export of this scale has; what is in both is the new.")] = False,
 ) -> None:
     """Pack what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
@@ -526,7 +527,7 @@ def track_export(
     """
     from relinear.tracking.committed import export
 
-    sizes = export(scale_results, out, weights=weights, add=add)
+    sizes = export(scale_results, out, weights=weights, of=of or (), add=add)
     for part, size in sizes.items():
         print(f"{size:>12,} bytes  {part}")
     print(f"{sum(sizes.values()):>12,} bytes  {out}")

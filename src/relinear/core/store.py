@@ -203,9 +203,11 @@ class Store:
         return lines
 
     def unpack(self, node: str, folder: Path) -> None:
-        """Write the node's run.json and metrics.json into its folder below `folder`, as they were."""
+        """Write the node's run.json, metrics.json and curve into its folder below `folder`."""
         (folder / node).mkdir(parents=True, exist_ok=True)
-        for name, text in ((RECORD, self.record(node)), (METRICS, self.metrics(node))):
+        lines = self.curve(node)
+        curve = None if lines is None else "".join(json.dumps(line) + "\n" for line in lines).encode()
+        for name, text in ((RECORD, self.record(node)), (METRICS, self.metrics(node)), (CURVE, curve)):
             if text is not None:
                 (folder / node / name).write_bytes(text)
 

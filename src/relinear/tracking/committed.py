@@ -17,7 +17,7 @@ file that is another than the original how it was changed, and the original's na
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,12 +52,15 @@ RENDERED = {".csv", ".md", ".png", ".pdf"}
 Change = tuple[str, Callable[[Path, Path], None]]  # how a file differs, what writes it
 
 
-def export(results: Path | str, out: Path | str, *, weights: bool = True, add: bool = False) -> dict[str, int]:
+def export(
+    results: Path | str, out: Path | str, *, weights: bool = True, of: Collection[str] = (), add: bool = False
+) -> dict[str, int]:  # fmt: skip
     """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by file of the store, run with
     weights, and folder of tables or figures.
 
-    With `weights` the rows of table2.csv, or all runs without that table, keep adapters, methods' parameters, and scores and targets of their
-    items. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says which runs keep weights.
+    With `weights` the runs `of` keep adapters and methods' parameters; where none is named, the rows of table2.csv, or all runs without that table.
+    The rows keep scores and targets of their items, too. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its
+    own table2.csv says which runs are its rows.
     A node, table or figure that both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
@@ -72,7 +75,7 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True, add: b
     rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
     _require_as_recorded(results)
     nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
-    kept = dict(sorted(_kept(results, rows)))
+    kept = dict(sorted(_kept(results, rows & {*of} if of else rows)))
     older = [name for name in before["files"] if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
@@ -250,7 +253,8 @@ def verify(folder: Path | str) -> None:
     found.pop(MANIFEST)
     if wrong := sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name)):
         raise UserError(f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export the folder again")
-    store.opened(folder).verify()
+    if (folder / store.NODES).is_file():
+        store.opened(folder).verify()
 
 
 def import_folder(uri: str, folder: Path, label: str = "reference") -> int:
