@@ -1,6 +1,5 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` lists a verb's options."""
 
-import errno
 import functools
 import gc
 import importlib
@@ -23,6 +22,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.machine.disk import refusal
 from relinear.machine.torchrun import torchrun
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
@@ -541,9 +541,6 @@ def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Opti
     os.execvp(sys.executable, ui)
 
 
-REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # the disk is full, or cannot be written to
-
-
 def main() -> None:
     """Entry point. An error that a user can mend is one line on stderr; any other is a traceback."""
     tracking.install_signal_handlers()
@@ -564,15 +561,8 @@ def main() -> None:
     except Exception as error:
         if not (said := refusal(error)):
             raise
-        print(f"error: {said}; make room or make it writable, then give the same command again", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def refusal(error: BaseException) -> str | None:
-    """The disk's refusal behind an error; None for any other error. Libraries in Rust name it in words alone."""
-    if isinstance(error, OSError) and error.errno in REFUSED:
-        return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}: the disk of the results"
-    return "No space left on device: the disk of the results" if "No space left on device" in str(error) else None
 
 
 if __name__ == "__main__":
