@@ -22,12 +22,13 @@ MIXINS = ("parameterized==0.9.0",)  # what transformers' own tests need
 SECONDS = 240
 
 
-def installed(requirements: tuple[str, ...]) -> Path:
-    """The folder that holds these packages and nothing that they depend on. Raises RuntimeError with pip's last line."""
+def installed(requirements: tuple[str, ...], dependencies: bool = False) -> Path:
+    """The folder that holds these packages, with or without what they depend on. Raises RuntimeError with pip's last line."""
     folder = FOLDER / requirements[0].replace("==", "-").rstrip(".*")
     with _lock(folder):
         if not (folder / "complete").is_file():
-            _pip("install", "--no-compile", "--upgrade", "--no-deps", "--target", str(folder), *requirements)
+            alone = () if dependencies else ("--no-deps",)
+            _pip("install", "--no-compile", "--upgrade", *alone, "--target", str(folder), *requirements)
             (folder / "complete").touch()
     return folder
 
