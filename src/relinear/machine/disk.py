@@ -12,6 +12,8 @@ AGAIN = "give the same command again"
 # What an error of the operating system asks for, by its number.
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    errno.EFBIG: "files of this size are not allowed here (`ulimit -f`, or the file system's limit): raise the limit",
+    errno.EMFILE: "more files are open than this user may open (`ulimit -n`): raise the limit",
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS),
