@@ -333,6 +333,25 @@ def run_campaign(
         raise typer.Exit(1)
 
 
+@app.command("bundle")
+@planned
+def bundle_assets(
+    plan,
+    file: Annotated[Path, typer.Argument(help="The file to make; with --unpack, the file to read.")],
+    targets: Annotated[list[str] | None, typer.Argument(help="Tables, figures, papers or run/measure. Default: all of the scale.")] = None,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Put what the file has into the cache of this machine.")] = False,
+) -> None:
+    """Put what targets need of package registries into one file, for a machine without the network, apt-get or npm; or unpack such a file there."""
+    bundles = importlib.import_module("relinear.get.bundle")
+    if unpack:
+        found = bundles.unpack(file, plan.catalogue)
+    else:
+        _new_folder(file.parent)
+        nodes = importlib.import_module("relinear.campaign").nodes_of(plan, targets or list(plan.artefacts))
+        found = bundles.pack([name for node in nodes for name in plan.settings(node)["assets"]], plan.catalogue, file)
+    print(f"{file}: {', '.join(found) or 'no assets'}")
+
+
 @app.command("benchmark")
 def run_benchmark(results: Results = Path("results")) -> None:
     """Measure the cost of generating at 7-8B shapes on one GPU, into <results>/efficiency; interrupted, it goes on where it was."""
