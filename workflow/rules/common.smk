@@ -17,7 +17,7 @@ gc.disable()  # until all rules are read: what is read stays, and looking for ga
 
 
 def without_traceback(kind, error, traceback):
-    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself."""
+    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself (OneLine)."""
     if issubclass(kind, KeyboardInterrupt):
         print("error: interrupted; give the same command again", file=sys.stderr)
     else:
@@ -34,11 +34,13 @@ sys.path[:] = [
 
 from snakemake.cli import parse_args
 from snakemake.io import IOFile
+from snakemake.logging import logger
 
 from relinear import stages
 from relinear.errors import UserError
 from relinear.machine import warm
 from relinear.machine.disk import make_writable, require_possible
+from relinear.machine.interrupt import OneLine
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import check_target, explain_target
@@ -49,6 +51,8 @@ from relinear.records import (
     from_the_future,
     set_aside,
 )
+
+logger.addFilter(OneLine())
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")

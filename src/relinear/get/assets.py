@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from relinear.files import sha256
 from relinear.plan.assets import Asset, AssetError, Own, catalogue, default_cache
+from relinear.plan.near import possible
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
 CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
@@ -153,7 +154,7 @@ def manifest(names: Iterable[str], assets: Mapping[str, Asset | Own] | None = No
 def known(name: str, assets: Mapping[str, Asset | Own]) -> Asset | Own:
     """The entry of this name. Raises AssetError where there is none."""
     if name not in assets:
-        raise AssetError(f"no asset {name!r}; have {', '.join(sorted(assets))}")
+        raise AssetError(f"no asset {name!r}; {possible(name, sorted(assets))}")
     return assets[name]
 
 
