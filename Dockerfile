@@ -14,7 +14,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 
 # The packages first, which change less often than the code.
-COPY Makefile pyproject.toml setup.py requirements.lock README.md LICENSE ./
+COPY Makefile pyproject.toml setup.py requirements.lock README.md LICENSE NOTICE ./
 COPY src src
 COPY kernels kernels
 RUN make setup

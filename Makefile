@@ -9,8 +9,8 @@ CONFIG ?=
 CORES ?= all
 PORT ?= 5000
 PYTEST_ARGS ?=
-# 3.11 first: the Python that CI tests with. 3.12 has the same lock.
-PYTHON ?= python3.11 python3.12 python3 python
+# 3.11 first: the Python that CI tests with. 3.12 and 3.13 have the same lock.
+PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
 VENV := .venv/bin/python
 # Touched at the end of an installation, so that an interrupted one does not count.
@@ -28,7 +28,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' Makefile
 
 table2: setup ## results/table2.csv, the main job: twenty minutes to an hour on two cores; CONFIG=scale=smoke: a minute or two
-	@$(VENV) -m relinear.cli table2 --cores $(CORES) $(CONFIG)
+	@PYTHONSAFEPATH=1 $(VENV) -m relinear.cli table2 --cores $(CORES) $(CONFIG)
 
 test: export OMP_NUM_THREADS = 1
 test: setup ## the tests: twenty minutes on two cores
@@ -59,11 +59,11 @@ setup: $(INSTALLED) ## .venv, as locked; done by the others when needed
 $(INSTALLED): requirements.lock pyproject.toml setup.py
 	@test -e $@ || { \
 		for python in $(PYTHON); do \
-			"$$python" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && break; \
+			"$$python" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && break; \
 			python=; \
 		done; \
 		test "$$python" || { \
-			echo "error: found no Python 3.11 or 3.12 with venv and pip (python3-venv on Debian); tried: $(PYTHON)." >&2; \
+			echo "error: found no Python 3.11, 3.12 or 3.13 with venv and pip (python3-venv on Debian); tried: $(PYTHON)." >&2; \
 			echo "Name one: make setup PYTHON=/path/to/python3.12. To get one: uv python install 3.12, or conda env create -f environment.yml." >&2; \
 			exit 1; \
 		}; \

@@ -73,8 +73,8 @@ def pytest_xdist_auto_num_workers(config):
 # Modules that take minutes begin first, so that none of them runs alone at the end. Modules that use the finished clone stand apart in this
 # order: the first of them makes the clone, and another one beside it would wait.
 LONGEST = (
-    "test_slurm", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws", "test_generate",
-    "test_code", "aot_test", "test_reference", "test_recall",
+    "test_slurm", "test_upsets", "test_dag", "test_real_model", "test_export", "test_engine", "test_long", "test_additions", "test_laws",
+    "test_generate", "test_code", "aot_test", "test_reference", "test_recall",
 )  # fmt: skip
 
 

@@ -273,14 +273,15 @@ def _round(plan: Plan, usual: dict[str, str], damaged: Path) -> tuple[str, str]:
 
 
 def upset(count: int, wanted: Callable[[str], bool]) -> Iterator[Outcome]:
-    """Upset a running command that many times (`upsets`)."""
-    cases = [(name, kind) for name, kind in upsets.names(count) if wanted(name)]
+    """Upset a running command that many times (`upsets`), and begin it with each thing wrong that can be."""
+    kinds = [*upsets.names(count), *((f"begun {kind.name}", kind) for kind in upsets.BEGUN_KINDS if count)]
+    cases = [(name, kind) for name, kind in kinds if wanted(name)]
     if not cases:
         return
     with tempfile.TemporaryDirectory() as folder:
         results = upsets.Results(Path(folder)).prepare()
         for name, kind in cases:
-            what, said = upsets.judged(results, name, kind)
+            what, said = upsets.begun(results, kind) if isinstance(kind, upsets.Begun) else upsets.judged(results, name, kind)
             yield Outcome(name, CLEAR, said) if what == "held" else Outcome(name, NOT_RUN if what == "not run" else SILENT, f"{what}: {said}")
 
 
@@ -315,7 +316,7 @@ def main() -> int:
             judged.append(rounds(plan, lambda number: names[number] not in done))
         judged.append(upset(given.upsets, lambda case: case not in done))
         for outcome in (one for part in judged for one in part):
-            told = outcome.what not in GOOD or outcome.case.startswith("upset")
+            told = outcome.what not in GOOD or outcome.case.startswith(("upset", "begun"))
             brief = outcome._replace(said=outcome.said if told else "", commit=commit)
             log.write(json.dumps(brief) + "\n")
             log.flush()

@@ -18,16 +18,18 @@ FOLDER = ROOT / ".releases"
 # The ends of the range in pyproject.toml, with what each needs in another version than requirements.lock has.
 OLDEST = ("transformers==5.17.0", "huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9", "h11==0.16.0", "anyio==4.16.0")
 NEWEST = ("transformers==5.24.*",)
+TRL = ("trl==1.16.0",)
 MIXINS = ("parameterized==0.9.0",)  # what transformers' own tests need
 SECONDS = 240
 
 
-def installed(requirements: tuple[str, ...]) -> Path:
-    """The folder that holds these packages and nothing that they depend on. Raises RuntimeError with pip's last line."""
+def installed(requirements: tuple[str, ...], dependencies: bool = False) -> Path:
+    """The folder that holds these packages, with or without what they depend on. Raises RuntimeError with pip's last line."""
     folder = FOLDER / requirements[0].replace("==", "-").rstrip(".*")
     with _lock(folder):
         if not (folder / "complete").is_file():
-            _pip("install", "--no-compile", "--upgrade", "--no-deps", "--target", str(folder), *requirements)
+            alone = () if dependencies else ("--no-deps",)
+            _pip("install", "--no-compile", "--upgrade", *alone, "--target", str(folder), *requirements)
             (folder / "complete").touch()
     return folder
 
@@ -82,7 +84,7 @@ def _pip(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    for fetch, *args in ((installed, OLDEST), (installed, NEWEST), (installed, MIXINS), (own_tests,)):
+    for fetch, *args in ((installed, OLDEST), (installed, NEWEST), (installed, TRL), (installed, MIXINS), (own_tests,)):
         try:
             print(f"releases: {fetch(*args).relative_to(ROOT)}")
         except RuntimeError as error:

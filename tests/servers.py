@@ -87,6 +87,29 @@ def standing_before(address: str) -> Iterator[type[Between]]:
 
 
 @contextmanager
+def slow_server() -> Iterator[str]:
+    """The address, with a password, of a server that answers every request a byte a second."""
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            with suppress(OSError):
+                for byte in b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n" + b" " * 9000:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(1)
+
+        do_GET = do_PATCH = do_PUT = do_POST
+
+        def log_message(self, *_) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as http:
+        http.daemon_threads, http.block_on_close = True, False
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://user:secret@127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+@contextmanager
 def silent_server() -> Iterator[str]:
     """The address, with a password, of a server that takes connections and never answers."""
     server, kept = socket.create_server(("127.0.0.1", 0)), []

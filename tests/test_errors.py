@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT
+from conftest import ROOT, wait
 from test_stage import Mirror
 
 from relinear import cli
@@ -339,6 +340,16 @@ def test_an_interrupt_while_rules_are_read_is_told_in_one_line(fresh):
     fresh.edit("workflow/rules/common.smk", "    plan.check_choices()\n", "    raise KeyboardInterrupt\n")
     output = fresh.snakemake(FIRST, fails=True)
     assert "Traceback" not in output and output.endswith("error: interrupted; give the same command again\n")
+
+
+def test_an_interrupt_while_jobs_run_is_told_in_one_line(fresh):
+    running = fresh.popen(FIRST)
+    wait(lambda: list((fresh / "results/smoke").glob(".work/tiny.model/attempt.json")) or running.poll() is not None, "a job at work")
+    os.killpg(running.pid, signal.SIGINT)
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode != 0 and "Traceback" not in output and "Error in rule" not in output, output[-3000:]
+    assert output.rstrip().splitlines()[-1] == "stopped; give the same command again, and it goes on from here", output[-3000:]
+    fresh.snakemake(FIRST)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, copy_sources, environment
-from servers import silent_server
+from servers import silent_server, slow_server
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.machine import gpus
-from relinear.tracking import mirror
+from relinear.tracking import bounded, mirror
 
 SECONDS = 60  # a command that meets a silent store: a dozen of them are imports
 
@@ -81,15 +81,32 @@ def init(tmp_path, uri: str, *verb: str) -> tuple[subprocess.CompletedProcess, f
     return subprocess.run(command, cwd=tmp_path, env=environment_, text=True, capture_output=True, timeout=180), time.monotonic() - began
 
 
-@pytest.mark.parametrize("kind", ["silent", "closed", "nonsense"])
+@pytest.mark.parametrize("kind", ["silent", "slow", "closed", "nonsense"])
 def test_a_store_that_cannot_be_had_is_one_warning_without_its_password(tmp_path, kind):
-    with silent_server() as silent:
-        uri = {"silent": silent, "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[kind]
+    with silent_server() as silent, slow_server() as slow:
+        uri = {"silent": silent, "slow": slow, "closed": "http://user:secret@127.0.0.1:1", "nonsense": "nonsense://user:secret@x"}[kind]
         done, seconds = init(tmp_path, uri)
     assert done.returncode == 0, "tables do not need the store"
     assert "secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert done.stderr.count("failed") >= 1 and done.stderr.count("track rebuild") == 1 and "***@" in done.stderr
     assert seconds < SECONDS
+
+
+def test_a_call_of_a_server_ends_and_says_what_it_returns_or_raises(monkeypatch):
+    class Client:
+        name = "a store"
+
+        def get_run(self, number, *, wait=0.0):
+            time.sleep(wait)
+            return 10 // number
+
+    client = bounded.Bounded(Client())
+    assert client.name == "a store" and client.get_run(5) == 2
+    with pytest.raises(ZeroDivisionError):
+        client.get_run(0)
+    monkeypatch.setattr(bounded, "SECONDS", 0.1)
+    with pytest.raises(TimeoutError, match=r"no whole answer within 0\.1 s"):
+        client.get_run(1, wait=5)
 
 
 def test_a_store_that_is_no_database_is_told_and_the_remedy_sets_it_aside(tmp_path):

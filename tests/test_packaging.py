@@ -82,7 +82,7 @@ def test_the_lock_has_the_one_pin_of_each_range(line):
         assert got.marker is None or want.marker is None or got.marker.evaluate(platform) == want.marker.evaluate(platform)
 
 
-@pytest.mark.parametrize("minor", ["3.11", "3.12"])
+@pytest.mark.parametrize("minor", ["3.11", "3.12", "3.13"])
 def test_the_lock_pins_what_is_installed_with_it(minor):
     """Each requirement of each locked package is itself locked, to a version that satisfies it; torch's CUDA build excepted."""
     lock, platform = locked(), {"python_version": minor, "python_full_version": f"{minor}.0", "extra": ""}
@@ -185,7 +185,7 @@ def make_setup(folder: Path, python: str) -> subprocess.CompletedProcess:
 
 def test_without_a_suitable_python_make_says_what_it_needs(tmp_path):
     done = make_setup(tmp_path, "no-such-python")
-    assert done.returncode and "found no Python 3.11 or 3.12" in done.stderr and "no-such-python" in done.stderr
+    assert done.returncode and "found no Python 3.11, 3.12 or 3.13" in done.stderr and "no-such-python" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def sources(tmp_path_factory) -> Path:
     """The sources to build, in a folder of their own, since a build leaves folders beside them."""
     copy = tmp_path_factory.mktemp("sources")
-    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "kernels"):
+    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE", "src", "kernels"):
         (copy / part).symlink_to(ROOT / part)
     return copy
 
@@ -43,6 +43,7 @@ def test_the_wheel_has_the_code_and_no_tests(wheel):
     names = {path.relative_to(wheel).as_posix() for path in wheel.rglob("*.py")}
     assert {"relinear/cli.py", "relinear_kernels/linear_attention.py"} <= names
     assert not [name for name in names if "test_" in name or name.endswith(("_test.py", "conftest.py"))]
+    assert {path.name for path in wheel.glob("*.dist-info/licenses/*")} == {"LICENSE", "NOTICE"}
     [said] = wheel.glob("*.dist-info/METADATA")
     for line in ("Project-URL: Lizard, https://arxiv.org/abs/", "Classifier: Programming Language :: Python :: 3.12", "Provides-Extra: suite"):
         assert f"\n{line}" in said.read_text()

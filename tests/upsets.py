@@ -4,8 +4,11 @@ Each round starts from a copy of a prepared, partly finished results folder and 
 It is upset at a random moment; then the same command is given again. Whatever happened, it must end with the very files of an
 undisturbed run, once in MLflow, with nothing left over, without a traceback, and a table that is drawn from it has the same bytes.
 
-Snakemake is a process of its own. Its jobs are forks of one that has imported all libraries (`warm`), so that a round takes half a minute; each is
-started, heard and killed as ever.
+A round of another kind (`BEGUN`) has something wrong when the command begins: a file in a folder's place, a file system without locks, a module of
+the clone's folder in a library's place. The command then says so in one line, or works all the same; and when it is mended, the same command works.
+
+All of this is in a clone whose path has signs that formats and addresses use. Snakemake is a process of its own. Its jobs are forks of one that has
+imported all libraries (`warm`), so that a round takes half a minute; each is started, heard and killed as ever.
 """
 
 import hashlib
@@ -18,14 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import warm
-from conftest import Clone, copy_sources, environment
-from servers import Between, mlflow_server, silent_server, standing_before
+from conftest import Clone, append, copy_sources, environment
+from servers import Between, mlflow_server, silent_server, slow_server, standing_before
 
 RUN, SHARED, LAST = "hedgehog", "distill hedgehog", ("finetune", "gate", "perplexity")
 TARGET = f"results/smoke/runs/{RUN}/{LAST[-1]}/run.json"
@@ -56,18 +59,50 @@ class Round(NamedTuple):
     read_only: bool = False  # from the start
 
 
+class Begun(NamedTuple):
+    """What is wrong when the command begins, as a context; and what the command says of that, or None where it works all the same."""
+
+    name: str
+    wrong: Callable[["Results"], AbstractContextManager]
+    says: str | None = None
+    store: str | None = None
+
+
+# Put into the mirror, on which no result depends: a call of the operating system fails while the file `failing` says so.
+FAILING = """
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+
+def _fails(number):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    return fails
+
+
+if Path("failing").is_file():
+    _call, _number = Path("failing").read_text().split()
+    setattr({"flock": fcntl, "fsync": os}[_call], _call, _fails(getattr(errno, _number)))
+"""
+
+
 class Results:
     """The prepared clone, and the copy of it that a round works in, always at the same path: an adapter names the folder of its model."""
 
     def __init__(self, folder: Path):
         warm.interpreter(folder / "warm", os.getpid(), environment())
-        self.base, self.clone = folder / "base", Clone(folder / "clone", [], str(folder / "warm/python"))
+        self.base, self.clone = folder / "base", Clone(folder / "100%s {clone}", [], str(folder / "warm/python"))
         self.seconds, self.usual = 0.0, {}
         self.server: type[Between] = Between
 
     def prepare(self) -> "Results":
         """Make everything up to the distilled run in the base, and in a copy the files of an undisturbed command."""
         copy_sources(self.clone.root)
+        append(self.clone, "src/relinear/tracking/live.py", FAILING)
         lines = self.clone.python("-c", BEHIND, *SHARED.split()).splitlines()
         nodes, records = zip(*(line.split("\t") for line in lines), strict=True)
         self.clone.python("tests/verbs.py", "cpu", *(f"{node} --scale smoke --threads 1" for node in nodes))
@@ -86,7 +121,7 @@ class Results:
 
     def start(self, store: str | None = None) -> subprocess.Popen:
         env = {**environment(), **({"MLFLOW_TRACKING_URI": store} if store else {})}
-        command = [sys.executable, "-c", SNAKEMAKE, self.clone.interpreter, "--cores", "2", "--config", "scale=smoke", "--", TARGET]
+        command = [sys.executable, "-P", "-c", SNAKEMAKE, self.clone.interpreter, "--cores", "2", "--config", "scale=smoke", "--", TARGET]
         return subprocess.Popen(
             command, cwd=self.clone.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=attentive,
@@ -263,6 +298,91 @@ def nothing(results: Results, process: subprocess.Popen, draw: random.Random) ->
     """The store is upset from the start."""
 
 
+# --- what can be wrong from the start ---
+
+
+def a_file_at(name: str) -> Callable[[Results], AbstractContextManager]:
+    @contextmanager
+    def wrong(results: Results) -> Iterator[None]:
+        place = results.clone / name
+        aside = place.rename(place.with_name(f"{place.name}-aside")) if place.exists() else None
+        place.write_text("")
+        yield
+        place.unlink()
+        if aside:
+            aside.rename(place)
+
+    return wrong
+
+
+def failing(call: str, number: str) -> Callable[[Results], AbstractContextManager]:
+    @contextmanager
+    def wrong(results: Results) -> Iterator[None]:
+        (results.clone / "failing").write_text(f"{call} {number}")
+        yield
+        (results.clone / "failing").unlink()
+
+    return wrong
+
+
+@contextmanager
+def shadowed(results: Results) -> Iterator[None]:
+    """Modules of the clone's folder with the names of libraries, one of them Python's own."""
+    files = [results.clone / f"{name}.py" for name in ("yaml", "numpy", "tqdm", "random")]
+    for file in files:
+        file.write_text("raise RuntimeError('a module of the clone')\n")
+    yield
+    for file in files:
+        file.unlink()
+
+
+@contextmanager
+def of_the_future(results: Results) -> Iterator[None]:
+    for path in (results.clone / "results").rglob("*"):
+        os.utime(path, (4e9, 4e9))
+    yield
+
+
+@contextmanager
+def optimised(results: Results) -> Iterator[None]:
+    """`python -O`, which leaves assertions out."""
+    os.environ["PYTHONOPTIMIZE"] = "1"
+    yield
+    del os.environ["PYTHONOPTIMIZE"]
+
+
+IN_THE_WAY = "is a file, and a folder is needed there; move it away"
+BEGUN_KINDS = [
+    Begun("a file for .snakemake", a_file_at(".snakemake"), IN_THE_WAY),
+    Begun("a file for the logs", a_file_at("results/smoke/logs"), IN_THE_WAY),
+    Begun("a file for a work folder", a_file_at(f"results/smoke/.work/{RUN}.{LAST[0]}"), IN_THE_WAY),
+    Begun("no locks", failing("flock", "ENOLCK"), "No locks available"),
+    Begun("a failing disk", failing("fsync", "EIO"), "Input/output error"),
+    Begun("modules in libraries' places", shadowed),
+    Begun("times of the future", of_the_future),
+    Begun("python -O", optimised),
+    Begun("store slow", lambda results: nullcontext(), store="slow"),
+]
+
+
+def begun(results: Results, kind: Begun) -> tuple[str, str]:
+    """`held` or the faults of a command that begins with something wrong, and of the same command afterwards; and how both ended."""
+    results.fresh()
+    with store_of(results, kind) as store:
+        with kind.wrong(results):
+            first = results.command(store)
+        again = results.command()
+    if kind.says is None:
+        wrong = [f"it ended with {first.code}: {first.said[-1500:]}"] if first.code else []
+    else:
+        wrong = [f"it ended with {first.code}, and did not say {kind.says!r}"] if not first.code or kind.says not in first.said else []
+    wrong += [f"the command again ended with {again.code}: {again.said[-1500:]}"] if again.code else results.problems()
+    wrong += [] if again.code else rebuild(results) or results.mirrored()
+    wrong += ["a traceback: " + first.said[first.said.index("Traceback") :][:4000]] if "Traceback" in first.said else []
+    wrong += ["a password in what was said"] if "secret" in first.said else []
+    return ("; ".join(wrong) or "held"), f"ended with {first.code}, then with {again.code}"
+
+
 SIGNALS = [(s, w) for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for w in ("all", "snakemake", "stage")]
 KINDS = [
     *(Round(f"{s.name} to {w}", sent(s, w)) for s, w in SIGNALS if (s, w) != (signal.SIGHUP, "stage")),
@@ -289,11 +409,11 @@ def names(count: int) -> list[tuple[str, Round]]:
 
 
 @contextmanager
-def store_of(results: Results, kind: Round) -> Iterator[str | None]:
+def store_of(results: Results, kind: Round | Begun) -> Iterator[str | None]:
     """The address of the round's store; None for the default one. A server is a real one, and one before it that can fail."""
     with ExitStack() as stack:
-        if kind.store == "silent":
-            yield stack.enter_context(silent_server())
+        if kind.store in ("silent", "slow"):
+            yield stack.enter_context({"silent": silent_server, "slow": slow_server}[kind.store]())
         elif kind.store == "server":
             folder = results.clone / "server"
             folder.mkdir()

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from relinear_kernels import attention_cross_entropy_reference as reference
-from relinear_kernels.dispatch import takes, use_triton, wrong_dtypes, wrong_widths
+from relinear_kernels.dispatch import takes, use_triton, wrong_dtypes, wrong_sizes, wrong_widths
 
 COUNTS = (16, 32, 64, 128, 256)  # features that the kernels take
 
@@ -37,7 +37,8 @@ def attention_cross_entropy(
     """
     options = {"scale": scale, "window": window, "key_mask": key_mask}
     if causal and use_triton(q) and takes(
-        "attention_cross_entropy", wrong_dtypes(q=q, k=k), wrong_widths(q=q, k=k), _wrong_features(phi_q, phi_k)
+        "attention_cross_entropy", wrong_dtypes(q=q, k=k), wrong_widths(q=q, k=k), _wrong_features(phi_q, phi_k),
+        wrong_sizes(phi_q=phi_q, phi_k=phi_k),
     ):  # fmt: skip
         from relinear_kernels.attention_cross_entropy_triton import attention_cross_entropy as fused
 

@@ -16,6 +16,7 @@ PATHS = ("auto", "torch", "triton", "reference")
 FEATURES = ("softmax_pm", "relu", "elu", "none")  # maps that every kernel of features makes
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = (16, 32, 64, 128)  # of heads, and counts of features
+LARGEST = 2**31 - 1  # kernels count the numbers of one sequence, and of its features, in 32 bits
 
 
 def path() -> str:
@@ -74,11 +75,25 @@ def wrong_dtypes(taken: tuple[torch.dtype, ...] = DTYPES, **tensors: Tensor) -> 
 
 
 def wrong_widths(features: int | None = None, **tensors: Tensor) -> str | None:
-    """What is wrong with the tensors' last dimension, or with a count of features."""
+    """What is wrong with the last dimension of tensors `[B, T, H, D]`, with a count of features, or with the size of a sequence."""
     found = {f"width of {n}": x.shape[-1] for n, x in tensors.items()} | ({} if features is None else {"features": features})
-    if all(x in WIDTHS for x in found.values()):
+    if any(x not in WIDTHS for x in found.values()):
+        return f"head widths and feature counts of {WIDTHS}; got {', '.join(f'{n} {x}' for n, x in found.items())}"
+    return wrong_sizes(features, **tensors)
+
+
+def wrong_sizes(features: int | None = None, **tensors: Tensor) -> str | None:
+    """What is wrong with the size of a sequence: beyond `LARGEST`, offsets in 32 bits would name other numbers.
+
+    Both halves of features, phi(y) and phi(-y), lie in one row. Batches, and programs of a launch, are bounded by the memory long before.
+    """
+    longest, heads = (max(x.shape[i] for x in tensors.values()) for i in (1, 2))
+    widest = max(*(x.shape[-1] for x in tensors.values()), 2 * (features or 0))
+    if longest * heads * widest <= LARGEST:
         return None
-    return f"head widths and feature counts of {WIDTHS}; got {', '.join(f'{n} {x}' for n, x in found.items())}"
+    given = ", ".join(f"{n} {list(x.shape)}" for n, x in tensors.items())
+    counted = "" if features is None else f" and {features} features"
+    return f"sequences of at most {LARGEST // (heads * widest)} tokens at this size; got {given}{counted}"
 
 
 def wrong_state(state) -> str | None:

@@ -66,6 +66,16 @@ def copied(state):
 PACKED = {"cu_seqlens": torch.tensor([0, 2, T], device=testing.DEVICE)}
 REAL = {"key_mask": torch.ones(1, T, dtype=torch.bool, device=testing.DEVICE)}
 at = {"device": testing.DEVICE}
+
+# Calls that the kernels take. A bound of fewer numbers than they have stands for sequences of 2**31, which need gigabytes.
+LONG = {
+    "linear": (lambda: linear_attention(**tokens()), T * H * 2 * 16),
+    "gated": (lambda: gated_linear_attention(**tokens(), log_gate=gate()), T * H * 2 * 16),
+    "hybrid": (lambda: hybrid_attention(**tokens(), **factor()), T * H * 2 * 16),
+    "window": (lambda: sliding_window_attention(**tokens(), window=3), T * H * 16),
+    "cross-entropy": (lambda: attention_cross_entropy(**features(32)), T * H * 32),
+    "step": (step(linear_state(B, H, 32, 16, **at)), H * 2 * 16),
+}
 # An op with arguments that its kernels do not take -> what they take, and what was given.
 LACKS = {
     "linear, Gemma 3's heads": (lambda: linear_attention(**tokens(256)), f"{WIDTHS}; got width of q 256, width of k 256, width of v 256"),
@@ -183,6 +193,30 @@ def test_what_they_take_runs_by_them_without_a_word(module, name, case, monkeypa
     monkeypatch.setenv("RELINEAR_KERNELS", "torch")
     for a, b in zip(got, run(case), strict=True):
         assert testing.relative(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_sequence_whose_offsets_do_not_fit_32_bits_runs_by_the_torch_form(name, monkeypatch):
+    case, numbers = LONG[name]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "runs its torch form")
+        monkeypatch.setattr(dispatch, "LARGEST", numbers)
+        run(case)
+    monkeypatch.setattr(dispatch, "LARGEST", numbers - 1)
+    tokens_each = 0 if name == "step" else T - 1
+    with pytest.warns(UserWarning, match=rf"sequences of at most {tokens_each} tokens at this size; got .*\[2, {1 if name == 'step' else T}, 2, "):
+        got = run(case)
+    monkeypatch.setenv("RELINEAR_KERNELS", "torch")
+    for a, b in zip(got, run(case), strict=True):
+        assert torch.equal(a, b)
+    monkeypatch.setenv("RELINEAR_KERNELS", "triton")
+    with pytest.raises(ValueError, match=rf"takes sequences of at most {tokens_each} tokens.*\(RELINEAR_KERNELS=torch runs it\)"):
+        run(case)
+
+
+def test_the_bound_is_that_of_32_bits():
+    q = torch.empty(1, device="meta").expand(1, 2**18, 32, 128)  # Llama-3-8B's heads, both halves of 128 features
+    assert dispatch.wrong_sizes(128, q=q[:, 1:]) is None and "at most 262143 tokens" in dispatch.wrong_sizes(128, q=q)
 
 
 def test_each_kind_has_one_warning():

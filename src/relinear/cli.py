@@ -1,6 +1,5 @@
 """`relinear`: one verb per stage, plus tables, figures, exports and the MLflow mirror. `relinear VERB --help` lists a verb's options."""
 
-import errno
 import functools
 import gc
 import importlib
@@ -23,6 +22,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.machine.disk import refusal
 from relinear.machine.torchrun import torchrun
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
@@ -368,6 +368,25 @@ def run_campaign(
         raise typer.Exit(1)
 
 
+@app.command("bundle")
+@planned
+def bundle_assets(
+    plan,
+    file: Annotated[Path, typer.Argument(help="The file to make; with --unpack, the file to read.")],
+    targets: Annotated[list[str] | None, typer.Argument(help="Tables, figures, papers or run/measure. Default: all of the scale.")] = None,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Put what the file has into the cache of this machine.")] = False,
+) -> None:
+    """Put what targets need of package registries into one file, for a machine without the network, apt-get or npm; or unpack such a file there."""
+    bundles = importlib.import_module("relinear.get.bundle")
+    if unpack:
+        found = bundles.unpack(file, plan.catalogue)
+    else:
+        _new_folder(file.parent)
+        nodes = importlib.import_module("relinear.campaign").nodes_of(plan, targets or list(plan.artefacts))
+        found = bundles.pack([name for node in nodes for name in plan.settings(node)["assets"]], plan.catalogue, file)
+    print(f"{file}: {', '.join(found) or 'no assets'}")
+
+
 @app.command("benchmark")
 def run_benchmark(results: Results = Path("results")) -> None:
     """Measure the cost of generating at 7-8B shapes on one GPU, into <results>/efficiency; interrupted, it goes on where it was."""
@@ -577,9 +596,6 @@ def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Opti
     os.execvp(sys.executable, ui)
 
 
-REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # the disk is full, or cannot be written to
-
-
 def main() -> None:
     """Entry point. An error that a user can mend is one line on stderr; any other is a traceback."""
     tracking.install_signal_handlers()
@@ -600,15 +616,8 @@ def main() -> None:
     except Exception as error:
         if not (said := refusal(error)):
             raise
-        print(f"error: {said}; make room or make it writable, then give the same command again", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def refusal(error: BaseException) -> str | None:
-    """The disk's refusal behind an error; None for any other error. Libraries in Rust name it in words alone."""
-    if isinstance(error, OSError) and error.errno in REFUSED:
-        return f"{error.strerror}: {error.filename}" if error.filename else f"{error.strerror}: the disk of the results"
-    return "No space left on device: the disk of the results" if "No space left on device" in str(error) else None
 
 
 if __name__ == "__main__":

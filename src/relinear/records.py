@@ -203,9 +203,19 @@ def drawing(folder: Path, stem: str) -> Path:
     return folder / f".{stem}.json"
 
 
-def write_drawing(path: Path, artefact: str, files: Iterable[Path]) -> None:
-    """Write the record of a table or figure of that name, which was drawn as these files beside the record."""
-    write_json(path, {"schema": SCHEMA, "artefact": artefact, "artefacts": entries(path.parent, files)})
+def write_drawing(path: Path, artefact: str, files: Iterable[Path], not_run: int = 0) -> None:
+    """Write the record of a table or figure of that name, which was drawn as these files beside the record.
+
+    `not_run` counts the measurements that were not finished when it was drawn.
+    """
+    lacking = {"not_run": not_run} if not_run else {}
+    write_json(path, {"schema": SCHEMA, "artefact": artefact, **lacking, "artefacts": entries(path.parent, files)})
+
+
+def drawn_early(path: Path) -> str | None:
+    """A sentence about a table or figure that was drawn before its measurements were finished; None for any other record."""
+    lacking = read_json(path).get("not_run")
+    return f"{path} is of a drawing in which {lacking} measurements are `not run`" if lacking else None
 
 
 def drawn_otherwise(path: Path) -> str | None:

@@ -27,7 +27,7 @@ from relinear import records, stages, weights
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
-from relinear.machine.disk import sync
+from relinear.machine.disk import in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.code import kernel_hashes
 from relinear.plan.job import Job, Link
@@ -79,10 +79,9 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
     except FileNotFoundError:
         raise StageError(f"no folder can be made at {plan.results}; possible: a folder on a disk that keeps files") from None
     except (FileExistsError, NotADirectoryError):
-        raise StageError(_in_the_way(scratch_root)) from None
-    for path in (folder, *folder.parents):
-        if path.is_file():
-            raise StageError(_in_the_way(path))
+        raise StageError(in_the_way(scratch_root) or f"{scratch_root} is no folder") from None
+    if said := in_the_way(folder):
+        raise StageError(said)
     with _locked(scratch_root / "lock", node):
         record = records.finished(folder, records.believed)  # its other files are compared by `_stale`
         ours = record is not None and record["key"] == key
@@ -116,13 +115,6 @@ def run_stage(plan: Plan, node: Node, work: Callable[[Job], dict[str, Any]]) -> 
         sync(folder.parent, deep=False)
         _clear(scratch_root)
     return folder
-
-
-def _in_the_way(folder: Path) -> str:
-    """For an error: the file, or the link that leads nowhere, which stands where a folder is to be."""
-    there = next((path for path in (folder, *folder.parents) if (path.exists() or path.is_symlink()) and not path.is_dir()), folder)
-    what = "a link that leads nowhere" if there.is_symlink() and not there.exists() else "a file"
-    return f"{there} is {what}, and a folder is needed there; move it away, then give the same command again"
 
 
 def stands(plan: Plan, node: Node) -> bool:

@@ -10,15 +10,14 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryFile
 
-REPOSITORY = Path(workflow.basedir)
+REPOSITORY = Path(workflow.basedir).resolve()
 
 gc.disable()  # until all rules are read: what is read stays, and looking for garbage in it takes a second
 
 
 def without_traceback(kind, error, traceback):
-    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself."""
+    """Ctrl-C while rules are read and jobs are chosen is no fault of the code. While jobs run, Snakemake ends them itself (OneLine)."""
     if issubclass(kind, KeyboardInterrupt):
         print("error: interrupted; give the same command again", file=sys.stderr)
     else:
@@ -27,23 +26,41 @@ def without_traceback(kind, error, traceback):
 
 sys.excepthook = without_traceback
 
-sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "kernels")]
+# Snakemake puts the clone's folder first: a file there, such as yaml.py, would be imported in a library's place.
+sys.path[:] = [
+    *(str(REPOSITORY / folder) for folder in ("src", "kernels")),
+    *(p for p in sys.path if Path(p).resolve() not in (REPOSITORY, Path.cwd())),
+]
 
 from snakemake.cli import parse_args
 from snakemake.io import IOFile
+from snakemake.logging import logger
 
 from relinear import stages
 from relinear.errors import UserError
 from relinear.machine import warm
+from relinear.machine.disk import make_writable, require_possible
+from relinear.machine.interrupt import OneLine
 from relinear.plan.code import code_hash
 from relinear.plan.plan import from_cli
 from relinear.plan.targets import check_target, explain_target
-from relinear.records import drawing, drawn_otherwise, from_the_future, set_aside
+from relinear.records import (
+    drawing,
+    drawn_early,
+    drawn_otherwise,
+    from_the_future,
+    set_aside,
+)
 from relinear.stages._stage import Node
+
+logger.addFilter(OneLine())
 
 try:
     plan = from_cli(config, workflow=REPOSITORY / "workflow")
     plan.check_choices()
+    # Snakemake's own folders, which it makes after this, and those of the logs.
+    own = (Path(".snakemake", name) for name in ("metadata", "incomplete", "locks"))
+    require_possible(*own, plan.root / "logs", plan.results / "logs")
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -68,11 +85,12 @@ wildcard_constraints:
 # `python -m`: the code is that of this clone, also where another copy of the package is installed.
 # Quoted: the folder of a clone may have any name.
 SOURCES = f"{REPOSITORY / 'src'}:{REPOSITORY / 'kernels'}"
-PYTHON = f"PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -m"
+# PYTHONSAFEPATH: nor is a file of the folder that the command was given in taken for a library.
+PYTHON = f"PYTHONSAFEPATH=1 PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -m"
 RELINEAR = f"{PYTHON} relinear.cli"
 # On this machine a job is a fork of a process that has imported the libraries, where `onstart` made one.
 if workflow.local_exec:
-    RELINEAR = f"PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -I -S {quote(warm.__file__)} -m relinear.cli"
+    RELINEAR = f"PYTHONSAFEPATH=1 PYTHONPATH={quote(SOURCES)} {quote(sys.executable)} -I -S {quote(warm.__file__)} -m relinear.cli"
 OPTIONS = plan.node_options()
 # `tee` ignores INT and TERM, so a job's last messages reach the log and writing them does not fail with a broken pipe.
 TEE = "trap '' INT TERM; exec tee"
@@ -131,7 +149,7 @@ def guarded(record, copy_of=None):
     """
     drawn_before = any(record.parent.glob(f"{record.stem.removeprefix('.')}.*"))
     if workflow.is_main_process and drawn_before:
-        wrong = drawn_otherwise(record)
+        wrong = drawn_otherwise(record) or drawn_early(record)
         if not wrong and copy_of is not None and copy_of.is_file():
             if record.read_bytes() != copy_of.read_bytes():
                 wrong = f"{record} is of other results than {copy_of}"
@@ -226,16 +244,9 @@ onstart:
         except UserError as error:
             raise WorkflowError(str(error)) from None
     try:
-        plan.results.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=plan.results).close()
-    except FileExistsError:
-        raise WorkflowError(
-            f"{plan.results} is a file, or a link that leads nowhere, and a folder is needed there; move it away, then give the same command again"
-        ) from None
-    except OSError as error:
-        raise WorkflowError(
-            f"{plan.results} cannot be written to: {error.strerror}; make it writable, then give the same command again"
-        ) from None
+        make_writable([plan.results, plan.root / "logs", plan.results / "logs"])
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
     # In MLflow the run of every row is made before the first job, which then finds it, on whatever node it is.
     work = [
         j for j in workflow.dag.needrun_jobs() if j.rule.name in stages.available()

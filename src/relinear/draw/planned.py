@@ -44,7 +44,8 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
     for path in files.values():
         records.require_committed(path)
     written = make(artefact, measured, about, plan.out(artefact))
-    records.write_drawing(plan.drawing(artefact), artefact.name, written)
+    not_run = sum(measured[address] is None for address in nodes)
+    records.write_drawing(plan.drawing(artefact), artefact.name, written, not_run)
     return written
 
 

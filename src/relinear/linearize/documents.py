@@ -59,7 +59,12 @@ def unpadded(real: Tensor) -> list[Rows]:
 
 def take(kwargs: dict) -> dict:
     """Move what says where documents begin out of a call's arguments."""
-    return {name: value for name in GIVEN if (value := kwargs.pop(name, None)) is not None}
+    taken = {}
+    for name in GIVEN:  # not a comprehension: torch.compile traces none that changes what is outside of it
+        value = kwargs.pop(name, None)
+        if value is not None:
+            taken[name] = value
+    return taken
 
 
 def documents(given: dict, positions: Tensor | None, mask: Tensor | None, rows: tuple[int, int], device) -> Documents | None:

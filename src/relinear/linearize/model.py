@@ -230,9 +230,10 @@ def _called_as(teacher: type[PreTrainedModel], mixed: type[Linearized]) -> Calla
     names = tuple(p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
 
     def forward(self, *args, **kwargs):
-        if len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+        given = dict(zip(names, args, strict=False))
+        if len(args) > len(given) or len({**given, **kwargs}) < len(given) + len(kwargs):  # torch.compile traces no set and no comprehension here
             raise TypeError(f"forward takes {', '.join(names)}, each once; got {len(args)} by position and {', '.join(kwargs) or 'none'} by name")
-        return mixed.forward(self, **dict(zip(names, args, strict=False)), **kwargs)
+        return mixed.forward(self, **given, **kwargs)
 
     forward.__signature__, forward.__doc__ = signature, mixed.forward.__doc__
     return forward

@@ -107,7 +107,7 @@ def start(options: list[str], sources: str) -> None:
         return os.rmdir(os.path.dirname(address))
     with listener:
         # With one thread, as jobs on a CPU have, no pool of threads is lost in a fork.
-        environment = os.environ | {"PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": sources, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "relinear.cli", "warm", str(os.getpid()), *options]
         silent = subprocess.DEVNULL
         subprocess.Popen(command, env=environment, stdin=listener, stdout=silent, stderr=silent, start_new_session=True)

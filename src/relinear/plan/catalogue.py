@@ -254,7 +254,7 @@ def _check_after(name: str, run: Run, runs: dict[str, Run]) -> None:
     while run.after is not None:
         base, _, step = run.after.partition("/")
         if base not in runs:
-            raise ConfigError(f"run {seen[-1]!r} comes after {base!r}, which is no run; have {', '.join(runs)}")
+            raise ConfigError(f"run {seen[-1]!r} comes after {base!r}, which is no run; {possible(base, runs)}")
         if step and step not in runs[base].recipes:
             have = ", ".join(runs[base].recipes) or "none"
             raise ConfigError(f"run {seen[-1]!r} comes after {run.after!r}, but {base!r} has no step {step!r}; it has {have}")

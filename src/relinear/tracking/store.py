@@ -21,6 +21,7 @@ from typing import Any
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.tracking.bounded import Bounded
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A server that is gone, fails or does not
 # answer is given up after one more try, within seconds, and not after mlflow's default of several minutes.
@@ -65,7 +66,8 @@ def connect(uri: str) -> Any:
         # Fails at once for a file that is no database of mlflow's; mlflow itself would retry for minutes.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
             database.execute("SELECT 1 FROM experiments LIMIT 1")
-    return MlflowClient(uri)
+        return MlflowClient(uri)
+    return Bounded(MlflowClient(uri))
 
 
 def root_of(record: Mapping[str, Any]) -> str:
