@@ -219,7 +219,7 @@ def made(plan, *steps: str) -> Path:
 
     for node in plan.behind([plan.node(*words.split()) for words in steps]):
         if plan.finished(node) is None:
-            run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work_of(plan, node)).work)
+            run_stage(plan, node, importlib.import_module(plan.work(node).module).work)
     return plan.folder(plan.node(*steps[-1].split()))
 
 

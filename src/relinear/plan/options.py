@@ -11,11 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from relinear.plan.sources import find
+from relinear.plan.sources import PACKAGES, find
 from relinear.plan.strict import ConfigError, Strict, parse
 
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 MAKES_PARAMETERS = re.compile(r"\bnn\.[A-Z]|\bParameter\b|\btorch\.nn import")  # in a method's file
+
+
+def method_file(method: str) -> Path:
+    """The file of a method: what it offers is read from it before anything imports torch."""
+    return PACKAGES["relinear"] / "attention" / f"{method}.py"
+
+
+def metric_file(metric: str) -> Path:
+    """The file of a metric."""
+    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
