@@ -214,7 +214,6 @@ def curve_of(folder: Path) -> list[dict]:
 def made(plan, *steps: str) -> Path:
     """The folder of the last of a plan's nodes ("text stories@tiny", "distill hedgehog", "measure hedgehog gate"), after running all of them
     and everything they are made from in this process."""
-    from relinear import stages
     from relinear.stage import run_stage
 
     for node in plan.behind([plan.node(*words.split()) for words in steps]):

@@ -28,7 +28,6 @@ import upsets
 import yaml
 from test_stage import Mirror
 
-from relinear import stages
 from relinear.errors import UserError
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import WORKFLOW
