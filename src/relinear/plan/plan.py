@@ -111,17 +111,15 @@ class Plan:
 
     def run(self, name: str) -> Resolved:
         """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with another seed), or both."""
-        return self._resolved.setdefault(name, None) or self._resolve(name)
+        if name not in self._resolved:
+            base, model, seed = self._parts(name)
+            begins = self.stand_in("models", model or self.runs[base].model)
+            self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
+        return self._resolved[name]
 
     @functools.cached_property
-    def _resolved(self) -> dict[str, Resolved | None]:
+    def _resolved(self) -> dict[str, Resolved]:
         return {}
-
-    def _resolve(self, name: str) -> Resolved:
-        base, model, seed = self._parts(name)
-        begins = self.stand_in("models", model or self.runs[base].model)
-        found = self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
-        return found
 
     def _parts(self, name: str) -> tuple[str, str | None, int]:
         """The entry of runs.yaml, the model and the seed that a run's name says."""
@@ -138,8 +136,8 @@ class Plan:
         return self._name(base, model or self._teacher_of(base), seed)
 
     def _teacher_of(self, base: str) -> str | None:
-        """The teacher that `--config teacher=` chose, for runs of models of its kind: none of them for an encoder's where it is a decoder, and none
-        for a run whose model has the vocabulary of one data set alone."""
+        """The `--config teacher=` override for a run. None if the run uses the other kind of model (encoder or decoder) or a
+        model with the vocabulary of one data set."""
         usual = self.models[self.stand_in("models", self.runs[base].model)]
         chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
         return self.teacher if chosen.causal == usual.causal and usual.data is None else None
@@ -304,11 +302,15 @@ class Plan:
 
     def key(self, node: Node) -> str:
         """The hash of all that a node's result depends on: settings, code, its parents' keys."""
-        keys = self.__dict__.setdefault("_keys", {})
-        if node not in keys:
+        if node not in self._keys:
             parents = {role: self.key(parent) for role, parent in self.parents(node).items()}
-            keys[node] = digest({"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents})
-        return keys[node]
+            counted = {"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents}
+            self._keys[node] = digest(counted)
+        return self._keys[node]
+
+    @functools.cached_property
+    def _keys(self) -> dict[Node, str]:
+        return {}
 
     def finished(self, node: Node) -> Path | None:
         """The folder of a node whose result is there as this plan would make it; None where it is not, or where its record is broken."""

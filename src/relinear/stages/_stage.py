@@ -13,7 +13,7 @@ from relinear.get import readers
 from relinear.plan.assets import Own
 from relinear.plan.code import METHODS
 from relinear.plan.names import Node as Node
-from relinear.plan.options import Definitions, causal_only, option_defaults
+from relinear.plan.options import causal_only, definitions, option_defaults
 from relinear.plan.options import method_file as method_file
 from relinear.plan.strict import Positive, Strict
 from relinear.stages._work import Entry, Scaled, Work
@@ -68,7 +68,7 @@ def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
         yield (f"{entry.node}: {said} reads keys in their order, and {entry.model!r} is an encoder; possible: {able}, without a window")
     if (method := run.options.get("bytes_of")) is not None:
         # How many positions the bytes hold depends on the model's heads: at any heads, as many as the method's layer keeps.
-        least, _ = Definitions(file).HELD[method]
+        least, _ = definitions(file).HELD[method]
         if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
             yield (
                 f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least} positions or, by a "
