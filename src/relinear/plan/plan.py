@@ -459,8 +459,7 @@ class Plan:
 
     def check_node(self, node: Node, where: str = "") -> None:
         """Raise ConfigError for a mistake in a node's settings, which `where` asks for, or in those of a node that it is made from."""
-        checked = self.__dict__.setdefault("_checked", set())
-        if node in checked:
+        if node in self._checked:
             return
         try:
             parents = self.parents(node)
@@ -469,11 +468,14 @@ class Plan:
         for parent in parents.values():
             self.check_node(parent)
         try:
-            self.settings(node)
             self.check_processes(node, max(self.gpus(node.stage), 1))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from None
-        checked.add(node)
+        self._checked.add(node)
+
+    @functools.cached_property
+    def _checked(self) -> set[Node]:
+        return set()
 
     def check_processes(self, node: Node, processes: int) -> None:
         """Raise ConfigError for a node that cannot be the work of this many processes."""
