@@ -214,12 +214,11 @@ def curve_of(folder: Path) -> list[dict]:
 def made(plan, *steps: str) -> Path:
     """The folder of the last of a plan's nodes ("text stories@tiny", "distill hedgehog", "measure hedgehog gate"), after running all of them
     and everything they are made from in this process."""
-    from relinear import stages
     from relinear.stage import run_stage
 
     for node in plan.behind([plan.node(*words.split()) for words in steps]):
         if plan.finished(node) is None:
-            run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work_of(plan, node)).work)
+            run_stage(plan, node, importlib.import_module(plan.work(node).module).work)
     return plan.folder(plan.node(*steps[-1].split()))
 
 

@@ -28,7 +28,6 @@ import upsets
 import yaml
 from test_stage import Mirror
 
-from relinear import stages
 from relinear.errors import UserError
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import WORKFLOW
@@ -202,7 +201,7 @@ def prepared(results: Path) -> Plan:
     """A finished chain of every kind of step at smoke scale: a model, what it wrote, a text, activations, two trainings, two measurements."""
     plan = Plan(scale="smoke", results=results)
     for node in plan.behind([plan.node(*LAST.split())]):
-        run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work_of(plan, node)).work)
+        run_stage(plan, node, importlib.import_module(plan.work(node).module).work)
     return plan
 
 
@@ -225,7 +224,7 @@ def again(plan: Plan) -> tuple[str, str]:
             continue
         for _ in range(12):
             try:
-                run_stage(plan, node, importlib.import_module(stages.stage(node.stage).work_of(plan, node)).work)
+                run_stage(plan, node, importlib.import_module(plan.work(node).module).work)
                 break
             except UserError as error:
                 said.append(str(error))
@@ -233,7 +232,7 @@ def again(plan: Plan) -> tuple[str, str]:
                     return SILENT, " | ".join(said)
                 mended = plan.node(*command[1].split())
                 with contextlib.suppress(UserError):
-                    run_stage(plan, mended, importlib.import_module(stages.stage(mended.stage).work_of(plan, mended)).work)
+                    run_stage(plan, mended, importlib.import_module(plan.work(mended).module).work)
         else:
             return SILENT, f"not mended by what it names: {said}"
     return CLEAR, " | ".join(said)

@@ -144,7 +144,7 @@ def test_runs_that_come_after_a_step_share_it(planned):
     assert {node for node in nodes if node.stage == "finetune"} == {Node("finetune", f"rank_{rank}") for rank in ranks}
     for rank in ranks:
         assert plan.parents(Node("finetune", f"rank_{rank}"))["shared/distill"] == Node("distill", "shared")
-        assert plan.links_of(Node("measure", f"rank_{rank}", "perplexity")) == [
+        assert plan.entry(Node("measure", f"rank_{rank}", "perplexity")).links == [
             {"method": "t2r", "options": {}, "steps": ["shared/distill", "finetune"]}
         ], "measured as it ended"
 
@@ -306,8 +306,8 @@ def test_recorded_inputs_are_shared_where_they_fit_and_only_there(planned):
 
 def test_a_measure_before_a_step_is_of_the_run_without_it(planned):
     plan = planned()
-    assert list(plan.trained_before(plan.measured("lizard", "perplexity_before"))) == ["distill"]
-    assert list(plan.trained_before(plan.measured("lizard", "perplexity"))) == ["distill", "finetune"]
+    assert list(plan.entry(plan.measured("lizard", "perplexity_before")).trained) == ["distill"]
+    assert list(plan.entry(plan.measured("lizard", "perplexity")).trained) == ["distill", "finetune"]
     assert plan.measured("teacher", "perplexity_before") == plan.measured("teacher", "perplexity"), "without the step it is the same"
 
 

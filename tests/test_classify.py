@@ -304,9 +304,9 @@ def test_pictures_of_the_hub_are_stretched_to_a_square_their_channels_side_by_si
 
 def test_every_model_of_pictures_reads_its_own():
     plan = Plan(scale="smoke")
-    for model in filter(plan.sees, plan.models):
+    for model in filter(plan.scaled.sees, plan.models):
         entry = plan.models[model]
-        assert entry.positions == plan.sequence(entry.data)
+        assert entry.positions == plan.scaled.sequence(entry.data)
         sizes = entry.options and [entry.options[name] for name in ("image_size", "classes")]
         assert sizes == {} or sizes == [plan.data[entry.data].options[name] for name in ("side", "classes")]
 

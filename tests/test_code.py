@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_plan import everything
 
-from relinear import attention, stages
+from relinear import attention
 from relinear.plan import code, sources
 from relinear.plan.code import closure, code_hash, definition, kernel_hashes
 from relinear.plan.plan import Plan, metrics
@@ -284,7 +284,7 @@ def following(made) -> set[Node]:
 @pytest.mark.parametrize("metric", metrics())
 def test_editing_a_metric_measures_it_anew_and_nothing_else(whole, metric):
     as_it_has = {metric} | SHARED.get(metric, set())
-    own = {node for node in NODES if node.part and stages.stage("measure").metric(PLAN, node) in as_it_has}
+    own = {node for node in NODES if node.part and PLAN.settings(node)["metric"] in as_it_has}
     assert own and whole(coded, f"measure/{metric}.py") == (following(own.__contains__) if metric in ("gate", "picture_gate") else own), (
         "others wait for the gate"
     )

@@ -28,10 +28,12 @@ FLOORS = [
     {"core"},
     {"records", "weights"},
     {"folders"},
-    {"plan.sources"},
+    {"plan.sources", "plan.near"},
     {"plan.strict", "plan.job", "plan.readings", "plan.code"},  # the values that rooms hand to each other
     {"plan.sane"},
     {"plan.assets", "plan.options"},
+    {"plan.entries"},
+    {"plan.names"},
     {"attention"},
     {"families"},
     {"machine"},

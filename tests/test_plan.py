@@ -21,6 +21,7 @@ from relinear.plan.names import short
 from relinear.plan.plan import Plan, from_cli
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node
+from relinear.stages.measure import of_shape
 
 ROOT = Path(__file__).parents[1]
 SCALES = scales.scales()
@@ -180,14 +181,15 @@ def test_settings_have_the_learning_rates_that_steps_are_trained_at():
     for scale in SCALES:
         p = Plan(scale=scale)
         for node in (Node(step, name) for name in map(p.name, p.runs) for step in p.run(name).run.recipes):
-            settings, stage = p.settings(node), stages.stage(node.stage)
-            asked, least = stage.recipe(p, node), stage.budget(p, node)["lr_floor"]
+            work, entry, stage = p.work(node), p.entry(node), stages.stage(node.stage)
+            settings, asked = work.settings, stage.recipe(entry)
+            least = stage.budget(entry, p.scaled, asked)["lr_floor"]
             assert settings["recipe"]["lr"] == max(asked.lr, least)
             if (of_method := getattr(asked, "method_lr", None)) is not None:
                 assert settings["recipe"]["method_lr"] == max(of_method, least)
-            if stage.raised(p, node) is None and asked.lr > least:
+            if work.raised is None and asked.lr > least:
                 assert settings["budget"]["lr_floor"] in (0.0, of_method), "a floor that changes nothing is in no key"
-            trained[scale, str(node)] = settings["recipe"]["lr"], stage.raised(p, node)
+            trained[scale, str(node)] = settings["recipe"]["lr"], work.raised
     assert trained["mini", "finetune lizard"] == (1e-3, 1e-3) and trained["mini", "distill lolcats_window"] == (1e-2, None)
     assert trained["smollm2", "finetune lizard"] == (5e-4, None) and trained["smollm2", "classify lra_text_elu"] == (1e-3, 1e-3)
     assert not [node for (scale, node), (_, raised) in trained.items() if scale == "paper" and raised]
@@ -433,7 +435,7 @@ def test_everything_but_the_gate_and_what_is_of_a_shape_waits_for_the_gate_of_th
     p = Plan(scale)
     for node in everything(p):
         if node.stage == "measure":
-            shape = stages.stage("measure").of_shape(p, node.part)
+            shape = of_shape(p.measures[node.part])
             whole = p.measures[node.part].before is None and node.part != "gate" and not shape
             assert (p.parents(node).get("gate") == Node("measure", node.name, "gate")) == whole
 

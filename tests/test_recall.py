@@ -128,7 +128,7 @@ def test_a_model_with_a_vocabulary_of_its_own_reads_its_own_data_whatever_a_meas
     for node in (plan.node("pretrain", "recall_elu"), *(Node("measure", "recall_elu", m) for m in ("gate", "recall_accuracy", "entropy"))):
         parents = plan.parents(node)
         assert Node("recall", own) in parents.values() and not [p for p in parents.values() if p.stage in ("text", "written")]
-    length = plan.sequence(own)
+    length = plan.scaled.sequence(own)
     assert model.positions == length == plan.settings(plan.node("pretrain", "recall_elu"))["budget"]["seq_len"]
     assert plan.settings(Node("measure", "recall_elu", "gate"))["metric_options"]["seq_len"] <= length
     assert model.options["vocabulary"] == plan.data[own].options["keys"] + plan.data[own].options["values"]

@@ -173,7 +173,7 @@ def run(plan: Plan, node: Node, threads: int | None, gpus: int | None) -> None:
     if processes > 1 and not launched:
         sys.stdout.flush()
         os.execv(sys.executable, torchrun(processes, "-m", "relinear.cli", *sys.argv[1:]))
-    work = collecting(importlib.import_module(stage.work_of(plan, node)).work)
+    work = collecting(importlib.import_module(plan.work(node).module).work)
     if not stage.torch:
         print(f"{node}: {run_stage(plan, node, work)}")
         return

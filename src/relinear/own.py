@@ -24,11 +24,11 @@ from relinear.errors import UserError
 from relinear.get import assets, readers, text
 from relinear.linearize.model import linearize
 from relinear.plan.assets import Asset, Own
-from relinear.plan.catalogue import NAME, Data, Model, Run, one_of
+from relinear.plan.catalogue import NAME
+from relinear.plan.entries import Data, Hardware, Jobs, Model, Run, Scale, StandIns, TextBudget, one_of
 from relinear.plan.job import DTYPES
 from relinear.plan.plan import Plan
 from relinear.plan.readings import load
-from relinear.plan.scale import Hardware, Jobs, Scale, StandIns, TextBudget
 from relinear.share.export import export, require_ours
 from relinear.stages import _training
 from relinear.stages import text as text_stage

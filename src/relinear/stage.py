@@ -54,9 +54,9 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
     stage, hardware = stages.stage(node.stage), plan.config.hardware
     obtained = {} if stage.obtains else {name: assets.obtain(name, verify=True, assets=plan.catalogue) for name in settings["assets"]}
     return Job(
-        name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links, seed=stage.seed(plan, node),
-        device=(plan.device or hardware.device) if stage.device else "cpu", dtype=hardware.dtype, engine=hardware.engine,
-        checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
+        name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links,
+        seed=settings.get("seed", plan.seed), device=(plan.device or hardware.device) if stage.device else "cpu",
+        dtype=hardware.dtype, engine=hardware.engine, checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
         hardware={"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
     )  # fmt: skip
 

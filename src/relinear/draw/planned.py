@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relinear import records, stages
+from relinear import records
 from relinear.core import store
 from relinear.draw import About, Measurements, make, spreads, verdicts
 from relinear.draw.render import paint
@@ -16,12 +16,12 @@ from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.forms import forms_of
-from relinear.plan.names import ROOT
+from relinear.plan.names import ROOT, Node
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Address, Table
-from relinear.stages._stage import Node
+from relinear.stages.measure import of_shape
 
 
 def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list[Path]:
@@ -60,15 +60,15 @@ def _about(plan: Plan, artefact: Artefact) -> About:
         demonstration=" ".join(filter(None, warnings)) or None, nothing_to_judge=plan.config.nothing_to_judge,
         data={measure: plan.stand_in("data", name) for measure, name in names.items() if name is not None}, own_data=_own_data(plan, artefact),
         undefined=plan.undefined(artefact), spreads=spreads.committed(),
-        of_shape=[measure for measure in names if stages.stage("measure").of_shape(plan, measure)],
+        of_shape=[measure for measure in names if of_shape(plan.measures[measure])],
     )  # fmt: skip
 
 
 def raised_rates(plan: Plan, artefact: Artefact) -> str | None:
     """A sentence that says to what the scale raises learning rates of the runs that an artefact shows; None where it raises none."""
-    runs = dict.fromkeys(plan.name(run) for run, measure in artefact.reads() if not stages.stage("measure").of_shape(plan, measure))
+    runs = dict.fromkeys(plan.name(run) for run, measure in artefact.reads() if not of_shape(plan.measures[measure]))
     steps = dict.fromkeys(step for run in runs for link in plan.chain(run) for step in link.steps)
-    raised = {(step.stage, floor) for step in steps if (floor := stages.stage(step.stage).raised(plan, step)) is not None}
+    raised = {(step.stage, floor) for step in steps if (floor := plan.work(step).raised) is not None}
     if not raised:
         return None
     rates = " and ".join(f"{floor:g} ({stage})" for stage, floor in sorted(raised))

@@ -6,17 +6,14 @@ import math
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Any
 
 from relinear import attention, families, stages
-from relinear.plan.job import DTYPES
+from relinear.plan.entries import Data, Measure, Model, Run, one_of
 from relinear.plan.near import possible
-from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, part_names, schema
+from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, method_file, part_names, schema
 from relinear.plan.sane import read_settings
-from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
-from relinear.stages._stage import method_file
+from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SEED = re.compile(r"-seed\d+$")
@@ -24,78 +21,6 @@ DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
 LARGEST_SWEEP = 1000  # runs of one entry
-
-
-class Model(Strict):
-    """A pretrained model, or one that begins with random weights."""
-
-    family: str  # families/<family>.py opens or makes it
-    layout: str | None = None  # the family whose classes it has, where that is another: tiny makes a Llama, which is decoder's
-    assets: tuple[str, ...] = ()  # names in assets.yaml: the asset that holds it, or the parts of its file in order
-    init: Literal["pretrained", "random"] = "pretrained"
-    options: dict[str, Any] = {}  # the sizes of a random model, which its family names
-    positions: Positive  # its longest sequence; the model stage compares it, and what follows, with the model
-    data: str | None = None  # the one data set whose vocabulary it has; it reads that data set in the place of every text
-    causal: bool = True  # a token sees those before it only; false: an encoder
-    dtype: Literal[DTYPES] = "bfloat16"  # of its weights as they are saved, and read by everything else
-    unique: dict[str, Positive] = {}  # source -> the tokens of its vocabulary that the source holds to train on, where they were counted
-
-
-class Data(Strict):
-    """Something to train on or to measure with: a stage makes it from `options`; `items` are read where they lie."""
-
-    make: str
-    options: dict[str, Any] = {}
-
-
-class Measure(Strict):
-    """One measurement that any run can have: a metric on some data."""
-
-    metric: str  # measure/<metric>.py
-    data: str | None = None  # a name of data.yaml
-    before: str | None = None  # measure the run as it is before this step; as it ends where it has no such step
-    without: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()  # parts of the method to switch off
-    options: dict[str, Any] = {}
-
-
-class Run(Strict):
-    """A chain of training steps on a named model. An entry with `over` is a sweep: one run for each combination of its values."""
-
-    model: str  # a name in models.yaml; the scale names the model that stands in for it
-    after: str | None = None  # "<run>": begin where that run ended; "<run>/<step>": begin with that step's result
-    method: str = "softmax"  # attention/<method>.py; softmax: the model's attention as it is. Left out after another run: that run's
-    options: dict[str, Any] = {}  # the method's, and keep_softmax_layers
-    steps: tuple[dict[str, dict[str, Any]], ...] = ()  # a step once, in order: [{distill: {...}}, {finetune: {...}}]
-    over: dict[str, tuple[Any, ...]] = {}  # field -> values; {field} stands for one of them in the name and in any setting
-    shown: tuple[str, ...] = ()  # tables, as <paper>/<table>, that show the run after their own rows
-
-    @property
-    def recipes(self) -> dict[str, dict[str, Any]]:
-        """Step -> its settings, in order."""
-        return {stage: settings for step in self.steps for stage, settings in step.items()}
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """The options of the method itself."""
-        return {k: v for k, v in self.options.items() if k != KEEP}
-
-    def of(self, model: Model) -> "Run":
-        """The run as it begins with a model: a pretrained one has the steps `if_random` behind it."""
-        left = self.steps if model.init == "random" else tuple(s for s in self.steps if not any(given.get("if_random") for given in s.values()))
-        return self.model_copy(update={"steps": left})
-
-    @property
-    def variant(self) -> str:
-        """The options in words, for tables: `code, window=64`."""
-        rest = [f"{k}={v}" for k, v in self.options.items() if k != "variant"]
-        return ", ".join([*([str(self.options["variant"])] if "variant" in self.options else []), *rest]) or "default"
-
-
-def one_of(what: str, name: str, have) -> str:
-    """Return the name. Raises ConfigError, naming those near it and the possible ones, for any other."""
-    if not isinstance(name, str) or name not in have:
-        raise ConfigError(f"no {what} {str(name)[:80]!r}; {possible(name, have)}")
-    return name
 
 
 def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:

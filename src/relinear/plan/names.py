@@ -5,12 +5,22 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from relinear.plan.catalogue import Run
-from relinear.stages._stage import Node
+from relinear.plan.entries import Run
 
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
 ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
+
+
+class Node(NamedTuple):
+    """One stage of one thing: of an asset, a model, a text, or a run; `part` names the measure of a measured run."""
+
+    stage: str
+    name: str
+    part: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(word for word in self if word)
 
 
 class Resolved(NamedTuple):

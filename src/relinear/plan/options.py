@@ -11,11 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from relinear.plan.sources import find
+from relinear.plan.sources import PACKAGES, find
 from relinear.plan.strict import ConfigError, Strict, parse
 
 KEEP = "keep_softmax_layers"  # an option of `relinear.linearize`, for every method
 MAKES_PARAMETERS = re.compile(r"\bnn\.[A-Z]|\bParameter\b|\btorch\.nn import")  # in a method's file
+
+
+def method_file(method: str) -> Path:
+    """The file of a method: what it offers is read from it before anything imports torch."""
+    return PACKAGES["relinear"] / "attention" / f"{method}.py"
+
+
+def metric_file(metric: str) -> Path:
+    """The file of a metric."""
+    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
 
 
 def check_names(file: Path, given: Iterable[str], where: str, also: tuple[str, ...] = ()) -> None:
@@ -66,7 +76,7 @@ def schema(file: Path) -> type[Strict]:
     """The class `Options` of a method's or a metric's file, as Python has it. Of the file, and of those of ours that it imports, only the definitions
     that the class needs are carried out, so that nothing imports torch."""
     try:
-        return getattr(Definitions(file), "Options", Strict)  # a method that has none takes none
+        return getattr(definitions(file), "Options", Strict)  # a method that has none takes none
     except NameError as error:
         raise _unreadable(file, error) from None
 
@@ -109,6 +119,12 @@ class Definitions:
             if isinstance(part, ast.Name) and part.id in self._nodes:
                 self._carry_out(part.id)
         exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)  # our own source
+
+
+@functools.cache
+def definitions(file: Path) -> Definitions:
+    """The names that the file of a method or a metric defines."""
+    return Definitions(file)
 
 
 def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Any]:
@@ -175,23 +191,17 @@ OF_LINEARIZED = ("attention_layers", "method_parameters")  # attributes that a m
 def metric_needs(file: Path) -> tuple[str, ...]:
     """What a metric's file lists as `NEEDS`; nothing where it lists none. Raises ConfigError for an unknown need. A need says which runs and data the
     metric can be asked of, and not what it measures, so no key counts it (`relinear.plan.code`)."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    needs = _constant(tree, "NEEDS") or ()
+    needs = getattr(definitions(file), "NEEDS", ())
     if unknown := [need for need in needs if need not in POSSIBLE_NEEDS]:
         raise ConfigError(f"measure/{file.name}: NEEDS has {unknown[0]!r}; possible: {', '.join(POSSIBLE_NEEDS)}")
-    used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree)}
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    used = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes}
     if (asked := [name for name in OF_LINEARIZED if name in used]) and "linearized" not in needs and "Linearized" not in used:
         raise ConfigError(
             f"measure/{file.name} asks a model for `{asked[0]}`, which a model of softmax attention does not have; possible: "
             'NEEDS = ("linearized",), or a look at isinstance(model, Linearized)'
         )
     return needs
-
-
-def _constant(tree: ast.Module, name: str) -> Any:
-    """The value of a constant of a module; None where it has none of that name."""
-    found = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
-    return ast.literal_eval(found[0]) if found else None
 
 
 @functools.cache
@@ -211,10 +221,11 @@ def metric_yields(file: Path) -> tuple[str, ...]:
 
     Raises ConfigError where a name is computed and there is no `YIELDS`.
     """
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    if (said := _constant(tree, "YIELDS")) is not None:
+    if (said := getattr(definitions(file), "YIELDS", None)) is not None:
         return said
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"]
+    calls = [
+        node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reading"
+    ]
     names = [call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None for call in calls]
     if None in names or not names:
         raise ConfigError(

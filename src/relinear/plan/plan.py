@@ -1,8 +1,9 @@
-"""The plan: for every node its settings, its parents, its folder and its key. Rules and stages both read it, so that they agree.
+"""The plan: for every node its work, its folder and its key. Rules and `relinear.stage` both read it, so that they agree.
 
-A key is a hash over the settings, the code that the work reaches and the parents' keys; it changes exactly when the result could. Whatever
-changes a key changes a folder: a budget and a seed end the name of the scale's folder, another model and another training seed end a run's.
-Imports neither torch nor transformers.
+The plan asks a stage once for the work of a node, and keeps the answer. A key is a hash over the settings, the code that
+the work reaches and the parents' keys; it changes exactly when the result could. Whatever changes a key changes a folder: a
+budget and a seed end the name of the scale's folder, another model and another training seed end a run's. Imports neither
+torch nor transformers.
 """
 
 import functools
@@ -17,16 +18,16 @@ from typing import Any
 from relinear import records, stages
 from relinear.files import sha256
 from relinear.plan import assets, catalogue
-from relinear.plan.catalogue import Data, Measure, Model, Run, one_of
-from relinear.plan.code import METHODS, PACKAGES, code_hash
-from relinear.plan.names import DERIVED, TEXT, LinkNodes, Resolved, Text, digest, short
-from relinear.plan.options import SourceError, check_values, metric_yields
-from relinear.plan.sane import read_settings
-from relinear.plan.scale import Scale, multiple, read_scale, scales, whole_tokens
+from relinear.plan.code import PACKAGES, code_hash
+from relinear.plan.entries import Data, Measure, Model, Run, Scale, one_of
+from relinear.plan.names import DERIVED, TEXT, LinkNodes, Node, Resolved, Text, digest, short
+from relinear.plan.options import SourceError, check_values, metric_file, metric_yields
+from relinear.plan.scale import read_scale, scales
 from relinear.plan.specs import Artefact, available
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.plan.tables import Address, Table
-from relinear.stages._stage import Node
+from relinear.stages._work import Entry, Scaled, Work
+from relinear.stages.measure import check_tasks, of_shape, undefined
 
 CHOICES = {"scale": str, "budget": float, "seed": int, "seeds": int, "teacher": str, "device": str}
 FURTHEST_SEED = 1000  # the largest number of a run's training seed, counted from the plan's seed
@@ -43,11 +44,6 @@ def metrics() -> list[str]:
     """Names of all metrics: the files of `measure/`."""
     folder = PACKAGES["relinear"] / "measure"
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_") and p.stem != "run")
-
-
-def metric_file(metric: str) -> Path:
-    """The file of a metric."""
-    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
 
 
 @dataclass(frozen=True)
@@ -104,25 +100,26 @@ class Plan:
                 added.setdefault(table, []).append(name)
         return available(self.workflow / "papers", added)
 
+    @functools.cached_property
+    def scaled(self) -> Scaled:
+        """What stages may look up."""
+        return Scaled(self.scale, self.config, self.budget, self.seed, self.models, self.data, self.measures, self.catalogue, self.workflow)
+
     def stand_in(self, kind: str, name: str) -> str:
         """The model or data that this scale takes for a name. Raises ConfigError where there is none of that name."""
-        have = getattr(self, kind)
-        one_of(kind, name, have)
-        return one_of(f"stand-in ({kind}) of scale {self.scale!r},", getattr(self.config.stand_ins, kind).get(name, name), have)
+        return self.scaled.stand_in(kind, name)
 
     def run(self, name: str) -> Resolved:
         """A run by its name: `lizard`, `lizard@mistral-7b` (of another model), `lizard-seed1` (trained with another seed), or both."""
-        return self._resolved.setdefault(name, None) or self._resolve(name)
+        if name not in self._resolved:
+            base, model, seed = self._parts(name)
+            begins = self.stand_in("models", model or self.runs[base].model)
+            self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
+        return self._resolved[name]
 
     @functools.cached_property
-    def _resolved(self) -> dict[str, Resolved | None]:
+    def _resolved(self) -> dict[str, Resolved]:
         return {}
-
-    def _resolve(self, name: str) -> Resolved:
-        base, model, seed = self._parts(name)
-        begins = self.stand_in("models", model or self.runs[base].model)
-        found = self._resolved[name] = Resolved(name, self.runs[base].of(self.models[begins]), begins, seed)
-        return found
 
     def _parts(self, name: str) -> tuple[str, str | None, int]:
         """The entry of runs.yaml, the model and the seed that a run's name says."""
@@ -139,8 +136,8 @@ class Plan:
         return self._name(base, model or self._teacher_of(base), seed)
 
     def _teacher_of(self, base: str) -> str | None:
-        """The teacher that `--config teacher=` chose, for runs of models of its kind: none of them for an encoder's where it is a decoder, and none
-        for a run whose model has the vocabulary of one data set alone."""
+        """The `--config teacher=` override for a run. None if the run uses the other kind of model (encoder or decoder) or a
+        model with the vocabulary of one data set."""
         usual = self.models[self.stand_in("models", self.runs[base].model)]
         chosen = self.models[self.stand_in("models", self.teacher)] if self.teacher else usual
         return self.teacher if chosen.causal == usual.causal and usual.data is None else None
@@ -183,24 +180,6 @@ class Plan:
         """The name of the run `base` with the model and the seed that end the run's name `name`."""
         return base + name.removeprefix(self._parts(name)[0])
 
-    def _ahead(self, node: Node) -> list[LinkNodes]:
-        """The chain that a step or a measurement of a run begins with."""
-        before = node.stage if stages.stage(node.stage).trains else self.measures[node.part].before
-        return self.chain(node.name, before)
-
-    def _roles(self, node: Node) -> dict[Node, str]:
-        """Role of each trained step ahead of a node: the stage for the run's own, `run/stage` for another run's."""
-        return {n: n.stage if n.name == node.name else f"{n.name}/{n.stage}" for link in self._ahead(node) for n in link.steps}
-
-    def links_of(self, node: Node) -> list[dict[str, Any]]:
-        """The chain ahead of a node as plain data, its steps as roles of the node's parents."""
-        roles = self._roles(node)
-        return [{"method": m, "options": o, "steps": [roles[n] for n in steps]} for m, o, steps in self._ahead(node)]
-
-    def trained_before(self, node: Node) -> dict[str, Node]:
-        """The trained steps that a node builds on, by role."""
-        return {role: n for n, role in self._roles(node).items()}
-
     # --- nodes ---
 
     @property
@@ -222,7 +201,8 @@ class Plan:
                 raise ConfigError(f"no run {name!r} at scale {self.scale!r}: it is {called!r}")
             if stage == "measure":
                 one_of("measure", part, self.measures)
-                stages.stage("measure").check_reach(self, Node(stage, name, part))
+                if (why := self.work(Node(stage, name, part)).beyond) is not None:
+                    raise ConfigError(why)
             elif stage not in self.run(name).run.recipes:
                 have = ", ".join(r for r, run in self.runs.items() if stage in run.recipes)
                 raise ConfigError(f"run {name!r} has no step {stage!r}; runs that do: {have}")
@@ -242,37 +222,7 @@ class Plan:
 
     def text(self, data: str, model: str, dose: float = 1.0) -> Node:
         """The node of the tokens that stand in for a data set at this scale. Raises ConfigError for data that are no tokens."""
-        name = self.data_for(data, model)
-        if (made := self.data[name].make) in stages.texts() or made not in stages.available():
-            return Node(made, str(Text(self._is_text(name), model, dose)))
-        if dose != 1:
-            raise ConfigError(f"data {name!r} have a size of their own, and a dose is of texts; got {dose:g}")
-        return Node(made, name)
-
-    def data_for(self, data: str, model: str) -> str:
-        """The data set that stands in for another at this scale; where a model has the vocabulary of one data set alone, that one for any text."""
-        name, own = self.stand_in("data", data), self.models[model].data
-        return name if own is None or self.data[name].make == "items" else one_of(f"data of model {model!r},", own, self.data)
-
-    def sequence(self, data: str) -> int | None:
-        """Tokens of each sequence of a data set; None of one that is cut into sequences of any length."""
-        found = self.data[data]
-        return stages.stage(found.make).sequence(found.options) if found.make in stages.available() else None
-
-    def sees(self, model: str) -> bool:
-        """Whether a model reads pictures: its one data set is of these."""
-        own = self.models[model].data
-        return own in self.data and stages.makes(self.data[own].make, "pictures")
-
-    def labelled(self) -> list[str]:
-        """The data sets whose texts have labels."""
-        return [name for name, found in self.data.items() if stages.makes(found.make, "labelled")]
-
-    def _is_text(self, data: str, kind: str | None = None) -> str:
-        kinds = (kind,) if kind else stages.texts()
-        if self.data[data].make not in kinds:
-            raise ConfigError(f"data {data!r} is no {kind or 'text'}; have {', '.join(n for n, d in self.data.items() if d.make in kinds)}")
-        return data
+        return self.scaled.text(data, model, dose)
 
     def text_of(self, node: Node) -> Text:
         """Data, model and dose of a text node, or of one that is named after a text."""
@@ -282,16 +232,12 @@ class Plan:
         one_of("data", part["data"], self.data), one_of("model", part["model"], self.models)
         try:
             kind = node.stage if node.stage in stages.texts() else "text"
-            text = Text(self._is_text(part["data"], kind), part["model"], float(part["dose"] or 1))
+            text = Text(self.scaled.text_data(part["data"], kind), part["model"], float(part["dose"] or 1))
         except ValueError as error:
             raise ConfigError(f"no text {node.name!r}: {error}") from None
         if str(text) != node.name:
             raise ConfigError(f"no text {node.name!r}: it is {str(text)!r}")
         return text
-
-    def activations(self, text: Node) -> Node:
-        """The node of a text's kept activations."""
-        return Node("activations", text.name)
 
     def measured(self, run: str, measure: str) -> Node:
         """The node of a run's measurement, by the run's name in folders.
@@ -304,48 +250,51 @@ class Plan:
             measure = next((other for other, m in self.measures.items() if m == at_end), measure)
         return Node("measure", name, measure)
 
-    def train_tokens(self, dose: float, own: int | None = None) -> int:
-        """Unique training tokens of a dose: of the scale's, or of a data set's `own`, which the budget multiplies, too."""
-        tokens = self.config.text.train_tokens if own is None else own * self.budget
-        return multiple(tokens * dose, whole_tokens(self.config))
-
-    def method_modules(self, run: str) -> list[str]:
-        """The modules that are found by name when a run's model is built: its methods, and the family that says where attention lies."""
-        model = self.models[self.run(run).model]
-        methods = dict.fromkeys(link.method for link in self.chain(run))
-        return [f"relinear.families.{model.layout or model.family}", *(f"{METHODS}{method}" for method in methods)]
-
-    def kept(self, model: str, sampling: dict[str, Any]) -> dict[str, str]:
-        """Batches of instructions in `workflow` that a model wrote with this sampling and seed: path -> sha256."""
-        folder = self.workflow / "instructions" / model
-        if not folder.is_dir():
-            return {}
-        about = read_settings(folder / "about.yaml")
-        sources = {name: self.catalogue[name].sha256 for name in self.models[model].assets}
-        ours = {"teacher": sources, "sampling": {k: v for k, v in sampling.items() if k != "tokens"}, "seed": self.seed}
-        if ours != {name: about.get(name) for name in ours}:
-            return {}
-        return {p.relative_to(self.workflow).as_posix(): sha256(p) for p in sorted(folder.glob("*.json.xz"))}
-
     def folder(self, node: Node) -> Path:
         """Where a node's results lie."""
         return self.root / stages.stage(node.stage).folder(node)
 
+    def entry(self, node: Node) -> Entry:
+        """What a node is of, for its stage."""
+        stage = stages.stage(node.stage)
+        if stage.tokens:
+            return Entry(node, text=self.text_of(node))
+        if not stage.trains and node.stage != "measure":
+            return Entry(node)
+        before = node.stage if stage.trains else self.measures[node.part].before
+        chain = tuple(self.chain(node.name, before))
+        recipes = {step: self.run(step.name).run.recipes[step.stage] for link in chain for step in link.steps}
+        return Entry(node, run=self.run(node.name), chain=chain, recipes=recipes)
+
+    def work(self, node: Node) -> Work:
+        """The work of a node, its assets by what identifies them among its settings. Its stage is asked once.
+
+        Raises ConfigError for settings of which no work can be made.
+        """
+        if node not in self._works:
+            work = stages.stage(node.stage).resolve(self.entry(node), self.scaled)
+            identities = {}
+            for name in work.assets:
+                identities[name] = digest(self.catalogue[one_of("asset", name, self.catalogue)].identity)
+            self._works[node] = replace(work, settings={**work.settings, "assets": identities})
+        return self._works[node]
+
+    @functools.cached_property
+    def _works(self) -> dict[Node, Work]:
+        return {}
+
     def settings(self, node: Node) -> dict[str, Any]:
         """The settings of a node's work, and the assets it reads: plain data, part of the key."""
-        stage = stages.stage(node.stage)
-        names = stage.assets(self, node)
-        for name in names:
-            one_of("asset", name, self.catalogue)
-        return stage.settings(self, node) | {"assets": {n: digest(self.catalogue[n].identity) for n in names}}
+        return self.work(node).settings
 
     def parents(self, node: Node) -> dict[str, Node]:
         """The nodes that a node reads, by role."""
-        return stages.stage(node.stage).parents(self, node)
+        return dict(self.work(node).parents)
 
     def modules(self, node: Node) -> list[str]:
         """Entry points of the code that makes a node's result."""
-        return stages.stage(node.stage).modules(self, node)
+        work = self.work(node)
+        return [work.module, *work.reaches]
 
     def code(self, node: Node) -> str:
         """The hash of the code that makes a node's result."""
@@ -353,11 +302,15 @@ class Plan:
 
     def key(self, node: Node) -> str:
         """The hash of all that a node's result depends on: settings, code, its parents' keys."""
-        keys = self.__dict__.setdefault("_keys", {})
-        if node not in keys:
+        if node not in self._keys:
             parents = {role: self.key(parent) for role, parent in self.parents(node).items()}
-            keys[node] = digest({"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents})
-        return keys[node]
+            counted = {"stage": node.stage, "settings": self.settings(node), "code": self.code(node), "parents": parents}
+            self._keys[node] = digest(counted)
+        return self._keys[node]
+
+    @functools.cached_property
+    def _keys(self) -> dict[Node, str]:
+        return {}
 
     def finished(self, node: Node) -> Path | None:
         """The folder of a node whose result is there as this plan would make it; None where it is not, or where its record is broken."""
@@ -387,10 +340,10 @@ class Plan:
                 continue
             try:
                 node = self.measured(run, measure)
-                if isinstance(artefact.spec, Table) and stages.stage("measure").misfit(self, node):
+                if isinstance(artefact.spec, Table) and self._undefined(node):
                     continue
                 found[run, measure] = node
-                if artefact.seeds and not stages.stage("measure").of_shape(self, measure):
+                if artefact.seeds and not of_shape(self.measures[measure]):
                     found |= {(name, measure): self.measured(name, measure) for name in self.repeats(run)}
             except ConfigError as error:
                 raise ConfigError(f"{artefact.path}: {error}") from None
@@ -401,7 +354,10 @@ class Plan:
         if not isinstance(artefact.spec, Table):
             return {}
         nodes = {(run, measure): self.measured(run, measure) for run, measure in artefact.reads(self.scale)}
-        return {address: why for address, node in nodes.items() if (why := stages.stage("measure").misfit(self, node))}
+        return {address: why for address, node in nodes.items() if (why := self._undefined(node))}
+
+    def _undefined(self, node: Node) -> str | None:
+        return undefined(self.run(node.name).run.method, self.measures[node.part])
 
     def files(self, artefact: Artefact) -> list[str]:
         """The other inputs of an artefact: as measured on this machine where they were, else as they are committed."""
@@ -468,7 +424,7 @@ class Plan:
             raise ConfigError(f"device must be cpu or cuda; got {self.device!r}")
         if self.teacher is not None:
             self.stand_in("models", self.teacher)
-        self.catalogue, stages.load("measure").check_tasks(self.workflow)  # all of them, also those that this scale does not read
+        self.catalogue, check_tasks(self.workflow)  # all of them, also those that this scale does not read
         for kind in ("models", "data"):
             for name in getattr(self.config.stand_ins, kind):
                 self.stand_in(kind, name)
@@ -503,8 +459,7 @@ class Plan:
 
     def check_node(self, node: Node, where: str = "") -> None:
         """Raise ConfigError for a mistake in a node's settings, which `where` asks for, or in those of a node that it is made from."""
-        checked = self.__dict__.setdefault("_checked", set())
-        if node in checked:
+        if node in self._checked:
             return
         try:
             parents = self.parents(node)
@@ -513,11 +468,14 @@ class Plan:
         for parent in parents.values():
             self.check_node(parent)
         try:
-            self.settings(node)
             self.check_processes(node, max(self.gpus(node.stage), 1))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from None
-        checked.add(node)
+        self._checked.add(node)
+
+    @functools.cached_property
+    def _checked(self) -> set[Node]:
+        return set()
 
     def check_processes(self, node: Node, processes: int) -> None:
         """Raise ConfigError for a node that cannot be the work of this many processes."""
@@ -525,13 +483,16 @@ class Plan:
         if processes > 1 and not stage.spread:
             spread = ", ".join(s for s in stages.available() if stages.stage(s).spread)
             raise ConfigError(f"{node.stage} is the work of one process; got {processes}. Several can do {spread}")
-        stage.check(self, node, processes)
-
-    def require_causal(self, node: Node, why: str) -> None:
-        """Raises ConfigError where a run's model is an encoder."""
-        if not self.models[model := self.run(node.name).model].causal:
-            able = ", ".join(name for name, m in self.models.items() if m.causal)
-            raise ConfigError(f"{node}: {why}, and {model!r} is an encoder; possible: runs of {able}")
+        work = self.work(node)
+        # With another teacher, a table that asks for too much is refused where it is asked for (`node`), and no other.
+        if (why := work.refused or (work.beyond if self.teacher is None else None)) is not None:
+            raise ConfigError(why)
+        if work.sequences and work.sequences % processes:
+            possible = ", ".join(str(n) for n in range(1, work.sequences + 1) if work.sequences % n == 0)
+            raise ConfigError(
+                f"scale {self.scale!r}: a step of {node.stage} has batch_size x accumulate = {work.sequences} sequences, which "
+                f"{processes} processes cannot share evenly; possible: {possible}"
+            )
 
     def gpus(self, stage: str) -> int:
         """The number of GPUs that a stage uses; 0 on a CPU."""

@@ -3,57 +3,14 @@
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from relinear import stages
-from relinear.plan.job import PRECISIONS
+from relinear.plan.entries import Scale, multiple, whole_tokens
 from relinear.plan.sane import read_settings
-from relinear.plan.strict import WORKFLOW, ConfigError, Positive, Strict, parse
-
-
-class StandIns(Strict):
-    """Models and data that a scale takes for the papers' own: name of models.yaml or data.yaml -> another name there."""
-
-    models: dict[str, str] = {}
-    data: dict[str, str] = {}
-
-
-class TextBudget(Strict):
-    """The tokens of text that a scale trains on and holds out."""
-
-    train_tokens: Positive  # unique tokens of a step with dose 1
-    heldout_tokens: Positive
-
-
-class Hardware(Strict):
-    """The hardware that a scale computes on."""
-
-    device: Literal["cpu", "cuda"]
-    dtype: Literal[PRECISIONS]
-    checkpoint_seconds: Annotated[float, Field(ge=0)]
-    gpus: Positive = 1  # the GPUs of each stage that can be spread over several
-    engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several GPUs: replicas or shards of the model; auto: shards where no replica fits
-
-
-class Jobs(Strict):
-    """The memory and the minutes that a cluster reserves for a stage, and ends it for exceeding; one machine enforces nothing."""
-
-    memory_mb: Positive  # the host's memory
-    minutes: dict[str, Positive]  # by stage, at budget 1; `default` is for every stage that is not named
-
-    @field_validator("minutes")
-    @classmethod
-    def _of_stages(cls, minutes: dict[str, int]) -> dict[str, int]:
-        unknown = [name for name in minutes if name not in (*stages.available(), "default")]
-        if unknown or "default" not in minutes:
-            raise ValueError(f"give `default`, and any of {', '.join(stages.available())}")
-        return minutes
-
-    def longest(self, stage: str) -> int:
-        """Minutes that a stage may take."""
-        return self.minutes.get(stage, self.minutes["default"])
+from relinear.plan.strict import WORKFLOW, ConfigError, Positive, parse
 
 
 class Amounts(BaseModel):
@@ -63,20 +20,6 @@ class Amounts(BaseModel):
     seq_len: Positive = 1
     items: dict[str, Annotated[int, Field(ge=2)] | None] = {}  # items of each task, two at least for a standard error; null: all
     prompts: Annotated[int, Field(ge=2)] | None = None  # prompts of each place that readings are of
-
-
-class Scale(Strict):
-    """A file of workflow/scales: budgets, hardware, and which models stand in for the papers'."""
-
-    demonstration: str | None = None  # why its numbers are no reference, printed under every table
-    nothing_to_judge: str | None = None  # why no claim of a paper can be judged by it
-    stand_ins: StandIns = StandIns()
-    text: TextBudget
-    train: dict[str, dict[str, Any]]  # a training stage -> its budget, which that stage checks
-    measures: dict[str, dict[str, Any]]  # a metric -> options that its measures have here, unless they give others
-    without: tuple[str, ...] = ()  # measures that are left out; tables say `not run`
-    hardware: Hardware
-    jobs: Jobs
 
 
 def scales(workflow: Path = WORKFLOW) -> list[str]:
@@ -102,6 +45,10 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
         if stage not in stages.training():
             raise ConfigError(f"{where}: train: no training stage {stage!r}; have {', '.join(stages.training())}")
         parse(stages.load(stage).Stage.Budget, budget_of_stage, f"{where}: train: {stage}")
+    stages_of_jobs = (*stages.available(), "default")
+    if "default" not in (minutes := scale.jobs.minutes) or any(name not in stages_of_jobs for name in minutes):
+        possible = ", ".join(stages.available())
+        raise ConfigError(f"{where}: jobs.minutes: give `default`, and any of {possible}; got {', '.join(minutes)}")
     for metric, options in scale.measures.items():
         parse(Amounts, options, f"{where}: measures: {metric}")
     whole = whole_tokens(scale)
@@ -118,13 +65,3 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
         raise ConfigError(f"scale {name!r}: heldout_tokens must be at least {max(read)}; got {scale.text.heldout_tokens}")
     data["text"]["heldout_tokens"] = max([scale.text.heldout_tokens, *read])
     return parse(Scale, data, where)
-
-
-def whole_tokens(scale: Scale) -> int:
-    """The longest training sequence: amounts of text are multiples of it, so that a budget trains on exactly the tokens it names."""
-    return max((budget["seq_len"] for budget in scale.train.values()), default=1)
-
-
-def multiple(amount: float, of: int) -> int:
-    """The multiple of `of` that is nearest to an amount, at least one `of`."""
-    return max(round(amount / of), 1) * of

@@ -11,13 +11,13 @@ import datasets
 import yaml
 from lm_eval.api.task import ConfigurableTask
 
-from relinear import stages
 from relinear.errors import UserError
 from relinear.get import assets
 from relinear.measure import _harness as harness
 from relinear.plan.plan import Plan
 from relinear.plan.strict import read_yaml
 from relinear.share.free import require_free
+from relinear.stages.measure import options_of
 
 METRIC = "lm_eval"  # the metric that scores these items
 OURS = ("include", "convert", "data", "smoke")  # the keys of workflow/tasks that are not lm-eval's
@@ -37,7 +37,7 @@ def items_scored(plan: Plan) -> dict[str, Items]:
         if measure.metric != METRIC or measure.data is None or name in plan.config.without:
             continue
         asset = plan.data[plan.stand_in("data", measure.data)].options["asset"]
-        for task, limit in stages.stage("measure").options(plan, name)["items"].items():
+        for task, limit in options_of(measure, plan.scaled)["items"].items():
             items = Items(limit, asset)
             if found.setdefault(task, items) != items:
                 raise UserError(f"measure {name!r} scores {task} on {items}, another one on {found[task]}; a task has one set of items here")

@@ -1,4 +1,4 @@
-"""The settings and parents of each stage, without torch. One stage, one file: the folder is the registry, `load("distill")` is `stages/distill.py`.
+"""The work of each stage, without torch. One stage, one file: the folder is the registry, `load("distill")` is `stages/distill.py`.
 
 A file defines one subclass of `_stage.Stage` named `Stage` and, where people write settings for it, a pydantic model named `Options`.
 """

@@ -1,9 +1,9 @@
-"""The contract of a stage: the place of its results, the settings of its work, the nodes it reads, the hardware it wants."""
+"""What stages share: the class that a stage's file overrides, and reasons why a node's work cannot be done."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePath
-from typing import Annotated, Any, NamedTuple
+from pathlib import PurePath
+from typing import Annotated, Any
 
 from pydantic import Field, computed_field
 
@@ -11,24 +11,12 @@ from relinear import attention
 from relinear.errors import UserError
 from relinear.get import readers
 from relinear.plan.assets import Own
-from relinear.plan.options import Definitions, causal_only, option_defaults
-from relinear.plan.strict import ConfigError, Positive, Strict
-
-
-def method_file(method: str) -> Path:
-    """The file of a method, `attention/<method>.py`: what it offers is read from it before anything imports torch."""
-    return Path(attention.__file__).parent / f"{method}.py"
-
-
-class Node(NamedTuple):
-    """One stage of one thing: of an asset, a model, a text, or a run; `part` names the measure of a measured run."""
-
-    stage: str
-    name: str
-    part: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(word for word in self if word)
+from relinear.plan.code import METHODS
+from relinear.plan.names import Node as Node
+from relinear.plan.options import causal_only, definitions, option_defaults
+from relinear.plan.options import method_file as method_file
+from relinear.plan.strict import Positive, Strict
+from relinear.stages._work import Entry, Scaled, Work
 
 
 class Classes(Strict):
@@ -45,56 +33,82 @@ class Classes(Strict):
         return ("accuracy",)
 
 
-def train_of(plan, options: Mapping[str, Any]) -> int | None:
-    """The examples to train on that a budget makes of an entry's `train`; None: all that there are."""
-    return options["train"] and max(round(options["train"] * plan.budget), 1)
+# --- reasons why a node's work cannot be done, each as a sentence ---
 
 
-def require_pictures(plan, node: Node, why: str, otherwise: str = "") -> None:
-    """Raises ConfigError where a run's model does not read pictures. `otherwise`: what is possible beside runs of models that do."""
-    if not plan.sees(model := plan.run(node.name).model):
-        raise ConfigError(f"{node}: {why}, and {model!r} reads none; possible: {otherwise}runs of {', '.join(filter(plan.sees, plan.models))}")
+def first(reasons: Iterable[str]) -> str | None:
+    """The first reason; None where there is none."""
+    try:
+        return next(iter(reasons), None)
+    except UserError as error:
+        return str(error)
 
 
-def require_order(plan, node: Node) -> None:
-    """Raises ConfigError where a run's method reads keys in their order, and its model is an encoder, whose keys have none."""
-    _, run, model, _ = plan.run(node.name)
-    if not plan.models[model].causal and causal_only(method_file(run.method), run.own):
+def unless_causal(entry: Entry, scale: Scaled, why: str) -> Iterator[str]:
+    """A reason where a run's model is an encoder."""
+    if not scale.models[entry.model].causal:
+        able = ", ".join(name for name, model in scale.models.items() if model.causal)
+        yield f"{entry.node}: {why}, and {entry.model!r} is an encoder; possible: runs of {able}"
+
+
+def unless_pictures(entry: Entry, scale: Scaled, why: str, otherwise: str = "") -> Iterator[str]:
+    """A reason where a run's model does not read pictures. `otherwise`: what is possible beside runs of models that do."""
+    if not scale.sees(entry.model):
+        able = ", ".join(filter(scale.sees, scale.models))
+        yield f"{entry.node}: {why}, and {entry.model!r} reads none; possible: {otherwise}runs of {able}"
+
+
+def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
+    """A reason where a run's method cannot have its model, or has options that exclude each other."""
+    run = entry.run.run
+    file = method_file(run.method)
+    if not scale.models[entry.model].causal and causal_only(file, run.own):  # an encoder's keys have no order
         able = ", ".join(method for method in attention.available() if not causal_only(method_file(method), {}))
         said = f"method {run.method!r}{f' with {run.own}' if run.own else ''}"
-        raise ConfigError(f"{node}: {said} reads keys in their order, and {model!r} is an encoder; possible: {able}, without a window")
+        yield (f"{entry.node}: {said} reads keys in their order, and {entry.model!r} is an encoder; possible: {able}, without a window")
+    if (method := run.options.get("bytes_of")) is not None:
+        # How many positions the bytes hold depends on the model's heads: at any heads, as many as the method's layer keeps.
+        least, _ = definitions(file).HELD[method]
+        if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
+            yield (
+                f"{entry.node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least} positions or, by a "
+                f"model's heads, more; possible: up to {least - 1} sinks"
+            )
 
 
-def require_room(plan, node: Node) -> None:
-    """Raises ConfigError where the first positions of a window of a method's bytes may leave no others. How many positions the bytes hold depends on
-    the model's heads; at any heads, as many as the method's own layer keeps."""
-    run = plan.run(node.name).run
-    if (method := run.options.get("bytes_of")) is None:
-        return
-    least, _ = Definitions(file := method_file(run.method)).HELD[method]
-    if (sinks := run.options.get("sinks", option_defaults(file)["sinks"])) >= least:
-        raise ConfigError(f"{node}: {sinks} sinks asked for in the bytes of {method!r}, which hold {least} positions or, by a model's heads, more; "
-                          f"possible: up to {least - 1} sinks")  # fmt: skip
-
-
-def require_tokens(plan, node: Node, wanted: int, written: int = 0) -> None:
-    """Raises ConfigError where the sources of a text hold fewer tokens to train on than wanted, if each was counted in the model's vocabulary.
+def unless_held(entry: Entry, scale: Scaled, wanted: int, written: int = 0) -> Iterator[str]:
+    """A reason where the sources of a text hold fewer tokens to train on than wanted, if each was counted in the model's vocabulary.
 
     `written`: tokens that the model writes beside them.
     """
-    text = plan.text_of(node)
-    held = {source: plan.models[text.model].unique.get(source) for source in plan.data[text.data].options["sources"]}
-    if "written" in held:
-        held["written"] = written
+    unique, sources = scale.models[entry.model].unique, scale.data[entry.text.data].options["sources"]
+    held = {source: written if source == "written" else unique.get(source) for source in sources}
     if None in held.values() or (most := sum(held.values())) >= wanted:
         return
     parts = ", ".join(f"{source} {tokens:,}" for source, tokens in held.items())
-    raise ConfigError(f"{node}: {wanted:,} unique tokens to train on asked for; its sources hold {most:,}: {parts}. "
-                      f"Possible: a smaller dose or budget, more epochs over fewer tokens, or another source in data.yaml")  # fmt: skip
+    yield (
+        f"{entry.node}: {wanted:,} unique tokens to train on asked for; its sources hold {most:,}: {parts}. "
+        "Possible: a smaller dose or budget, more epochs over fewer tokens, or another source in data.yaml"
+    )
+
+
+# --- stages ---
+
+
+def family_of(entry: Entry, scale: Scaled) -> str:
+    """The module that says where a model's attention lies."""
+    model = scale.models[entry.model]
+    return f"relinear.families.{model.layout or model.family}"
+
+
+def built_of(entry: Entry, scale: Scaled) -> tuple[str, ...]:
+    """The modules that are found by name when a run's model is built: its family and its methods."""
+    methods = dict.fromkeys(f"{METHODS}{link.method}" for link in entry.chain)
+    return (family_of(entry, scale), *methods)
 
 
 class Stage:
-    """The methods and facts that a file of `stages/` overrides. `plan` is a `relinear.plan.plan.Plan`."""
+    """The facts of a stage, and the one question that the plan asks it."""
 
     help: str = ""  # the help text of its verb
     work: str = ""  # the module with `work(job) -> metrics`, imported by name when the stage runs
@@ -111,40 +125,13 @@ class Stage:
         """The folder of its results, below the scale's."""
         return f"{node.stage}/{node.name}"
 
-    def settings(self, plan, node: Node) -> dict[str, Any]:
-        """The settings of the work as plain data; part of the key."""
+    def resolve(self, entry: Entry, scale: Scaled) -> Work:
+        """The work of one node. Raises ConfigError for settings of which no work can be made."""
         raise NotImplementedError
-
-    def parents(self, plan, node: Node) -> dict[str, Node]:
-        """The nodes whose folders the work reads, by role."""
-        return {}
-
-    def assets(self, plan, node: Node) -> list[str]:
-        """The assets that the work reads from the cache."""
-        return []
-
-    def work_of(self, plan, node: Node) -> str:
-        """The module with the work of one node, where nodes of this stage differ in it."""
-        return self.work
-
-    def modules(self, plan, node: Node) -> list[str]:
-        """Entry points of the code that makes the result."""
-        return [self.work_of(plan, node)]
 
     def sequence(self, options: dict[str, Any]) -> int | None:
         """The tokens of each sequence of a kind of data; None for a stream that is cut into sequences of any length."""
         return None
-
-    def seed(self, plan, node: Node) -> int:
-        """The seed of its random numbers."""
-        return plan.seed
-
-    def raised(self, plan, node: Node) -> float | None:
-        """The scale's least learning rate where it is above a rate that the run asks for; None where it changes none."""
-        return None
-
-    def check(self, plan, node: Node, processes: int) -> None:
-        """Raises ConfigError for settings that cannot work with that many processes."""
 
 
 class Tokens(Stage):
@@ -152,9 +139,9 @@ class Tokens(Stage):
 
     tokens = True
 
-    def parents(self, plan, node):
+    def parents(self, entry: Entry) -> dict[str, Node]:
         """The model, which has the tokenizer."""
-        return {"model": Node("model", plan.text_of(node).model)}
+        return {"model": Node("model", entry.model)}
 
 
 class Sourced(Tokens):
@@ -162,26 +149,36 @@ class Sourced(Tokens):
 
     made_here: tuple[str, ...] = ("smoke",)  # sources that are made here and are no assets
 
-    def sources(self, plan, node) -> list[str]:
-        """Its sources, the held-out one included."""
-        options = plan.data[plan.text_of(node).data].options
-        named = options["sources"] if "sources" in options else [options["source"]]
-        return [s for s in dict.fromkeys((*named, options.get("heldout_source"))) if s is not None]
-
-    def assets(self, plan, node):
-        """The assets of its sources; what is made here is none."""
-        return [s for s in self.sources(plan, node) if s not in self.made_here]
-
-    def reader(self, plan, node, source: str) -> str:
-        """The file of get/readers that reads a source as a text. Raises UserError where there is none."""
-        asset = plan.catalogue.get(source)
-        files = asset.files if isinstance(asset, Own) else map(PurePath, asset.holds if asset else ())
-        return readers.chosen(source, files, plan.data[plan.text_of(node).data].options.get("reader"))
-
-    def modules(self, plan, node):
-        """The work, and the readers of its sources; some kinds of data have readers of their own, in the work."""
-        found = []
-        for source in self.sources(plan, node):
+    def of_sources(
+        self,
+        entry: Entry,
+        scale: Scaled,
+        settings: dict[str, Any],
+        parents: Mapping[str, Node] | None = None,
+        reasons: Iterable[str] = (),
+    ) -> Work:
+        """The work with the assets of its sources and their readers; some kinds of data have readers of their own, in the work."""
+        found: dict[str, None] = {}
+        for source in self.sources(entry, scale):
             with suppress(UserError):
-                found.append(f"{readers.__name__}.{self.reader(plan, node, source)}")
-        return [self.work_of(plan, node), *dict.fromkeys(found)]
+                found[f"{readers.__name__}.{self.reader(entry, scale, source)}"] = None
+        return Work(
+            settings,
+            self.work,
+            reaches=tuple(found),
+            parents=self.parents(entry) | dict(parents or {}),
+            assets=tuple(source for source in self.sources(entry, scale) if source not in self.made_here),
+            refused=first(reasons),
+        )
+
+    def sources(self, entry: Entry, scale: Scaled) -> list[str]:
+        """Its sources, the held-out one included."""
+        options = scale.data[entry.text.data].options
+        named = options["sources"] if "sources" in options else [options["source"]]
+        return [source for source in dict.fromkeys((*named, options.get("heldout_source"))) if source is not None]
+
+    def reader(self, entry: Entry, scale: Scaled, source: str) -> str:
+        """The file of get/readers that reads a source as a text. Raises UserError where there is none."""
+        asset = scale.assets.get(source)
+        files = asset.files if isinstance(asset, Own) else map(PurePath, asset.holds if asset else ())
+        return readers.chosen(source, files, scale.data[entry.text.data].options.get("reader"))

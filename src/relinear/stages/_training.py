@@ -1,12 +1,15 @@
 """The parts that training steps of a run share: recipe, budget, and the model they begin with."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from relinear import stages
+from relinear.plan.names import Node
 from relinear.plan.strict import ConfigError, Positive, Strict, parse
 from relinear.stages import _stage
+from relinear.stages._work import Entry, Scaled, Work
 
 
 class Budget(Strict):
@@ -56,11 +59,16 @@ def effective(recipe: dict[str, Any], budget: dict[str, Any]) -> tuple[dict[str,
     return recipe | rates, budget | {"lr_floor": floor if floor in rates.values() else 0.0}
 
 
-def of_scale(plan, stage: str) -> dict[str, Any]:
+def unless_given(recipe: Recipe, amounts: dict[str, Any]) -> dict[str, Any]:
+    """Those amounts of a kind of data that the recipe does not give itself."""
+    return {name: value for name, value in amounts.items() if value is not None and getattr(recipe, name, None) is None}
+
+
+def of_scale(scale: Scaled, stage: str) -> dict[str, Any]:
     """A scale's budget of a training stage. Raises ConfigError where it has none."""
-    if stage not in plan.config.train:
-        raise ConfigError(f"scale {plan.scale!r} has no budget for {stage}; it has {', '.join(plan.config.train) or 'none'}")
-    return plan.config.train[stage]
+    if stage not in scale.config.train:
+        raise ConfigError(f"scale {scale.name!r} has no budget for {stage}; it has {', '.join(scale.config.train) or 'none'}")
+    return scale.config.train[stage]
 
 
 class Step(_stage.Stage):
@@ -73,72 +81,57 @@ class Step(_stage.Stage):
     def folder(self, node):
         return f"runs/{node.name}/{node.stage}"
 
-    def recipe(self, plan, node) -> Recipe:
+    def recipe(self, entry: Entry) -> Recipe:
         """The step's own settings in runs.yaml."""
-        return parse(self.Options, plan.run(node.name).run.recipes[node.stage], f"runs.yaml: {node.name}: {node.stage}")
+        stage, run = entry.node.stage, entry.run
+        return parse(self.Options, run.run.recipes[stage], f"runs.yaml: {run.name}: {stage}")
 
-    def budget(self, plan, node) -> dict[str, Any]:
+    def budget(self, entry: Entry, scale: Scaled, recipe: Recipe) -> dict[str, Any]:
         """The scale's budget with whatever the run gives instead; of data made of sequences, their own length.
 
         Raises ConfigError where the run asks for another length than these have.
         """
-        budget = parse(self.Budget, of_scale(plan, node.stage), f"scales/{plan.scale}.yaml: train: {node.stage}").model_dump(mode="json")
-        recipe = self.recipe(plan, node)
-        data = plan.data_for(recipe.data, plan.run(node.name).model)
-        length = plan.sequence(data)
+        stage = entry.node.stage
+        given = parse(self.Budget, of_scale(scale, stage), f"scales/{scale.name}.yaml: train: {stage}")
+        length = scale.sequence(data := scale.data_for(recipe.data, entry.model))
         if length and recipe.seq_len not in (None, length):
             raise ConfigError(
-                f"run {node.name!r}: {node.stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
+                f"run {entry.node.name!r}: {stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
             )
-        given = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
-        if (longest := budget.pop("longest")) and "seq_len" in given:
-            given["seq_len"] = min(given["seq_len"], longest)
-        return budget | given | ({"seq_len": length} if length else {})
+        own = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
+        amounts = given.model_dump(mode="json")
+        if (longest := amounts.pop("longest")) and "seq_len" in own:
+            own["seq_len"] = min(own["seq_len"], longest)
+        return amounts | own | ({"seq_len": length} if length else {})
 
-    def settings(self, plan, node):
-        """The settings of the training, part of the key: its learning rates are those that it is trained at."""
-        asked = self.recipe(plan, node).model_dump(mode="json", exclude=ELSEWHERE)
-        recipe, budget = effective(asked, self.budget(plan, node))
-        run = plan.run(node.name)
-        return {
-            "method": run.run.method, "options": run.run.options, "links": plan.links_of(node), "recipe": recipe,
-            "budget": budget, "seed": self.seed(plan, node),
-        }  # fmt: skip
+    def resolve(self, entry, scale):
+        """The training: its learning rates are those that it is trained at."""
+        recipe = self.recipe(entry)
+        budget = self.budget(entry, scale, recipe)
+        run, asked = entry.run.run, recipe.model_dump(mode="json", exclude=ELSEWHERE)
+        trained_at, amounts = effective(asked, budget)
+        floor, lowest = budget["lr_floor"], min(asked[name] for name in RATES if asked.get(name) is not None)
+        text = scale.text(recipe.data, entry.model, recipe.dose)
+        return Work(
+            settings={
+                "method": run.method, "options": run.options, "links": entry.links, "recipe": trained_at,
+                "budget": amounts, "seed": scale.seed + entry.run.seed,
+            },
+            module=self.work,
+            reaches=_stage.built_of(entry, scale),
+            parents={"model": Node("model", entry.model), "text": text, **entry.trained},
+            refused=_stage.first(self.reasons(entry, scale, recipe, budget)),
+            raised=floor if lowest < floor else None,
+            sequences=budget["batch_size"] * budget["accumulate"],
+        )  # fmt: skip
 
-    def raised(self, plan, node) -> float | None:
-        """The scale's least learning rate where it is above a rate of the run's recipe; None where it changes none."""
-        floor, recipe = self.budget(plan, node)["lr_floor"], self.recipe(plan, node)
-        given = [rate for name in RATES if (rate := getattr(recipe, name, None)) is not None]
-        return floor if min(given) < floor else None
-
-    def text(self, plan, node):
-        """The text that it trains on."""
-        recipe = self.recipe(plan, node)
-        return plan.text(recipe.data, plan.run(node.name).model, recipe.dose)
-
-    def parents(self, plan, node):
-        return {"model": plan.model_of(node.name), "text": self.text(plan, node), **plan.trained_before(node)}
-
-    def modules(self, plan, node):
-        return [self.work_of(plan, node), *plan.method_modules(node.name)]
-
-    def seed(self, plan, node):
-        return plan.seed + plan.run(node.name).seed
-
-    def check(self, plan, node, processes):
-        _stage.require_order(plan, node)
-        _stage.require_room(plan, node)
-        budget, model = self.budget(plan, node), plan.run(node.name).model
-        data = plan.data_for(self.recipe(plan, node).data, model)
-        if stages.makes(plan.data[data].make, "pictures"):
-            _stage.require_pictures(plan, node, f"data {data!r} are pictures", "other data, or ")
-        positions = plan.models[model].positions
-        if budget["seq_len"] > positions:
-            raise ConfigError(f"run {node.name!r}: {node.stage}.seq_len {budget['seq_len']} is beyond the model's {positions} positions")
-        step = budget["batch_size"] * budget["accumulate"]
-        if step % processes:
-            possible = ", ".join(str(n) for n in range(1, step + 1) if step % n == 0)
-            raise ConfigError(
-                f"scale {plan.scale!r}: a step of {node.stage} has batch_size x accumulate = {step} sequences, which {processes} processes "
-                f"cannot share evenly; possible: {possible}"
-            )
+    def reasons(self, entry: Entry, scale: Scaled, recipe: Recipe, budget: dict[str, Any]) -> Iterator[str]:
+        """Why the training cannot be done."""
+        yield from _stage.unless_fitting(entry, scale)
+        data = scale.data_for(recipe.data, entry.model)
+        if stages.makes(scale.data[data].make, "pictures"):
+            yield from _stage.unless_pictures(entry, scale, f"data {data!r} are pictures", "other data, or ")
+        length, positions = budget["seq_len"], scale.models[entry.model].positions
+        if length > positions:
+            step = f"run {entry.node.name!r}: {entry.node.stage}"
+            yield f"{step}.seq_len {length} is beyond the model's {positions} positions"

@@ -1,7 +1,8 @@
 """A model's pass over the transfer data, kept on disk for all runs that distill on a small machine."""
 
+from relinear.plan.names import Node
 from relinear.stages import _stage, _training
-from relinear.stages._stage import Node
+from relinear.stages._work import Work
 
 
 class Stage(_stage.Tokens):
@@ -11,15 +12,11 @@ class Stage(_stage.Tokens):
     work = "relinear.get.activations"
     device = True
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        return {"seq_len": _training.of_scale(plan, "distill")["seq_len"]}
-
-    def parents(self, plan, node):
-        """The model and the text that it reads."""
-        return super().parents(plan, node) | {"text": Node("text", node.name)}
-
-    def modules(self, plan, node):
-        """The work, the softmax layer and the file that says where the model keeps its attention."""
-        model = plan.models[plan.text_of(node).model]
-        return [self.work, "relinear.attention.softmax", f"relinear.families.{model.layout or model.family}"]
+    def resolve(self, entry, scale):
+        """The pass, in sequences of the scale's distill steps; it reaches the softmax layer and the model's family."""
+        return Work(
+            settings={"seq_len": _training.of_scale(scale, "distill")["seq_len"]},
+            module=self.work,
+            reaches=("relinear.attention.softmax", _stage.family_of(entry, scale)),
+            parents={**self.parents(entry), "text": Node("text", entry.node.name)},
+        )

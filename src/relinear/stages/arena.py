@@ -6,6 +6,7 @@ from pydantic import computed_field, model_validator
 
 from relinear.plan.strict import Positive
 from relinear.stages import _stage
+from relinear.stages._work import Work
 
 # Task -> the sources that it reads; one that is drawn has none. get/<task>.py says what they are.
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -59,19 +60,15 @@ class Stage(_stage.Stage):
     work = "relinear.get.arena"
     labelled = True
 
-    def settings(self, plan, node):
-        """Options of the data, with the number of training sequences that the budget makes."""
-        options = plan.data[node.name].options
-        return {**options, "train": _stage.train_of(plan, options), "seed": plan.seed}
-
-    def assets(self, plan, node):
-        """The asset of its source; what is drawn has none."""
-        source = plan.data[node.name].options["source"]
-        return [] if source is None else [source]
-
-    def modules(self, plan, node):
-        """The work, and the task's file."""
-        return [self.work, f"relinear.get.{plan.data[node.name].options['task']}"]
+    def resolve(self, entry, scale):
+        """Options of the data, with the number of training sequences that the budget makes; the task's file is reached."""
+        options = scale.data[entry.node.name].options
+        return Work(
+            settings={**options, "train": scale.times_budget(options["train"]), "seed": scale.seed},
+            module=self.work,
+            reaches=(f"relinear.get.{options['task']}",),
+            assets=() if options["source"] is None else (options["source"],),
+        )
 
     def sequence(self, options):
         """Tokens of the longest sequence of this kind of data."""

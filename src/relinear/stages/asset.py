@@ -1,6 +1,7 @@
 """An asset: a model, a text or evaluation items, obtained from its registry and verified."""
 
 from relinear.stages import _stage
+from relinear.stages._work import Work
 
 
 class Stage(_stage.Stage):
@@ -15,10 +16,6 @@ class Stage(_stage.Stage):
         """The folder of its results, below the scale's."""
         return f"assets/{node.name}"
 
-    def settings(self, plan, node):
-        """The name of the asset."""
-        return {"asset": node.name}
-
-    def assets(self, plan, node):
+    def resolve(self, entry, scale):
         """The asset itself, which the work obtains."""
-        return [node.name]
+        return Work({"asset": entry.node.name}, self.work, assets=(entry.node.name,))

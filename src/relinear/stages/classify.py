@@ -1,11 +1,13 @@
 """A task learned: all weights of an encoder and a head on it are trained on texts with labels."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from relinear.plan.strict import ConfigError, Positive, Strict
+from relinear.plan.strict import Positive, Strict
 from relinear.stages import _training
+from relinear.stages._work import Entry, Scaled
 
 
 class Options(_training.Recipe):
@@ -37,40 +39,44 @@ class Stage(_training.Step):
     spread = False
     Options, Budget = Options, Budget
 
-    def work_of(self, plan, node):
-        """The module that trains: a model of pictures has its head itself."""
-        return "relinear.train.recognise" if plan.sees(plan.run(node.name).model) else self.work
-
-    def budget(self, plan, node):
+    def budget(self, entry, scale, recipe):
         """The amounts of the training; a task of long sequences has amounts of its own where the run gives none."""
-        budget, recipe = super().budget(plan, node), self.recipe(plan, node)
-        arena, data = budget.pop("arena"), plan.data[plan.data_for(recipe.data, plan.run(node.name).model)]
+        budget, data = super().budget(entry, scale, recipe), scale.data[scale.data_for(recipe.data, entry.model)]
+        arena = budget.pop("arena")
         if data.make == "arena":
             task = data.options["task"]
             own = {"epochs": arena["epochs"].get(task), "lr_floor": arena["lr_floor"].get(task)}
-            budget |= {name: value for name, value in own.items() if value is not None and getattr(recipe, name, None) is None}
+            budget |= _training.unless_given(recipe, own)
         return budget
 
-    def check(self, plan, node, processes):
-        """Raise ConfigError for a model that is no encoder, for data without labels, and for settings that cannot work."""
-        run, recipe = plan.run(node.name), self.recipe(plan, node)
-        if plan.models[run.model].causal:
-            able = ", ".join(name for name, m in plan.models.items() if not m.causal)
-            raise ConfigError(f"{node}: classify trains encoders, and {run.model!r} is none; possible: runs of {able}")
-        if (data := plan.data_for(recipe.data, run.model)) not in (able := plan.labelled()):
-            raise ConfigError(f"{node} needs texts with labels, and the data {data!r} have none; possible: {', '.join(able)}")
-        if plan.sees(run.model) and recipe.pool != "first":
-            raise ConfigError(f"{node}: the classes of {run.model!r} are read from its first token; got pool: {recipe.pool}, possible: first")
-        super().check(plan, node, processes)
-        before = [step for step in plan.trained_before(node).values() if step.stage == node.stage]
-        if before and not plan.sees(run.model) and (ours := self._head(plan, node)) != (theirs := self._head(plan, before[-1])):
-            raise ConfigError(
-                f"{node} has a head of {ours}, but comes after {before[-1]}, which leaves one of {theirs}, and a chain has one head; possible: "
-                "the same number of classes and the same pool, or a chain without the other task"
+    def resolve(self, entry, scale):
+        """The training; a model of pictures has its head itself."""
+        work = super().resolve(entry, scale)
+        return replace(work, module="relinear.train.recognise") if scale.sees(entry.model) else work
+
+    def reasons(self, entry, scale, recipe, budget):
+        """Why the training cannot be done."""
+        node, model, sees = entry.node, entry.model, scale.sees(entry.model)
+        if scale.models[model].causal:
+            able = ", ".join(name for name, found in scale.models.items() if not found.causal)
+            yield f"{node}: classify trains encoders, and {model!r} is none; possible: runs of {able}"
+        if (data := scale.data_for(recipe.data, model)) not in (able := scale.labelled()):
+            yield f"{node} needs texts with labels, and the data {data!r} have none; possible: {', '.join(able)}"
+        if sees and recipe.pool != "first":
+            yield f"{node}: the classes of {model!r} are read from its first token; got pool: {recipe.pool}, possible: first"
+        yield from super().reasons(entry, scale, recipe, budget)
+        before = [step for step in entry.trained.values() if step.stage == node.stage]
+        if not before or sees:
+            return
+        ours, theirs = _head(recipe, entry, scale), _head(Options(**entry.recipes[before[-1]]), entry, scale)
+        if ours != theirs:
+            yield (
+                f"{node} has a head of {ours}, but comes after {before[-1]}, which leaves one of {theirs}, and a chain has one "
+                "head; possible: the same number of classes and the same pool, or a chain without the other task"
             )
 
-    def _head(self, plan, node) -> str:
-        """The shape of a step's head in words: its outputs, and what it reads."""
-        recipe, model = self.recipe(plan, node), plan.run(node.name).model
-        classes = plan.data[plan.data_for(recipe.data, model)].options["classes"]
-        return f"{max(classes, 1)} output{'s' * (classes > 1)} and pool: {recipe.pool}"
+
+def _head(recipe: Options, entry: Entry, scale: Scaled) -> str:
+    """The shape of a step's head in words: its outputs, and what it reads."""
+    classes = scale.data[scale.data_for(recipe.data, entry.model)].options["classes"]
+    return f"{max(classes, 1)} output{'s' * (classes > 1)} and pool: {recipe.pool}"

@@ -1,9 +1,11 @@
 """Stage 1 of most methods: the method's own parameters learn to imitate the model's softmax attention."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from relinear.plan.names import Node
 from relinear.stages import _training
 
 
@@ -27,16 +29,16 @@ class Stage(_training.Step):
     work = "relinear.train.distill"
     Options, Budget = Options, Budget
 
-    def budget(self, plan, node):
+    def budget(self, entry, scale, recipe):
         """Amounts of the training, without what chooses kept activations."""
-        return {name: value for name, value in super().budget(plan, node).items() if name != "activations"}
+        return {name: value for name, value in super().budget(entry, scale, recipe).items() if name != "activations"}
 
-    def parents(self, plan, node):
-        """Model, text, earlier steps, and the kept activations where the lengths agree."""
-        parents = super().parents(plan, node)
-        scale = super().budget(plan, node)
-        default = scale["seq_len"] == plan.config.train["distill"]["seq_len"]
+    def resolve(self, entry, scale):
+        """The training, with the kept activations among its parents where the lengths agree."""
+        work, usual = super().resolve(entry, scale), Budget(**_training.of_scale(scale, "distill"))
+        text = work.parents["text"]
         # Recorded inputs are those of the model itself, in sequences of the scale's length.
-        if scale["activations"] and default and parents["text"].stage == "text" and not plan.trained_before(node):
-            parents["activations"] = plan.activations(parents["text"])
-        return parents
+        alike = work.settings["budget"]["seq_len"] == usual.seq_len
+        if usual.activations and alike and text.stage == "text" and not entry.trained:
+            return replace(work, parents={**work.parents, "activations": Node("activations", text.name)})
+        return work

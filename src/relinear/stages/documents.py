@@ -25,6 +25,6 @@ class Stage(_stage.Sourced):
     help = "Tokenise whole documents for a model."
     work = "relinear.get.documents"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        return dict(plan.data[plan.text_of(node).data].options)
+    def resolve(self, entry, scale):
+        """The options of the data as they are."""
+        return self.of_sources(entry, scale, dict(scale.data[entry.text.data].options))

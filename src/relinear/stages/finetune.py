@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from relinear.stages import _training
+from relinear.stages import _stage, _training
 from relinear.weights import WIDEST
 
 
@@ -41,7 +41,7 @@ class Stage(_training.Step):
     work = "relinear.train.finetune"
     Options, Budget = Options, _training.Budget
 
-    def check(self, plan, node, processes):
-        """Raise ConfigError for an encoder, and for settings that cannot work."""
-        plan.require_causal(node, "finetune trains a model to predict the next token")
-        super().check(plan, node, processes)
+    def reasons(self, entry, scale, recipe, budget):
+        """Why the training cannot be done."""
+        yield from _stage.unless_causal(entry, scale, "finetune trains a model to predict the next token")
+        yield from super().reasons(entry, scale, recipe, budget)

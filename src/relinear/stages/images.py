@@ -6,6 +6,7 @@ from pydantic import computed_field
 
 from relinear.plan.strict import Positive
 from relinear.stages import _stage
+from relinear.stages._work import Work
 
 CLASSES = {"digits": 10, "fashion-mnist": 10, "imagenet-1k": 1000}
 MADE_HERE = ("digits",)  # comes with scikit-learn, and is no asset
@@ -33,15 +34,12 @@ class Stage(_stage.Stage):
     labelled = True
     pictures = True
 
-    def settings(self, plan, node):
+    def resolve(self, entry, scale):
         """Options of the data, with the number of training pictures that the budget makes. No seed: the splits are fixed."""
-        options = plan.data[node.name].options
-        return {**options, "train": _stage.train_of(plan, options)}
-
-    def assets(self, plan, node):
-        """The asset of its source, where that is one."""
-        source = plan.data[node.name].options["source"]
-        return [] if source in MADE_HERE else [source]
+        options = scale.data[entry.node.name].options
+        source = options["source"]
+        settings = {**options, "train": scale.times_budget(options["train"])}
+        return Work(settings, self.work, assets=() if source in MADE_HERE else (source,))
 
     def sequence(self, options):
         """The pixels of a picture, of all channels."""

@@ -45,7 +45,7 @@ class Stage(_stage.Sourced):
     work = "relinear.get.labelled"
     labelled = True
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key. The budget multiplies the texts to train on. No seed: the splits are fixed."""
-        options = plan.data[plan.text_of(node).data].options
-        return {**options, "train": _stage.train_of(plan, options)}
+    def resolve(self, entry, scale):
+        """Options of the data; the budget multiplies the texts to train on. No seed: the splits are fixed."""
+        options = scale.data[entry.text.data].options
+        return self.of_sources(entry, scale, {**options, "train": scale.times_budget(options["train"])})

@@ -1,5 +1,6 @@
 """A measurement of a run: one metric on one data set, with a key of its own, so that a new metric reruns nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -7,25 +8,28 @@ from pydantic import Field
 
 from relinear import attention
 from relinear.files import sha256
-from relinear.plan.code import PACKAGES
-from relinear.plan.options import KEEP, check_values, metric_needs, option_defaults, option_names, part_names, reads_data
+from relinear.plan.entries import Measure
+from relinear.plan.names import Node
+from relinear.plan.options import (
+    KEEP,
+    check_values,
+    method_file,
+    metric_file,
+    metric_needs,
+    option_defaults,
+    option_names,
+    part_names,
+    reads_data,
+)
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
-from relinear.stages._stage import Node, method_file
+from relinear.stages._work import Entry, Scaled, Work
 
 GATE = "gate"  # the measure that a model must pass before others score it
 PICTURE_GATE = "picture_gate"  # the metric that is the gate of a model of pictures
 AS_IT_IS = "default"  # the `rope_scaling` of angles that go on beyond the positions
 LENGTHS = ("contexts", "lengths", "length", "positions")  # options that say how many tokens a model reads in one piece
-
-
-def _file(metric: str) -> Path:
-    return PACKAGES["relinear"] / "measure" / f"{metric}.py"
-
-
-def _needs(metric: str) -> tuple[str, ...]:
-    return metric_needs(_file(metric))
 
 
 File = Annotated[str, Field(pattern=r"^[\w{}-]+([./][\w{}-]+)*$")]  # below a folder of items, or of lm-eval's tasks
@@ -51,6 +55,30 @@ def check_tasks(workflow: Path) -> None:
         parse(Task, read_settings(path), f"tasks/{path.name}")
 
 
+def of_shape(measure: Measure) -> bool:
+    """Whether a measure is of a model's shape alone: it stands behind nothing that trains, and all trainings of a run have the same."""
+    return "shape" in metric_needs(metric_file(measure.metric))
+
+
+def undefined(method: str, measure: Measure) -> str | None:
+    """The reason why a measurement is not defined of a method: it lacks a part that is switched off, or nothing was linearized."""
+    have = part_names(method_file(method))
+    if lacking := [part for part in measure.without if part not in have]:
+        return f"no {' and no '.join(lacking)} part"
+    if "linearized" in metric_needs(metric_file(measure.metric)) and method == "softmax":
+        return "softmax attention, which no method has replaced"
+    return None
+
+
+def options_of(measure: Measure, scale: Scaled) -> dict[str, Any]:
+    """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
+    options = {**scale.config.measures.get(measure.metric, {}), **measure.options}
+    if "tasks" in options:  # names of workflow/tasks, the only ones of the scale's `items` that count
+        items = options.get("items", {})
+        options["items"] = {task: items.get(task) for task in options.pop("tasks")}
+    return options
+
+
 class Stage(_stage.Stage):
     """The stage `measure`, which takes one measurement of a run."""
 
@@ -62,216 +90,206 @@ class Stage(_stage.Stage):
         """The folder of its results, below the scale's."""
         return f"runs/{node.name}/{node.part}"
 
-    def metric(self, plan, node: Node) -> str:
-        """The metric of a measurement: the measure's, or the gate of models of pictures."""
-        return PICTURE_GATE if node.part == GATE and plan.sees(plan.run(node.name).model) else plan.measures[node.part].metric
+    def resolve(self, entry, scale):
+        """The metric with its options, on the run's model, its steps, its gate and the metric's data."""
+        asked = _Asked(entry, scale)
+        measure, run, links = asked.measure, entry.run, entry.links
+        parents = {"model": Node("model", entry.model)}
+        if of_shape(measure):
+            links = [links[-1] | {"steps": []}]  # the last method alone
+        else:
+            parents |= asked.behind()
+        items = asked.items()
+        return Work(
+            settings={
+                "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": links,
+                "metric": asked.metric, "metric_options": asked.options, "before": measure.before,
+                **({"without": measure.without} if measure.without else {}),
+                "data": asked.data, "files": asked.files(),
+                "seed": scale.seed, "init_seed": scale.seed + run.seed,
+            },
+            module=self.work,
+            reaches=(f"relinear.measure.{asked.metric}", *_stage.built_of(entry, scale)),
+            parents=parents,
+            assets=(items["asset"],) if items and items["asset"] else (),
+            refused=_stage.first(asked.reasons()),
+            beyond=_stage.first(asked.beyond()),
+        )  # fmt: skip
 
-    def settings(self, plan, node):
-        """Method, options, links, metric, items and data; part of the key."""
-        measure, run, options = plan.measures[node.part], plan.run(node.name), self._options(plan, node)
-        return {
-            "method": run.run.method, "options": run.run.options, "variant": run.run.variant, "links": self._links(plan, node),
-            "metric": self.metric(plan, node), "metric_options": options, "before": measure.before,
-            **({"without": measure.without} if measure.without else {}),
-            "data": self._data_name(plan, node), "files": self._files(plan, node, options),
-            "seed": plan.seed, "init_seed": plan.seed + run.seed,
-        }  # fmt: skip
 
-    def of_shape(self, plan, measure: str) -> bool:
-        """Whether a measure is of a model's shape alone: it stands behind nothing that trains, and all trainings of a run have the same."""
-        return "shape" in _needs(plan.measures[measure].metric)
+class _Asked:
+    """One measurement: the measure that is asked for, of a run at a scale."""
 
-    def _links(self, plan, node: Node) -> list[dict[str, Any]]:
-        """The chain ahead of a measurement; for one of the shape its last method alone."""
-        links = plan.links_of(node)
-        return [links[-1] | {"steps": []}] if self.of_shape(plan, node.part) else links
+    def __init__(self, entry: Entry, scale: Scaled):
+        self.entry, self.scale, self.node = entry, scale, entry.node
+        self.measure, self.method = scale.measures[entry.node.part], entry.run.run.method
+        self.model = scale.models[entry.model]
+        self.gate = self.node.part == GATE
+        # The gate of models of pictures is another metric.
+        self.metric = PICTURE_GATE if self.gate and scale.sees(entry.model) else self.measure.metric
+        self.file, self.needs = metric_file(self.metric), metric_needs(metric_file(self.metric))
+        self.data = self._data()
+        self.options = self._options()
 
-    def options(self, plan, measure: str) -> dict[str, Any]:
-        """The options of a measure's metric: the scale's, and the measure's own instead where it gives them."""
-        options = {**plan.config.measures.get(plan.measures[measure].metric, {}), **plan.measures[measure].options}
-        if "tasks" in options:  # names of workflow/tasks, the only ones of the scale's `items` that count
-            items = options.get("items", {})
-            options["items"] = {task: items.get(task) for task in options.pop("tasks")}
-        return options
+    def _data(self) -> str | None:
+        """The data that stand in for the measure's; None for the gate of an encoder, which shows on any tokens."""
+        if self.measure.data is None or (self.gate and not self.model.causal):
+            return None
+        return self.scale.data_for(self.measure.data, self.entry.model)
 
-    def _options(self, plan, node: Node) -> dict[str, Any]:
-        """As `options`; sequences are never longer than those that the data are made of."""
-        options = {} if self.metric(plan, node) == PICTURE_GATE else self.options(plan, node.part)
-        data = self._data_name(plan, node) or (plan.models[plan.run(node.name).model].data if node.part == GATE else None)
-        longest = None if data is None else plan.sequence(data)
+    def _options(self) -> dict[str, Any]:
+        """The metric's options; sequences are never longer than those that the data are made of."""
+        options = {} if self.metric == PICTURE_GATE else options_of(self.measure, self.scale)
+        data = self.data or (self.model.data if self.gate else None)
+        longest = data and self.scale.sequence(data)
         if longest and "seq_len" in options:
             options["seq_len"] = min(options["seq_len"], longest)
         return options
 
-    def parents(self, plan, node):
-        """The run's model; its steps, its gate and the node of the metric's data, where the metric is of more than a shape."""
-        if self.of_shape(plan, node.part):
-            return {"model": plan.model_of(node.name)}
-        parents = {"model": plan.model_of(node.name), **plan.trained_before(node)}
-        measure, data = plan.measures[node.part], self._data_name(plan, node)
-        if data is not None and plan.data[data].make != "items":
-            parents["data"] = plan.text(measure.data, plan.run(node.name).model)
-        if measure.before is None and node.part != GATE and GATE in plan.measures:
-            parents[GATE] = node._replace(part=GATE)
+    def behind(self) -> dict[str, Node]:
+        """The nodes behind a measurement that is of more than a shape, beside the model."""
+        parents = dict(self.entry.trained)
+        if self.data is not None and self.scale.data[self.data].make != "items":
+            parents["data"] = self.scale.text(self.measure.data, self.entry.model)
+        if self.measure.before is None and not self.gate and GATE in self.scale.measures:
+            parents[GATE] = self.node._replace(part=GATE)
         return parents
 
-    def assets(self, plan, node):
-        """The asset of the items, if there is one."""
-        items = self._items(plan, node)
-        return [items["asset"]] if items and items["asset"] else []
+    def items(self) -> dict[str, Any] | None:
+        """The options of data that are items, which say where these lie."""
+        found = self.data and self.scale.data[self.data]
+        return found.options if found and found.make == "items" else None
 
-    def modules(self, plan, node):
-        """The work, the metric and the run's methods."""
-        return [self.work, f"relinear.measure.{self.metric(plan, node)}", *plan.method_modules(node.name)]
+    def files(self) -> dict[str, str]:
+        """Files of `workflow/` that the metric reads: sha256 by path."""
+        workflow, items = self.scale.workflow, self.items()
+        paths = [_task(workflow, task) for task in self.options.get("items", {})] if "tasks" in self.needs else []
+        if items and items["folder"]:
+            folder = workflow / items["folder"]
+            if not folder.resolve().is_relative_to(workflow.resolve()):
+                raise ConfigError(f"{self.node}: items in {items['folder']!r}; possible: a folder below workflow/")
+            paths += sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(workflow).as_posix(): sha256(path) for path in paths}
 
-    def check(self, plan, node, processes):
-        """Raise ConfigError for a metric that cannot be asked of this run or these data, and for a method that its model cannot have."""
-        _stage.require_order(plan, node)
-        _stage.require_room(plan, node)
-        metric = self.metric(plan, node)
-        needs = _needs(metric)
+    def reasons(self) -> Iterator[str]:
+        """Why the metric cannot be asked of this run or these data, or the run's method cannot have its model."""
+        entry, scale, node, metric, needs = self.entry, self.scale, self.node, self.metric, self.needs
+        yield from _stage.unless_fitting(entry, scale)
         if "next_token" in needs:
-            plan.require_causal(node, f"{metric} scores how a model predicts the next token")
+            yield from _stage.unless_causal(entry, scale, f"{metric} scores how a model predicts the next token")
         if "state" in needs:
-            plan.require_causal(node, f"{metric} counts what a model keeps from one token to the next")
-        self._check_parts(plan, node)
-        if "linearized" in needs and plan.run(node.name).run.method == "softmax":
+            yield from _stage.unless_causal(entry, scale, f"{metric} counts what a model keeps from one token to the next")
+        have = part_names(method_file(self.method))
+        for part in self.measure.without:
+            if part not in have:
+                yield (
+                    f"measure {node.part!r} switches off the part {part!r}; the method {self.method!r} of run {node.name!r} "
+                    f"has {', '.join(have) or 'none, it is one whole'}"
+                )
+        if "linearized" in needs and self.method == "softmax":
             able = ", ".join(method for method in attention.available() if method != "softmax")
-            raise ConfigError(f"{node}: {metric} is of a model whose attention a method has replaced; run {node.name!r} has softmax attention. "
-                              f"Possible: runs of {able}")  # fmt: skip
-        if reads_data(_file(metric)) and self._data_name(plan, node) is None:
-            raise ConfigError(
-                f"{node}: {metric} reads data, and the measure {node.part!r} names none; possible: `{node.part}: {{metric: {metric}, data: alpaca}}` "
-                f"or other data of data.yaml in measures.yaml; or `data: Path | None` in measure/{metric}.py, if it can do without"
+            yield (
+                f"{node}: {metric} is of a model whose attention a method has replaced; run {node.name!r} has softmax attention. "
+                f"Possible: runs of {able}"
             )
-        options = self._options(plan, node)
-        where = f"measure {node.part!r} at scale {plan.scale!r}: options of {metric}"
-        check_values(_file(metric), options, where)
-        positions = plan.models[plan.run(node.name).model].positions
+        if reads_data(self.file) and self.data is None:
+            yield (
+                f"{node}: {metric} reads data, and the measure {node.part!r} names none; possible: `{node.part}: {{metric: {metric}, "
+                f"data: alpaca}}` or other data of data.yaml in measures.yaml; or `data: Path | None` in measure/{metric}.py, if it "
+                "can do without"
+            )
+        check_values(self.file, self.options, f"measure {node.part!r} at scale {scale.name!r}: options of {metric}")
         for name in ("seq_len", "max_length"):
-            if options.get(name, 0) > positions:
-                raise ConfigError(f"measure {node.part!r}: {name} {options[name]} is beyond the {positions} positions of run {node.name!r}'s model")
+            if self.options.get(name, 0) > self.model.positions:
+                yield (
+                    f"measure {node.part!r}: {name} {self.options[name]} is beyond the {self.model.positions} positions of run {node.name!r}'s model"
+                )
         if "documents" in needs:
-            self._check_documents(plan, node, options)
+            yield from self._unless_documents()
         if "labels" in needs:
-            self._check_labels(plan, node)
+            yield from self._unless_labels()
         if "recall" in needs:
-            self._check_recall(plan, node, metric)
-        self._check_pictures(plan, node, metric)
-        if plan.teacher is None:  # with another one, a table that asks for too much is refused where it is asked for (`Plan.node`), and no other
-            self.check_reach(plan, node)
+            yield from self._unless_recall()
+        if scale.sees(entry.model) and "pictures" not in needs:
+            yield (f"{node}: {metric} reads texts, and {entry.model!r} is a model of pictures; possible: runs of other models")
+        if "pictures" in needs:
+            yield from _stage.unless_pictures(entry, scale, f"{metric} reads pictures")
 
-    def check_reach(self, plan, node: Node) -> None:
-        """Raises ConfigError where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its rotary
-        embedding is named; where the scaling that is named does not reach the longest; and where the run has nothing to scale.
+    def beyond(self) -> Iterator[str]:
+        """A reason where all lengths that are asked for are beyond the positions of softmax attention and no scaling of its
+        rotary embedding is named; where the scaling that is named does not reach the longest; and where the run has nothing to scale.
 
-        That some lengths are beyond is no error: a scale's lengths are those of all rows of a table, and linear attention reads on. Such a cell is
-        not defined, and says why.
+        That some lengths are beyond is no fault: a scale's lengths are those of all rows of a table, and linear attention
+        reads on. Such a cell is not defined, and says why.
         """
-        metric, run = plan.measures[node.part].metric, plan.run(node.name)
-        options, method = option_defaults(_file(metric)) | self._options(plan, node), run.run.method
+        node, file = self.node, metric_file(self.measure.metric)
+        options = option_defaults(file) | self.options
         scaling = options.get("rope_scaling")
-        if scaling and method != "softmax":
-            raise ConfigError(
-                f"{node}: rope_scaling {scaling!r} is for softmax attention; the method of run {node.name!r} is {method!r}. "
+        if scaling and self.method != "softmax":
+            yield (
+                f"{node}: rope_scaling {scaling!r} is for softmax attention; the method of run {node.name!r} is {self.method!r}. "
                 "Possible: a measure without it"
             )
-        if "next_token" not in _needs(metric) or scaling == AS_IT_IS or not (method == "softmax" or run.run.options.get(KEEP)):
+        softmax = self.method == "softmax" or self.entry.run.run.options.get(KEEP)
+        if "next_token" not in metric_needs(file) or scaling == AS_IT_IS or not softmax:
             return
-        positions = plan.models[run.model].positions
+        positions = self.model.positions
         reach = int(positions * float(scaling.partition(":")[2])) if scaling else positions
         for name in LENGTHS:
             given = options.get(name, ())
             lengths = [n for n in (given if isinstance(given, list | tuple) else [given]) if n]  # the edges of positions begin with 0
-            if lengths and (max if scaling else min)(lengths) > reach:
-                scaled = f", which {scaling} makes {reach}" if scaling else ""
-                scalings = ", a rope_scaling: default, linear:<factor> or yarn:<factor>" if "rope_scaling" in option_names(_file(metric)) else ""
-                raise ConfigError(
-                    f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of {run.model!r} reads {positions} positions{scaled}. "
-                    f"Possible: {name} up to {reach}{scalings}, or `without: [{node.part}]` in scales/{plan.scale}.yaml"
-                )
-
-    def misfit(self, plan, node: Node) -> str | None:
-        """The reason why a measurement of a run is not defined: its method has no part that the measure switches off, or nothing was linearized."""
-        method, measure = plan.run(node.name).run.method, plan.measures[node.part]
-        have = part_names(method_file(method))
-        if lacking := [part for part in measure.without if part not in have]:
-            return f"no {' and no '.join(lacking)} part"
-        if "linearized" in _needs(self.metric(plan, node)) and method == "softmax":
-            return "softmax attention, which no method has replaced"
-        return None
-
-    def _check_documents(self, plan, node: Node, options: dict[str, Any]) -> None:
-        """Raises ConfigError for data that are no whole documents, and for positions beyond the shortest of them."""
-        data = self._data_name(plan, node)
-        if data is None or plan.data[data].make != "documents":
-            able = ", ".join(name for name, found in plan.data.items() if found.make == "documents")
-            raise ConfigError(f"{node} reads whole documents, and its data, {data!r}, are none; possible: {able}")
-        last, shortest = max(options.get("positions") or (0,)), plan.data[data].options["shortest"]
-        if last > shortest:
-            raise ConfigError(
-                f"{node}: positions up to {last} asked for; documents of {data!r} have at least {shortest} tokens. Possible: positions up to "
-                f"{shortest}, or a larger `shortest` in data.yaml"
+            if not lengths or (max if scaling else min)(lengths) <= reach:
+                continue
+            scaled = f", which {scaling} makes {reach}" if scaling else ""
+            possible = f"{name} up to {reach}"
+            if "rope_scaling" in option_names(file):
+                possible += ", a rope_scaling: default, linear:<factor> or yarn:<factor>"
+            yield (
+                f"{node}: {name} {', '.join(map(str, lengths))}, and softmax attention of {self.entry.model!r} reads {positions} "
+                f"positions{scaled}. Possible: {possible}, or `without: [{node.part}]` in scales/{self.scale.name}.yaml"
             )
 
-    def _check_labels(self, plan, node: Node) -> None:
-        """Raises ConfigError for data without labels, and for a run whose last classify step learned others."""
-        if (data := self._data_name(plan, node)) not in (able := plan.labelled()):
-            raise ConfigError(f"{node} scores answers to labelled texts, and its data, {data!r}, have no labels; possible: {', '.join(able)}")
-        steps = [step for link in plan.chain(node.name, plan.measures[node.part].before) for step in link.steps if step.stage == "classify"]
-        learned = [plan.data_for(plan.run(s.name).run.recipes[s.stage]["data"], plan.run(s.name).model) for s in steps]
-        if learned[-1:] != [data]:
-            raise ConfigError(f"{node} needs a run that learned {data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
-                              f"a last classify step on {data!r}")  # fmt: skip
+    def _unless_documents(self) -> Iterator[str]:
+        """Data that are no whole documents, and positions beyond the shortest of them."""
+        data = self.scale.data
+        if self.data is None or data[self.data].make != "documents":
+            able = ", ".join(name for name, found in data.items() if found.make == "documents")
+            yield f"{self.node} reads whole documents, and its data, {self.data!r}, are none; possible: {able}"
+        last, shortest = max(self.options.get("positions") or (0,)), data[self.data].options["shortest"]
+        if last > shortest:
+            yield (
+                f"{self.node}: positions up to {last} asked for; documents of {self.data!r} have at least {shortest} tokens. "
+                f"Possible: positions up to {shortest}, or a larger `shortest` in data.yaml"
+            )
 
-    def _check_recall(self, plan, node: Node, metric: str) -> None:
-        """Raises ConfigError for a model whose tokens are not those of associative recall, which mean nothing to any other."""
-        able = [name for name, model in plan.models.items() if model.data and plan.data[model.data].make == "recall"]
-        if (model := plan.run(node.name).model) not in able:
-            raise ConfigError(f"{node}: {metric} asks for values of keys that are tokens without meaning, and {model!r} knows others; "
-                              f"possible: runs of {', '.join(able)}")  # fmt: skip
+    def _unless_labels(self) -> Iterator[str]:
+        """Data without labels, and a run whose last classify step learned others."""
+        node, entry = self.node, self.entry
+        if self.data not in (able := self.scale.labelled()):
+            yield (f"{node} scores answers to labelled texts, and its data, {self.data!r}, have no labels; possible: {', '.join(able)}")
+        steps = [step for step in entry.trained.values() if step.stage == "classify"]
+        learned = [self.scale.data_for(entry.recipes[step]["data"], entry.model) for step in steps]
+        if learned[-1:] != [self.data]:
+            yield (
+                f"{node} needs a run that learned {self.data!r}; {node.name!r} learned {', '.join(learned) or 'no task'}. Possible: "
+                f"a last classify step on {self.data!r}"
+            )
 
-    def _check_pictures(self, plan, node: Node, metric: str) -> None:
-        """Raises ConfigError where a metric of pictures is asked of another model, or a model of pictures for another metric."""
-        model, of_pictures = plan.run(node.name).model, "pictures" in _needs(metric)
-        if plan.sees(model) and not of_pictures:
-            raise ConfigError(f"{node}: {metric} reads texts, and {model!r} is a model of pictures; possible: runs of other models")
-        if of_pictures:
-            _stage.require_pictures(plan, node, f"{metric} reads pictures")
+    def _unless_recall(self) -> Iterator[str]:
+        """A model whose tokens are not those of associative recall, which mean nothing to any other."""
+        models, data = self.scale.models, self.scale.data
+        able = [name for name, model in models.items() if model.data and data[model.data].make == "recall"]
+        if self.entry.model not in able:
+            yield (
+                f"{self.node}: {self.metric} asks for values of keys that are tokens without meaning, and {self.entry.model!r} knows "
+                f"others; possible: runs of {', '.join(able)}"
+            )
 
-    def _check_parts(self, plan, node) -> None:
-        """Raises ConfigError where the measure switches off what the run's method does not have."""
-        method = plan.run(node.name).run.method
-        have = part_names(method_file(method))
-        for part in plan.measures[node.part].without:
-            if part not in have:
-                possible = ", ".join(have) or "none, it is one whole"
-                raise ConfigError(f"measure {node.part!r} switches off the part {part!r}; the method {method!r} of run {node.name!r} has {possible}")
 
-    def _data_name(self, plan, node: Node) -> str | None:
-        data = plan.measures[node.part].data
-        if node.part == GATE and not plan.models[plan.run(node.name).model].causal:
-            return None  # an encoder decodes nothing, and the effects of padding and order show on any tokens
-        return None if data is None else plan.data_for(data, plan.run(node.name).model)
-
-    def _items(self, plan, node: Node) -> dict | None:
-        data = self._data_name(plan, node)
-        return plan.data[data].options if data is not None and plan.data[data].make == "items" else None
-
-    def _files(self, plan, node: Node, options: dict) -> dict[str, str]:
-        """Files of `workflow/` that the metric reads: sha256 by path."""
-        tasks = options.get("items", {}) if "tasks" in _needs(plan.measures[node.part].metric) else ()
-        paths = [self._task(plan.workflow, task) for task in tasks]
-        items = self._items(plan, node)
-        if items and items["folder"]:
-            if not (plan.workflow / items["folder"]).resolve().is_relative_to(plan.workflow.resolve()):
-                raise ConfigError(f"{node}: items in {items['folder']!r}; possible: a folder below workflow/")
-            paths += sorted(p for p in (plan.workflow / items["folder"]).rglob("*") if p.is_file())
-        return {path.relative_to(plan.workflow).as_posix(): sha256(path) for path in paths}
-
-    @staticmethod
-    def _task(workflow: Path, task: str) -> Path:
-        path = workflow / "tasks" / f"{task}.yaml"
-        if not path.is_file():
-            raise ConfigError(f"no task {task!r}; workflow/tasks has {', '.join(sorted(p.stem for p in path.parent.glob('*.yaml')))}")
-        return path
+def _task(workflow: Path, task: str) -> Path:
+    """The file of a task. Raises ConfigError where there is none of that name."""
+    path = workflow / "tasks" / f"{task}.yaml"
+    if not path.is_file():
+        have = ", ".join(sorted(found.stem for found in path.parent.glob("*.yaml")))
+        raise ConfigError(f"no task {task!r}; workflow/tasks has {have}")
+    return path

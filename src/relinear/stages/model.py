@@ -1,6 +1,7 @@
 """A model that runs begin with, saved once as a plain transformers folder."""
 
 from relinear.stages import _stage
+from relinear.stages._work import Work
 
 
 class Stage(_stage.Stage):
@@ -13,20 +14,14 @@ class Stage(_stage.Stage):
         """The folder of its results, below the scale's."""
         return f"models/{node.name}"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        entry = plan.models[node.name]
-        usual = {"dtype"} if entry.dtype == type(entry).model_fields["dtype"].default else set()  # keys are of before there were others
-        return {"model": entry.model_dump(mode="json", exclude={"unique", *usual}), "seed": plan.seed}
-
-    def assets(self, plan, node):
-        """The assets that the work reads."""
-        return list(plan.models[node.name].assets)
-
-    def work_of(self, plan, node):
-        """The module that saves it: a model of pictures is tried out on one."""
-        return "relinear.get.picture_model" if plan.sees(node.name) else self.work
-
-    def modules(self, plan, node):
-        """Entry points of the code that makes the result."""
-        return [self.work_of(plan, node), f"relinear.families.{plan.models[node.name].family}"]
+    def resolve(self, entry, scale):
+        """The entry of models.yaml; a model of pictures is tried out on one."""
+        model = scale.models[entry.node.name]
+        # Keys are of before weights had other dtypes than the usual one.
+        usual = {"dtype"} if model.dtype == type(model).model_fields["dtype"].default else set()
+        return Work(
+            settings={"model": model.model_dump(mode="json", exclude={"unique", *usual}), "seed": scale.seed},
+            module="relinear.get.picture_model" if scale.sees(entry.node.name) else self.work,
+            reaches=(f"relinear.families.{model.family}",),
+            assets=model.assets,
+        )

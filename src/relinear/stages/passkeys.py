@@ -1,11 +1,14 @@
 """Pass keys to train on: long texts that hide several keys and end in a question for one of them, and its answer."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from relinear.plan.strict import ConfigError, Positive, Strict
+from relinear.plan.names import Node
+from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
+from relinear.stages._work import Entry, Scaled, Work
 
 
 class Options(Strict):
@@ -40,26 +43,24 @@ class Stage(_stage.Tokens):
     help = "Hide pass keys in long texts to train a model on."
     work = "relinear.get.passkeys"
 
-    def settings(self, plan, node):
-        """Options of the data, with the number of examples that the budget makes."""
-        text = plan.text_of(node)
-        options = plan.data[text.data].options
-        examples = max(round(options["examples"] * text.dose * plan.budget), 1)
-        return {**{k: v for k, v in options.items() if k != "text"}, "examples": examples, "seed": plan.seed}
-
-    def parents(self, plan, node):
-        """The model, and the text whose pieces are the hay."""
-        text = plan.text_of(node)
-        source = plan.data[text.data].options["text"]
-        return super().parents(plan, node) | ({"text": plan.text(source, text.model)} if source else {})
+    def resolve(self, entry, scale):
+        """Options of the data, with the number of examples that the budget makes; the hay is pieces of a text."""
+        text = entry.text
+        options = {**scale.data[text.data].options}
+        hay = options.pop("text")
+        parents = self.parents(entry) | ({"text": scale.text(hay, text.model)} if hay else {})
+        examples = max(round(options["examples"] * text.dose * scale.budget), 1)
+        settings = {**options, "examples": examples, "seed": scale.seed}
+        refused = _stage.first(_reasons(entry, scale, parents.get("text")))
+        return Work(settings, self.work, parents=parents, refused=refused)
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""
         return Options(**options).length
 
-    def check(self, plan, node, processes):
-        """Raise ConfigError for hay that is no stream of text."""
-        source = self.parents(plan, node).get("text")
-        if source and source.stage != "text":
-            able = ", ".join(name for name, found in plan.data.items() if found.make == "text")
-            raise ConfigError(f"data {plan.text_of(node).data!r}: its filler is sentences of a text, and {source} is none; possible: {able}")
+
+def _reasons(entry: Entry, scale: Scaled, hay: Node | None) -> Iterator[str]:
+    """A reason where the hay is no stream of text."""
+    if hay and hay.stage != "text":
+        able = ", ".join(name for name, found in scale.data.items() if found.make == "text")
+        yield f"data {entry.text.data!r}: its filler is sentences of a text, and {hay} is none; possible: {able}"

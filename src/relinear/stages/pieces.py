@@ -31,18 +31,15 @@ class Stage(_stage.Sourced):
     help = "Cut long documents into sequences to train on."
     work = "relinear.get.pieces"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        text = plan.text_of(node)
-        options = plan.data[text.data].options
+    def resolve(self, entry, scale):
+        """The scale's amounts in whole pieces."""
+        options = scale.data[entry.text.data].options
         piece = options["piece"]
-        amounts = {"train_tokens": plan.train_tokens(text.dose), "heldout_tokens": plan.config.text.heldout_tokens}
+        amounts = {"train_tokens": scale.train_tokens(entry.text.dose), "heldout_tokens": scale.config.text.heldout_tokens}
         whole = {name: max(round(tokens / piece), 1) * piece for name, tokens in amounts.items()}
-        return {"sources": options["sources"], "piece": piece, "seed": plan.seed, **whole}
-
-    def check(self, plan, node, processes):
-        """Raises ConfigError for more tokens to train on than the sources hold."""
-        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"])
+        settings = {"sources": options["sources"], "piece": piece, "seed": scale.seed, **whole}
+        held = _stage.unless_held(entry, scale, whole["train_tokens"])
+        return self.of_sources(entry, scale, settings, reasons=held)
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""

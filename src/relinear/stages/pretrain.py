@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from relinear.plan.strict import ConfigError, Positive, Strict
-from relinear.stages import _training
+from relinear.plan.strict import Positive, Strict
+from relinear.stages import _stage, _training
 
 
 class Options(_training.Recipe):
@@ -41,24 +41,24 @@ class Stage(_training.Step):
     work = "relinear.train.pretrain"
     Options, Budget = Options, Budget
 
-    def budget(self, plan, node):
+    def budget(self, entry, scale, recipe):
         """The amounts of the training; recall has amounts of its own where the run gives none."""
-        budget, recipe = super().budget(plan, node), self.recipe(plan, node)
+        budget = super().budget(entry, scale, recipe)
         of_recall = budget.pop("recall")
-        if plan.data[plan.data_for(recipe.data, plan.run(node.name).model)].make == "recall":
-            budget |= {name: value for name, value in of_recall.items() if value is not None and getattr(recipe, name, None) is None}
+        if scale.data[scale.data_for(recipe.data, entry.model)].make == "recall":
+            budget |= _training.unless_given(recipe, of_recall)
         return budget
 
-    def check(self, plan, node, processes):
-        """Raise ConfigError for an encoder, and for settings that cannot work."""
-        plan.require_causal(node, "pretrain trains a model to predict the next token")
-        super().check(plan, node, processes)
-        recipe = self.recipe(plan, node)
-        if recipe.patience and not self.budget(plan, node)["validation"]:
-            raise ConfigError(f"run {node.name!r}: patience needs `validation` sequences in scale {plan.scale!r}'s budget of pretrain; got 0")
-        if recipe.init == "random" and (before := plan.trained_before(node)):
-            steps = ", ".join(f"{n.stage} of {n.name}" for n in before.values())
-            raise ConfigError(
-                f"run {node.name!r}: pretrain has init: random, which draws all weights anew, but comes after {steps}; possible: init: model, "
-                "or pretrain as the first step of a run without `after`"
+    def reasons(self, entry, scale, recipe, budget):
+        """Why the training cannot be done."""
+        run = entry.node.name
+        yield from _stage.unless_causal(entry, scale, "pretrain trains a model to predict the next token")
+        yield from super().reasons(entry, scale, recipe, budget)
+        if recipe.patience and not budget["validation"]:
+            yield f"run {run!r}: patience needs `validation` sequences in scale {scale.name!r}'s budget of pretrain; got 0"
+        if recipe.init == "random" and entry.trained:
+            steps = ", ".join(f"{step.stage} of {step.name}" for step in entry.trained.values())
+            yield (
+                f"run {run!r}: pretrain has init: random, which draws all weights anew, but comes after {steps}; "
+                "possible: init: model, or pretrain as the first step of a run without `after`"
             )

@@ -30,8 +30,8 @@ class Stage(_stage.Sourced):
     help = "Tokenise prompts and their answers for a model."
     work = "relinear.get.prompts"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        text = plan.text_of(node)
-        options = plan.data[text.data].options
-        return options | {"train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "seed": plan.seed}
+    def resolve(self, entry, scale):
+        """Options of the data, with the tokens of the dose."""
+        options = scale.data[entry.text.data].options
+        tokens = scale.train_tokens(entry.text.dose, options["train_tokens"])
+        return self.of_sources(entry, scale, {**options, "train_tokens": tokens, "seed": scale.seed})

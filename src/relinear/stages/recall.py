@@ -6,6 +6,7 @@ from pydantic import Field
 
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
+from relinear.stages._work import Work
 
 Several = Annotated[int, Field(ge=2)]
 
@@ -31,10 +32,10 @@ class Stage(_stage.Stage):
     help = "Draw sequences of associative recall."
     work = "relinear.get.recall"
 
-    def settings(self, plan, node):
+    def resolve(self, entry, scale):
         """Options of the data, with the number of training sequences that the budget makes."""
-        options = plan.data[node.name].options
-        return {**options, "train": _stage.train_of(plan, options), "seed": plan.seed}
+        options = scale.data[entry.node.name].options
+        return Work({**options, "train": scale.times_budget(options["train"]), "seed": scale.seed}, self.work)
 
     def sequence(self, options):
         """Tokens of each sequence of this kind of data."""

@@ -38,7 +38,7 @@ class Stage(_stage.Sourced):
     help = "Tokenise the sentences of a data set for a model."
     work = "relinear.get.sentences"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        text = plan.text_of(node)
-        return {**plan.data[text.data].options, "train_tokens": plan.train_tokens(text.dose), "seed": plan.seed}
+    def resolve(self, entry, scale):
+        """Options of the data, with the tokens of the dose."""
+        options, tokens = scale.data[entry.text.data].options, scale.train_tokens(entry.text.dose)
+        return self.of_sources(entry, scale, {**options, "train_tokens": tokens, "seed": scale.seed})

@@ -16,9 +16,9 @@ class Stage(_stage.Sourced):
     help = "Tokenise a text that has splits of its own for a model."
     work = "relinear.get.splits"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key. Raises ConfigError for a dose, of which such a text has none."""
-        text = plan.text_of(node)
-        if text.dose != 1:
-            raise ConfigError(f"data {text.data!r} have a size of their own, and a dose is of texts; got {text.dose:g}")
-        return {"source": plan.data[text.data].options["source"]}
+    def resolve(self, entry, scale):
+        """The source alone. Raises ConfigError for a dose, of which such a text has none."""
+        data, _, dose = entry.text
+        if dose != 1:
+            raise ConfigError(f"data {data!r} have a size of their own, and a dose is of texts; got {dose:g}")
+        return self.of_sources(entry, scale, {"source": scale.data[data].options["source"]})

@@ -1,12 +1,14 @@
 """Texts as token streams for one model's vocabulary: one to train on, one held out."""
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from relinear.plan.names import Node
 from relinear.plan.strict import Positive, Strict
 from relinear.stages import _stage
-from relinear.stages._stage import Node
+from relinear.stages._work import Entry, Scaled
 
 
 class Written(Strict):
@@ -49,33 +51,29 @@ class Stage(_stage.Sourced):
         """The folder of its results, below the scale's."""
         return f"text/{node.name}"
 
-    def settings(self, plan, node):
-        """The settings of the work as plain data; part of the key."""
-        text = plan.text_of(node)
-        options = plan.data[text.data].options
-        return {
+    def resolve(self, entry, scale):
+        """The sources and the tokens of the dose; a text that a model wrote is a parent."""
+        text, options = entry.text, scale.data[entry.text.data].options
+        settings = {
             "sources": options["sources"], "heldout_source": options["heldout_source"],
-            "train_tokens": plan.train_tokens(text.dose, options["train_tokens"]), "heldout_tokens": plan.config.text.heldout_tokens,
-            "seed": plan.seed, **{name: options[name] for name in ("reader", "column") if options[name] is not None},
+            "train_tokens": scale.train_tokens(text.dose, options["train_tokens"]),
+            "heldout_tokens": scale.config.text.heldout_tokens, "seed": scale.seed,
+            **{name: options[name] for name in ("reader", "column") if options[name] is not None},
         }  # fmt: skip
+        parents = {}
+        if (wanted := options["written"]) is not None:  # data that ask for the same words share the first's
+            writer = next(name for name, data in scale.data.items() if data.options.get("written") == wanted)
+            parents = {"written": Node("written", str(text._replace(data=writer)))}
+        return self.of_sources(entry, scale, settings, parents, self._reasons(entry, scale, settings["train_tokens"]))
 
-    def check(self, plan, node, processes):
-        """Raises UserError for a source that nothing reads, and for more tokens to train on than the sources hold."""
-        for source in self.sources(plan, node):
-            self.reader(plan, node, source)
-        written = self.written(plan, plan.text_of(node))
-        tokens = plan.settings(written)["written"]["tokens"] if written else 0
-        _stage.require_tokens(plan, node, self.settings(plan, node)["train_tokens"], tokens)
+    def _reasons(self, entry: Entry, scale: Scaled, tokens: int) -> Iterator[str]:
+        """A source that nothing reads, and more tokens to train on than the sources hold."""
+        for source in self.sources(entry, scale):
+            self.reader(entry, scale, source)
+        wanted = scale.data[entry.text.data].options["written"]
+        yield from _stage.unless_held(entry, scale, tokens, written_tokens(wanted, entry, scale) if wanted else 0)
 
-    def parents(self, plan, node):
-        """The model, and a text that a model wrote where it is a source."""
-        written = self.written(plan, plan.text_of(node))
-        return super().parents(plan, node) | ({"written": written} if written else {})
 
-    def written(self, plan, text):
-        """The node in which the model writes its part of a text; None where it writes none. Data that ask for the same words share the first's."""
-        wanted = plan.data[text.data].options["written"]
-        if wanted is None:
-            return None
-        first = next(name for name, data in plan.data.items() if data.options.get("written") == wanted)
-        return Node("written", str(text._replace(data=first)))
+def written_tokens(wanted: dict[str, Any], entry: Entry, scale: Scaled) -> int:
+    """The tokens that a model writes at the dose of a text."""
+    return max(round(wanted["tokens"] * scale.budget * entry.text.dose), 1)

@@ -1,7 +1,13 @@
 """Instructions and answers that a model writes itself, for data sets with the source `written`."""
 
+from typing import Any
+
+from relinear.files import sha256
+from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
+from relinear.stages._work import Scaled, Work
+from relinear.stages.text import written_tokens
 
 
 class Stage(_stage.Tokens):
@@ -11,11 +17,28 @@ class Stage(_stage.Tokens):
     work = "relinear.get.written"
     device = True
 
-    def settings(self, plan, node):
+    def resolve(self, entry, scale):
         """The settings by which a model writes the text. Raises ConfigError for data without a source `written`."""
-        text = plan.text_of(node)
-        if plan.data[text.data].options["written"] is None:
-            raise ConfigError(f"data {text.data!r} has no source `written`")
-        options = dict(plan.data[text.data].options["written"])
-        options["tokens"] = max(round(options["tokens"] * plan.budget * text.dose), 1)
-        return {"written": options, "seed": plan.seed, "kept": plan.kept(text.model, options)}
+        wanted = scale.data[entry.text.data].options["written"]
+        if wanted is None:
+            raise ConfigError(f"data {entry.text.data!r} has no source `written`")
+        sampling = {**wanted, "tokens": written_tokens(wanted, entry, scale)}
+        settings = {"written": sampling, "seed": scale.seed, "kept": _kept(entry.model, sampling, scale)}
+        return Work(settings, self.work, parents=self.parents(entry))
+
+
+def _kept(model: str, sampling: dict[str, Any], scale: Scaled) -> dict[str, str]:
+    """Batches of instructions in `workflow/` that a model wrote with this sampling and seed: path -> sha256."""
+    folder = scale.workflow / "instructions" / model
+    if not folder.is_dir():
+        return {}
+    about = read_settings(folder / "about.yaml")
+    ours = {
+        "teacher": {name: scale.assets[name].sha256 for name in scale.models[model].assets},
+        "sampling": {name: value for name, value in sampling.items() if name != "tokens"},
+        "seed": scale.seed,
+    }
+    if ours != {name: about.get(name) for name in ours}:
+        return {}
+    files = sorted(folder.glob("*.json.xz"))
+    return {path.relative_to(scale.workflow).as_posix(): sha256(path) for path in files}
