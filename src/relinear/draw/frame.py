@@ -28,7 +28,6 @@ class Score(NamedTuple):
     stderr: float | None
     n: int | None
     sd: float | None
-    trainings: int
 
 
 def frame_of(measured: Measurements) -> pd.DataFrame:
@@ -81,22 +80,23 @@ def select(
     return rows.sort_values("seed", kind="stable")
 
 
-def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None) -> Score | None:
-    """A cell: the number of a run over its trainings, in the reading's own unit; None if it was not measured."""
+def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None, unit: float = 1.0) -> Score | None:
+    """A cell: the number of a run over its trainings, `unit` times as large as the readings; None if it was not measured."""
     rows = select(frame, run, measure, metric, of, at, seeds=True)
     rows = rows[rows["why"] == ""]
     if rows.empty:
         return None
-    return over_trainings(list(rows["value"]), [error(e) for e in rows["stderr"]], int(rows["n"].iloc[0]))
+    errors = [None if (stderr := error(e)) is None else unit * stderr for e in rows["stderr"]]
+    return over_trainings([unit * value for value in rows["value"]], errors, int(rows["n"].iloc[0]))
 
 
 def over_trainings(values: Sequence[float], errors: Sequence[float | None], n: int | None) -> Score:
     """The number over trainings, from the value and the item error of each."""
     if len(values) == 1:
-        return Score(values[0], errors[0], n, None, 1)
+        return Score(values[0], errors[0], n, None)
     known, spread = [e for e in errors if e is not None], stdev(values)
     total = math.hypot(fmean(known), spread / math.sqrt(len(values))) if len(known) == len(errors) else None
-    return Score(fmean(values), total, n, spread, len(values))
+    return Score(fmean(values), total, n, spread)
 
 
 def error(stderr: float) -> float | None:
