@@ -11,7 +11,7 @@ from pandas import DataFrame
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses, trained_on
-from relinear.draw.frame import frame_of, over_trainings, readings_in, score, select, split
+from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select, split
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
@@ -174,7 +174,8 @@ def _cell(
         return Cell(f"{NOT_DEFINED}: {why}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     alike, runs = place.measure in about.of_shape, _own(place, trainings, about.of_shape)
     nodes = {found.source.file: found for run in runs if (found := measured.get((run, place.measure)))}
-    own = frame[frame["node"].isin(nodes.keys())]
+    own = along(frame, place.run, place.measure, place.metric, place.of, seeds=True)
+    own = own[own["node"].isin(nodes.keys())]
     rows = select(own, *place, seeds=True)
     if not all(rows["why"] == ""):
         return MISSING._replace(value=f"{NOT_DEFINED}: {next(filter(None, rows['why']))}", files=tuple(nodes))

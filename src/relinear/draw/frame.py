@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from relinear.draw import Measurements
@@ -42,7 +43,8 @@ def frame_of(measured: Measurements) -> pd.DataFrame:
         for reading in found.readings if found else ():
             own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
             rows.append((found.source.file, run, seed, measure, *own))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"value": float, "stderr": float})
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    return frame.astype({"seed": int, "value": float, "stderr": float, "n": int})
 
 
 def split(run: str) -> tuple[str, int]:
@@ -60,10 +62,12 @@ def place_of(at: At) -> str:
 def along(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False) -> pd.DataFrame:
     """The readings of a run's metric at all its places; with `seeds` of all trainings of the run."""
     name, seed = split(run)
-    rows = frame[(frame["run"] == name) & (frame["measure"] == measure) & (frame["metric"] == metric)]
-    if of is not None:
-        rows = rows[rows["of"] == of]
-    return rows if seeds and not seed else rows[rows["seed"] == seed]
+    wanted = {"measure": measure, "run": name, "metric": metric}
+    wanted |= ({} if of is None else {"of": of}) | ({} if seeds and not seed else {"seed": seed})
+    fits = np.ones(len(frame), dtype=bool)
+    for column, value in wanted.items():
+        fits &= frame[column].to_numpy() == value
+    return frame[fits]
 
 
 def select(
