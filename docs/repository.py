@@ -11,6 +11,7 @@ from posixpath import relpath
 from properdocs.exceptions import PluginError
 from properdocs.structure.files import File, InclusionLevel
 
+from relinear.core import store
 from relinear.draw.report import report
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +39,8 @@ def on_files(files, config):
         files.append(File.generated(config, f"papers/{paper}.md", content=text))
         linked |= paths
     for path in sorted(linked):
-        files.append(File.generated(config, f"{FOLDER}/{path}", abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV))
+        there = {"abs_src_path": str(ROOT / path)} if (ROOT / path).is_file() else {"content": store.read(ROOT / path)}  # a record of a store
+        files.append(File.generated(config, f"{FOLDER}/{path}", **there, inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 
 

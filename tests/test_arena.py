@@ -334,4 +334,6 @@ def test_a_scale_gives_a_task_its_own_amounts_and_a_run_s_own_come_first():
     plan = Plan("smollm2")
     given = plan.settings(plan.node("classify", "lra_image_elu"))["budget"]
     assert (given["epochs"], given["batch_size"], given["seq_len"], given["lr_floor"]) == (15, 256, 784, 1e-3)
+    listops = plan.settings(plan.node("classify", "lra_listops_elu"))
+    assert (listops["budget"]["lr_floor"], listops["recipe"]["lr"]) == (0.0, 1e-4), "ListOps has the paper's own rate"
     assert plan.settings(plan.node("classify", "cola_softmax"))["budget"].keys() == given.keys(), "no other training's key has the amounts of these"

@@ -1,7 +1,6 @@
 """A run's records as an RO-Crate, read back by the library that others read it with."""
 
 import json
-import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -10,11 +9,12 @@ from conftest import ROOT
 from rocrate.rocrate import ROCrate
 from test_errors import relinear
 
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.share.crate import write
 
 REFERENCE = ROOT / "results/reference"
-FIRST = [sorted((scale / "runs").iterdir())[0] for scale in sorted(REFERENCE.iterdir()) if (scale / "runs").is_dir()]
+FIRST = [scale / "runs" / store.runs(scale)[0] for scale in store.campaigns(REFERENCE)]
 LIZARD = REFERENCE / "smollm2/runs/lizard"
 MODEL, TEXT = "models/smollm2-135m-instruct", "text/mix@smollm2-135m-instruct"
 
@@ -29,17 +29,17 @@ def test_each_record_is_an_action_with_what_it_read_and_made(run, tmp_path):
     out, scale = write(run, tmp_path / "crate"), run.parents[1]
     crate = ROCrate(out)
     found = actions(crate)
-    own = {f"runs/{run.name}/{path.parent.name}" for path in run.glob("*/run.json")}
+    own = {f"runs/{run.name}/{folder.name}" for folder in store.parts(run)}
     assert own and own <= set(found)
     assert {path.relative_to(out).parent.as_posix() for path in out.rglob("run.json")} == set(found)
     for name, action in found.items():
-        record = json.loads((scale / name / "run.json").read_text())
+        record = json.loads(store.read(scale / name / "run.json"))
         assert action["startTime"] == record["started"] <= action["endTime"]
         assert action["instrument"]["softwareVersion"] == record["git"]["commit"]
         result = action["result"]
         assert unquote(result.id) == f"{name}/"
         for file in ("run.json", "metrics.json"):
-            assert (out / name / file).read_bytes() == (scale / name / file).read_bytes()
+            assert (out / name / file).read_bytes() == store.read(scale / name / file)
         named = {entity["name"]: entity["sha256"] for entity in result.get("mentions", [])}
         wanted = {file: entry["sha256"] for file, entry in record["artefacts"].items() if file != "metrics.json"}
         assert named == wanted, "weights and other large files, by their hashes"
@@ -60,8 +60,10 @@ def test_a_step_leads_to_those_before_it(tmp_path):
 
 def copied(tmp_path: Path) -> Path:
     """The committed Lizard with its scale's records, to damage."""
-    for name in (MODEL, TEXT, "runs/lizard"):
-        shutil.copytree(REFERENCE / "smollm2" / name, tmp_path / "smollm2" / name)
+    committed = store.opened(REFERENCE / "smollm2")
+    for node in committed.rows:
+        if node in (MODEL, TEXT) or node.startswith("runs/lizard/"):
+            committed.unpack(node, tmp_path / "smollm2")
     return tmp_path / "smollm2/runs/lizard"
 
 

@@ -19,6 +19,7 @@ from browser import open_page
 from properdocs.exceptions import PluginError
 
 from relinear.benchmarks import hours
+from relinear.core import store
 from relinear.draw import pages, report, stated
 from relinear.draw.costs import read_costs
 from relinear.draw.drawn import counted, measured_in, rows_of
@@ -705,26 +706,29 @@ def hours_of_three_papers() -> float:
     nodes = {node for artefact in artefacts for node in plan.behind(list(plan.reads(artefact).values()))}
     folders = [REFERENCE / name for name in ("smollm2", "hybrids_smollm2", "lizard_smollm2", "passkeys_smollm2")]
     places = ([folder / plan.folder(node).relative_to(plan.root) / "run.json" for folder in folders] for node in nodes)
-    records = [json.loads(found[0].read_text()) for place in places if (found := [path for path in place if path.is_file()])]
+    records = [json.loads(store.read(found[0])) for place in places if (found := [path for path in place if store.exists(path)])]
     assert len(records) > 0.95 * len(nodes)
     return sum(record["wall_seconds"] for record in records) / 3600
 
 
 def running() -> list[str]:
-    documents = {kind: next(REFERENCE.glob(f"smollm2/documents/{kind}@*/metrics.json")) for kind in ("novels", "papers")}
-    novels, papers = (json.loads(path.read_text())["documents"] for path in documents.values())
+    made = [folder for folder in store.nodes(REFERENCE / "smollm2") if folder.parent.name == "documents"]
+    kept = [next(folder for folder in made if folder.name.startswith(f"{kind}@")) for kind in ("novels", "papers")]
+    novels, papers = (json.loads(store.read(folder / "metrics.json"))["documents"] for folder in kept)
     assert novels == 6
     gains = re.search(r"run (\S+ to \S+) times as fast", prose("docs/plan.md"))[1]  # held there
     whole = json.loads((REFERENCE / "whole/whole.json").read_text())
     three, headline = whole["rows"]
     assert not whole["dirty"] and [row["targets"] for row in whole["rows"]] == ["lolcats supra lizard", "results/table2.csv"]
     assert {(row["scale"], row["cores"]) for row in whole["rows"]} == {("smoke", 2)}
-    spans = {path.parent.name: span(json.loads(path.read_text())) for path in REFERENCE.glob("smollm2/runs/lizard/*/run.json")}
+    parts = store.parts(REFERENCE / "smollm2/runs/lizard")
+    spans = {folder.name: span(json.loads(store.read(folder / "run.json"))) for folder in parts}
     spans = {name: (begun, ended) for name, (begun, ended, commit) in spans.items() if commit.startswith("fd27f8e")}
     began, ended = min(begun for begun, _ in spans.values()), sorted((ended, name) for name, (_, ended) in spans.items())
     assert len(spans) == 28 and ended[-1][1] == "mmlu_continuation"
     together, ours = (f"{(end - began).total_seconds():.0f} s" for end in (ended[-1][0], ended[-2][0]))
-    peak = max(json.loads(path.read_text())["peak_rss_bytes"] for path in REFERENCE.glob("table2_mini/runs/*/*/run.json"))
+    runs = [folder for folder in store.nodes(REFERENCE / "table2_mini") if folder.parents[1].name == "runs"]
+    peak = max(json.loads(store.read(folder / "run.json"))["peak_rss_bytes"] for folder in runs)
     needs = re.search(r"<!-- requirements -->(.*?)<!-- end -->", (ROOT / "docs/running.md").read_text(), re.DOTALL)[1]  # test_requirements.py
     least = least_rates()
     return [
@@ -789,7 +793,7 @@ def test_a_commit_whose_tree_had_uncommitted_changes_is_marked_where_it_is_quote
 
 def reading(stage: str, metric: str) -> dict[str | int, float]:
     """The values of a metric of a committed measurement, by where they lie; under "" the one of all."""
-    found = json.loads((REFERENCE / stage / "metrics.json").read_text())["readings"]
+    found = json.loads(store.read(REFERENCE / stage / "metrics.json"))["readings"]
     return {next(iter(r["at"].values()), ""): r["value"] for r in found if r["metric"] == metric}
 
 

@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import relinear as relinear_package
 from relinear import available_methods, linearize, load_run
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.get import assets
@@ -320,12 +321,12 @@ def results(smollm2, tmp_path_factory) -> Path:
         shutil.copytree(run, root / run.relative_to(ROOT / "results"))
     scale = COMMITTED[0].parents[1]
     assert {run.parents[1] for run in COMMITTED} == {scale}
-    shutil.copy(scale / "reference.json", root / "reference" / scale.name)
-    [model] = (scale / "models").glob("smollm2-*")
-    shutil.copytree(model, root / "reference" / scale.name / "models" / model.name)
+    for file in ("reference.json", *store.FILES):
+        shutil.copy(scale / file, root / "reference" / scale.name)
+    [model] = (folder for folder in store.nodes(scale) if folder.parent.name == "models")
     made = root / scale.name / "models" / model.name
     shutil.copytree(smollm2, made)
-    record = json.loads((model / "run.json").read_text())
+    record = json.loads(store.read(model / "run.json"))
     files = {p.name: {"sha256": sha256(p), "bytes": p.stat().st_size} for p in sorted(made.iterdir())}
     # Made by this version of the code, which may have another key than the version that the runs began with.
     (made / "run.json").write_text(json.dumps(record | {"key": "0" * 64, "artefacts": files}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from relinear.core import store
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
 from relinear.files import sha256
@@ -120,12 +121,12 @@ HISTORIES = {
 def test_a_history_of_another_form_is_named_with_its_line_before_anything_is_written(tmp_path, case):
     history, said = HISTORIES[case]
     measured(tmp_path / "results", history=history)
-    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with pytest.raises(UserError, match=said):
-        mirror.import_folder(store, tmp_path / "results")
+        mirror.import_folder(uri, tmp_path / "results")
     shutil.rmtree(tmp_path / "results")
     measured(tmp_path / "results", history=packed({"step": 0, "time": 1.8e9, "loss": 1.0}))
-    assert mirror.import_folder(store, tmp_path / "results") == 1, "nothing of it was written"
+    assert mirror.import_folder(uri, tmp_path / "results") == 1, "nothing of it was written"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"scale": []}', '{"scale": 5}', '{"scale": "smoke", "cells": []}'])
@@ -147,20 +148,8 @@ def test_a_manifest_of_another_form_is_named(tmp_path, text):
         draw_committed(folder, available(WORKFLOW / "papers")["hedgehog_table9"])
 
 
-def test_items_that_unpack_without_end_or_are_none_are_named(tmp_path, monkeypatch):
-    import lzma
-
-    from relinear.plan import items
-
-    for data, said in (
-        (b"none", "or was cut"),
-        (lzma.compress(b"[]"), "must hold the columns"),
-        (lzma.compress(DEEP.encode()), "cannot be read"),
-    ):
-        (tmp_path / items.PACKED).write_bytes(data)
-        with pytest.raises(UserError, match=said):
-            items.read_items(tmp_path)
-    monkeypatch.setattr(items, "LARGEST", 1000)
-    (tmp_path / items.PACKED).write_bytes(lzma.compress(b'{"x": [' + b" " * 5000 + b"]}"))
-    with pytest.raises(UserError, match="unpacks to more than 1000 bytes"):
-        items.read_items(tmp_path)
+def test_a_store_that_unpacks_without_end_is_named(tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(COMMITTED / "vit_mini", tmp_path / "vit_mini"))
+    monkeypatch.setattr(store, "LARGEST", 1000)
+    with pytest.raises(UserError, match="parquet unpacks to .* bytes; a store's files have 1,000 at most"):
+        store.opened(folder).verify()

@@ -25,6 +25,7 @@ OF_A_FUNCTION = 80
 FLOORS = [
     {"errors", "files"},
     {"schemas"},
+    {"core"},
     {"records", "weights"},
     {"folders"},
     {"plan.sources"},
@@ -42,7 +43,7 @@ FLOORS = [
     {"draw"},
     {"tracking"},
     {"stage"},
-    {"status", "share", "benchmarks", "campaign"},
+    {"status", "show", "share", "benchmarks", "campaign"},
     {"own"},
     {"cli"},
 ]

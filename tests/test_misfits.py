@@ -3,6 +3,7 @@
 Everything here is planned and nothing is run, in a copy of the repository without its results.
 """
 
+import functools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from test_additions import examples
 
+from relinear.core import store
 from relinear.draw.planned import draw_planned
 from relinear.plan.options import SourceError, check_values, metric_needs, metric_yields, reads_data
 from relinear.plan.plan import Plan, metric_file, metrics
@@ -207,13 +209,24 @@ def test_a_name_that_a_validator_lacks_is_told_too(tmp_path):
         check_values(file, {"cut": 0.5}, "here")
 
 
+@functools.cache
+def committed() -> list[tuple[set[str], str]]:
+    """Of each committed measurement the names of its readings, and its metric."""
+    nodes = [folder for place in store.campaigns(REFERENCE) for folder in store.nodes(place)]
+    records = {folder: json.loads(store.read(folder / "run.json")) for folder in nodes}
+    return [
+        ({reading["metric"] for reading in json.loads(store.read(folder / "metrics.json"))["readings"]}, record["config"].get("metric"))
+        for folder, record in records.items()
+        if record["measure"]
+    ]
+
+
 @pytest.mark.parametrize("metric", metrics())
 def test_a_metric_yields_what_it_says(metric):
     """Its committed readings have these names alone."""
     found = set()
-    for path in REFERENCE.glob("*/runs/*/*/metrics.json"):
-        if json.loads((path.parent / "run.json").read_text())["config"].get("metric") == metric:
-            found |= {reading["metric"] for reading in json.loads(path.read_text())["readings"]}
+    for readings, of in committed():
+        found |= readings if of == metric else set()
     assert found <= set(metric_yields(metric_file(metric)))
 
 

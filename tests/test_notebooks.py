@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
+from relinear.core import store
+
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 REFERENCE = NOTEBOOKS.parent / "results" / "reference"
 READABLE = ("text/html", "image/png", "text/plain")
@@ -90,11 +92,12 @@ def test_the_notebook_of_records_agrees_with_them():
     assert shown(notebook) == shown(committed)
     assert tables(notebook) == tables(committed), "results were added since it was run; `jupyter execute --inplace` runs it"
     runs = REFERENCE / "lizard_smollm2/runs"
-    assert count == len(list(runs.glob("*/*/run.json")))
-    rows = {path.parent.parent.name for path in runs.glob("*/lambada/run.json")}
+    nodes = [folder for folder in store.nodes(runs.parent) if folder.parents[1] == runs]
+    assert count == len(nodes)
+    rows = {folder.parent.name for folder in nodes if folder.name == "lambada"}
     assert accuracy.keys() == {row for row in rows if "-seed" not in row}, "MLflow has the runs of further seeds below that of their row"
     for run, value in accuracy.items():
-        readings = json.loads((runs / run / "lambada/metrics.json").read_text())["readings"]
+        readings = json.loads(store.read(runs / run / "lambada/metrics.json"))["readings"]
         [found] = [r["value"] for r in readings if (r["metric"], r["of"]) == ("acc", "lambada_openai")]
         assert value == pytest.approx(100 * found, abs=0.006)
 
@@ -119,7 +122,7 @@ def test_the_table_notebook_agrees_with_the_table(folder):
         if table.loc["lolcats_window", "seeds"] == 1:  # of several, the notebook compares the first's items, the table has their mean
             assert row["difference"] == pytest.approx(table.loc["lolcats_window", column] - table.loc["teacher", column], abs=1e-3)
     assert len(differences) == table.loc["teacher"].filter(regex="_acc(_norm)?_n$").notna().sum() - ("piqa" in differences)  # PIQA has two
-    assert len(sources) == table.loc["lizard", "seeds"] and all(Path(source).is_file() for source in sources)
+    assert len(sources) == table.loc["lizard", "seeds"] and all(store.has(Path(source)) for source in sources)
 
 
 def test_the_speed_notebook_agrees_with_the_benchmarks():

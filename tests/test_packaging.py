@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 import relinear
 from relinear.cli import SUITE
+from relinear.core import store
 from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.specs import available
@@ -103,8 +104,14 @@ def test_the_lock_brings_no_cuda_and_names_no_host():
     assert "://" not in text and "--" not in text.replace("# ", "")
 
 
+def committed() -> list[dict]:
+    """The records of all committed results."""
+    nodes = [folder for place in store.campaigns(ROOT / "results/reference") for folder in store.nodes(place)]
+    return [json.loads(store.read(folder / "run.json")) for folder in nodes]
+
+
 def test_what_made_the_committed_results_is_in_the_ranges():
-    made = [json.loads(path.read_text())["versions"] for path in (ROOT / "results/reference").rglob("run.json")]
+    made = [record["versions"] for record in committed()]
     ranges = {**parsed(DIRECT)}
     for versions in {tuple(sorted(versions.items())) for versions in made}:
         outside = [(name, v) for name, v in versions if (r := ranges.get(canonicalize_name(name))) and not r.specifier.contains(v)]
@@ -112,8 +119,7 @@ def test_what_made_the_committed_results_is_in_the_ranges():
 
 
 def test_the_lock_of_every_committed_campaign_is_committed():
-    records = [json.loads(path.read_text()) for path in (ROOT / "results/reference").rglob("run.json")]
-    named = {record["lock"]: record["git"]["commit"] for record in records if "lock" in record}
+    named = {record["lock"]: record["git"]["commit"] for record in committed() if "lock" in record}
     assert len(named) >= 2
     for lock, commit in named.items():
         path = ROOT / f"results/reference/locks/{lock[:12]}.lock"

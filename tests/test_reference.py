@@ -1,6 +1,6 @@
 """A folder of committed results has all that a reader needs, is small, is whole or not there, and goes into MLflow beside one's own runs."""
 
-import gzip
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from relinear import linearize, load_run
+from relinear.core import store
 from relinear.draw import planned
 from relinear.draw.drawn import rows_of
 from relinear.draw.planned import draw_committed
@@ -87,18 +88,20 @@ def picture(shades) -> Image.Image:
 def test_what_is_small_and_cannot_be_made_again_is_kept(results, tmp_path):
     sizes = reference.export(results, tmp_path / "out")
     kept = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    of_stage = {"run.json", "metrics.json", "history.jsonl.gz", "items.json.xz", "method.safetensors", "adapter/adapter_model.safetensors",
-                "adapter/adapter_config.json"}  # fmt: skip
-    shared = {"comparison/table2.csv", "comparison/table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "text/toy/run.json",
-              "text/toy/metrics.json", "reference.json"}  # fmt: skip
+    of_stage = {"method.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"}
+    shared = {"comparison/table2.csv", "comparison/table2.provenance.json", "lolcats/figure3.png", "lolcats/figure9.pdf", "reference.json",
+              *store.FILES}  # fmt: skip
     assert kept == shared | {f"runs/lizard/finetune/{name}" for name in of_stage}
     assert sum(sizes.values()) == sum((tmp_path / "out" / name).stat().st_size for name in kept - {"reference.json"})
-    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", "text"}
-    left = json.loads((tmp_path / "out/reference.json").read_text())["left_out_bytes"]
-    assert {"runs/lizard/finetune/model.safetensors", "text/toy/train_tokens.npy", "lolcats/figure3.pdf"} <= left.keys()
+    assert sizes.keys() == {"runs/lizard", "comparison", "lolcats", *store.FILES}
+    packed = store.opened(tmp_path / "out").all()
+    assert packed.keys() == {"runs/lizard/finetune", "text/toy"}
+    for node, found in packed.items():
+        assert found.record == (results / node / "run.json").read_bytes() and found.metrics == (results / node / "metrics.json").read_bytes()
+    assert len(packed["runs/lizard/finetune"].curve) == 250 and packed["text/toy"].curve is packed["text/toy"].items is None
     reference.export(results, tmp_path / "out", weights=False)
     light = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    assert light == {name for name in kept if not name.endswith(".safetensors")}
+    assert light == {name for name in kept if not name.startswith("runs/")}
     sizes = reference.export(results, tmp_path / "out")  # its own work is replaced
     (results / "comparison/table2.csv").write_text("run\nsupra\n")  # the weights of an ablation's runs are not what the table shows
     reference.export(results, tmp_path / "out")
@@ -118,7 +121,8 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
     out, part = tmp_path / "out", tmp_path / "part/tiny"
     reference.export(results, out)
     before = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    for stage, text in {"runs/supra/finetune": "s", "text/toy": '{"anew": 1}'}.items():
+    nodes_before = store.opened(out).all()
+    for stage, text in {"runs/supra/finetune": '{"loss": 1}', "text/toy": '{"anew": 1}'}.items():
         (part / stage).mkdir(parents=True)
         (part / stage / "metrics.json").write_text(text)
         (part / stage / "method.safetensors").write_text("m")
@@ -127,17 +131,20 @@ def test_a_later_slice_of_results_is_added_to_what_is_committed(results, tmp_pat
     sizes = reference.export(part, out, add=True)
     after = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     reference.verify(out)
-    assert after.keys() == before.keys() | {"runs/supra/finetune/run.json", "runs/supra/finetune/metrics.json"}  # supra is no row of the table
-    assert {name for name in before if after[name] != before[name]} == {"text/toy/run.json", "text/toy/metrics.json", "reference.json"}
+    assert after.keys() == before.keys()  # supra is no row of the table
+    assert {name for name in before if after[name] != before[name]} == {"nodes.parquet", "reference.json"}, "none has readings, items or a curve"
+    nodes = store.opened(out).all()
+    assert nodes.keys() == nodes_before.keys() | {"runs/supra/finetune"}
+    assert nodes["runs/lizard/finetune"] == nodes_before["runs/lizard/finetune"] and nodes["text/toy"].metrics == b'{"anew": 1}'
     was, now = (json.loads(files["reference.json"]) for files in (before, after))
-    assert now["changed"] == was["changed"] and now["left_out_bytes"].keys() > was["left_out_bytes"].keys()
+    assert now["changed"] == was["changed"]
     assert sizes["runs/lizard"] == sum(len(text) for name, text in before.items() if name.startswith("runs/lizard/"))
     with pytest.raises(UserError, match="has no reference.json of an earlier export to add to"):
         reference.export(part, tmp_path / "none", add=True)
     with pytest.raises(UserError, match="is an export of scale 'tiny', and .*other is of 'other'"):
         reference.export(part.rename(tmp_path / "other"), out, add=True)
-    (out / "text/toy/metrics.json").write_text("y")
-    with pytest.raises(UserError, match="metrics.json is not what `relinear track export` wrote"):
+    (out / "nodes.parquet").write_bytes((out / "nodes.parquet").read_bytes()[:-1])
+    with pytest.raises(UserError, match="nodes.parquet is not what `relinear track export` wrote"):
         reference.export(results, out, add=True)
 
 
@@ -148,7 +155,7 @@ def changed(out: Path) -> dict[str, dict]:
 def test_a_file_that_is_not_the_original_says_so_and_what_the_original_was(results, tmp_path):
     out = tmp_path / "out"
     reference.export(results, out)
-    for path in (p for p in out.rglob("*") if p.is_file() and p.name != "reference.json"):
+    for path in (p for p in out.rglob("*") if p.is_file() and p.name not in ("reference.json", *store.FILES)):
         name = path.relative_to(out).as_posix()
         original = results / changed(out).get(name, {"from": name})["from"]
         assert (path.read_bytes() != original.read_bytes()) == (name in changed(out)), name
@@ -163,8 +170,7 @@ def test_a_file_that_is_not_the_original_says_so_and_what_the_original_was(resul
 def test_a_thinned_curve_is_some_of_the_lines_evenly_with_the_first_and_the_last(length, tmp_path):
     curve = [{"step": i, "time": 1.7e9 + i / 3, "loss": 1 / (i + 1), "lr": 1e-4 / 3, "terms": {"layer_00": 2 / (i + 3)}} for i in range(length)]
     (tmp_path / "history.jsonl").write_text(lines(curve))
-    reference._thin(tmp_path / "history.jsonl", tmp_path / "history.jsonl.gz")
-    thin = [json.loads(line) for line in gzip.decompress((tmp_path / "history.jsonl.gz").read_bytes()).splitlines()]
+    thin = reference._thin(tmp_path / "history.jsonl")
     steps = [line["step"] for line in thin]
     assert len(steps) <= reference.LINES + 1 and (length > reference.LINES or len(steps) == length)
     assert not length or (steps[0] == 0 and steps[-1] == length - 1 and len(set(np.diff(steps[:-1]))) <= 1)
@@ -185,14 +191,15 @@ def test_items_come_back_as_the_measurement_wrote_them(results, tmp_path):
     got = reference.read_items(tmp_path / "out" / place)
     for item, original in zip(got, ITEMS, strict=True):
         assert item == original | {"scores": pytest.approx(original["scores"], abs=0.005, rel=0)} if "scores" in original else item == original
-    table = pd.read_json(tmp_path / "out" / place / "items.json.xz")
+    table = pd.read_parquet(tmp_path / "out/items.parquet")
+    assert set(table["node"]) == {place}
     assert table["acc"].tolist() == [item["acc"] for item in ITEMS] and table["task"].tolist() == [item["task"] for item in ITEMS]
 
     (results / "comparison/table2.csv").write_text("run\nsupra\n")  # of another run than the table's: outcomes, for differences to be paired
     reference.export(results, tmp_path / "out")
     outcomes = [{name: value for name, value in item.items() if name not in ("scores", "target")} for item in ITEMS]
     assert reference.read_items(tmp_path / "out" / place) == outcomes
-    with pytest.raises(UserError, match="toy has no items: neither items.jsonl nor items.json.xz"):
+    with pytest.raises(UserError, match="toy has no items: neither items.jsonl nor items in a store"):
         reference.read_items(tmp_path / "out/text/toy")
 
 
@@ -227,17 +234,19 @@ def test_what_is_committed_is_small():
 def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder):
     reference.verify(folder)
     differs = changed(folder)
-    for path in folder.rglob("run.json"):
-        for name, artefact in json.loads(path.read_text())["artefacts"].items():
-            original = (path.parent / name).relative_to(folder).as_posix()
+    nodes = store.opened(folder)
+    for node in nodes.rows:
+        for name, artefact in json.loads(nodes.record(node))["artefacts"].items():
+            original = f"{node}/{name}"
             kept = [written for written, change in differs.items() if change["from"] == original]
             if kept:
                 assert [differs[written]["sha256"] for written in kept] == [artefact["sha256"]], original
             elif (folder / original).is_file():
                 assert sha256(folder / original) == artefact["sha256"], original
-    for scored in (path for measure in SCORED for path in folder.glob(f"runs/*/{measure}/items.json.xz")):
-        items = pd.DataFrame(reference.read_items(scored.parent), columns=["task", "acc", "acc_norm"])
-        readings = json.loads((scored.parent / "metrics.json").read_text())["readings"]
+        assert hashlib.sha256(nodes.metrics(node)).hexdigest() == json.loads(nodes.record(node))["artefacts"]["metrics.json"]["sha256"]
+    for scored in (folder / node for node in nodes.rows if Path(node).name in SCORED and nodes.items(node) is not None):
+        items = pd.DataFrame(reference.read_items(scored), columns=["task", "acc", "acc_norm"])
+        readings = json.loads(store.read(scored / "metrics.json"))["readings"]
         assert readings and {reading["of"] for reading in readings} == set(items["task"]), scored
         for reading in readings:
             mine = items[items["task"] == reading["of"]]
@@ -254,7 +263,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path
     refused("has no finished stage of a run", source=tmp_path)
     with monkeypatch.context() as small:
         small.setattr(reference, "LARGEST", 1000)
-        refused("more than 1,000; the largest: runs/lizard/finetune/history.jsonl.gz")
+        refused("more than 1,000; the largest: (nodes|items|curves).parquet")
     (results / "runs/lizard/finetune/method.safetensors").write_text("other")
     refused("method.safetensors is not what its run.json says")
     (tmp_path / "mine").mkdir()
@@ -322,7 +331,7 @@ def test_an_adapter_is_rounded_as_a_bfloat16_run_loads_it(trained, tmp_path):
     assert (out / METHOD).read_bytes() == (results / METHOD).read_bytes()
 
     reference.verify(out)
-    run = json.loads((out / "runs/lizard/finetune/run.json").read_text())
+    run = json.loads(store.read(out / "runs/lizard/finetune/run.json"))
     assert changed(out).keys() == {ADAPTER} and changed(out)[ADAPTER]["how"].startswith("bfloat16")
     assert changed(out)[ADAPTER]["sha256"] == sha256(results / ADAPTER) == run["artefacts"]["adapter/adapter_model.safetensors"]["sha256"]
     (out / ADAPTER).write_bytes((results / ADAPTER).read_bytes())
@@ -381,9 +390,10 @@ def test_committed_runs_of_another_clone_stand_beside_ones_own(tmp_path, interpr
     assert sorted(run["tags"]["stage"] for run in added if "stage" in run["tags"]) == ["finetune", "model", "text", "written"]
     done = clone.relinear("track", "rebuild")
     assert "0 runs restored" in done.stdout and {run["id"] for run in clone.mlflow()} == before | {run["id"] for run in added}
-    (clone / "results/reference/tiny/runs/teacher_lora/finetune/metrics.json").write_text("{}")
+    with (clone / "results/reference/tiny/readings.parquet").open("ab") as file:
+        file.write(b" ")
     done = clone.relinear("track", "import", "results/reference/tiny")
-    assert done.returncode == 1 and done.stderr.startswith("error: results/reference/tiny/runs/teacher_lora/finetune/metrics.json is not what")
+    assert done.returncode == 1 and done.stderr.startswith("error: results/reference/tiny/readings.parquet is not what")
 
 
 def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
@@ -400,22 +410,27 @@ def test_results_of_another_budget_are_drawn_again_as_they_were(tmp_path):
         draw_committed(folder, table)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [("items.json.xz", "deleted"), ("items.json.xz", "changed"), ("metrics.json", "deleted"), ("metrics.json", "changed"), ("run.json", "changed"),
-     ("run.json", "one more")],
-)  # fmt: skip
+@pytest.mark.parametrize("name", store.FILES[:3])
+@pytest.mark.parametrize("damage", ["deleted", "changed", "cut"])
 def test_committed_results_are_drawn_only_as_their_manifest_names_them(tmp_path, name, damage):
     folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
     table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
-    file = next(file for run, measure in table.reads() if (file := folder / "runs" / run / measure / name).is_file())
+    file = folder / name
     if damage == "deleted":
         file.unlink()
-    elif damage == "changed":
-        file.write_bytes(file.read_bytes() + b" ")
     else:
-        (file := file.with_name("items.jsonl")).write_text("{}\n")
-    with pytest.raises(UserError, match=f"{file.name}.* (is not what|is missing)"):
+        file.write_bytes(file.read_bytes() + b" " if damage == "changed" else file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=f"{name}.* (is not what|cannot be read)|has none of the runs"):
+        draw_committed(folder, table)
+
+
+def test_a_file_of_a_node_beside_a_store_that_no_manifest_names_is_refused(tmp_path):
+    folder = Path(shutil.copytree(COMMITTED / "smollm2_quarter", tmp_path / "quarter"))
+    table = available(COMMITTED.parents[1] / "workflow/papers")["comparison_details"]
+    run, measure = next((run, measure) for run, measure in table.reads() if store.has(folder / "runs" / run / measure))
+    (folder / "runs" / run / measure).mkdir(parents=True)
+    (folder / "runs" / run / measure / "items.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="items.jsonl is not what .*reference.json says"):
         draw_committed(folder, table)
 
 
@@ -453,7 +468,7 @@ def test_a_table_drawn_while_another_is_drawn_stays_in_the_manifest(tmp_path, mo
 
 @pytest.mark.parametrize(("folder", "paper", "figure"), [("smollm2", "lizard", "figure2"), ("recall_smollm2", "hedgehog", "figure2")])
 def test_a_figure_of_attention_weights_says_that_no_folder_keeps_them(folder, paper, figure, tmp_path):
-    copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder, ignore=shutil.ignore_patterns("items.json.xz", "history.jsonl.gz")))
+    copy = Path(shutil.copytree(COMMITTED / folder, tmp_path / folder))
     with pytest.raises(
         UserError,
         match=f"{paper}_{figure}: .*safetensors is missing; .* not committed; where they were measured: relinear draw {paper} {figure}",

@@ -14,6 +14,7 @@ from test_stage import Mirror
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from relinear import load_run, stages
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.files import sha256
 from relinear.linearize.loading import load_teacher
@@ -21,7 +22,7 @@ from relinear.plan.plan import Plan
 from relinear.share.runs import chain_of
 from relinear.tracking import live as tracking
 
-COMMITTED = sorted(path for path in (ROOT / "results/reference").glob("*/runs/*"))
+COMMITTED = [place / "runs" / run for place in store.campaigns(ROOT / "results/reference") for run in store.runs(place)]
 STEPS = ("measure hedgehog gate", "finetune supra", "finetune teacher_lora")
 MODEL, METHOD, ADAPTER = "models/tiny/model.safetensors", "runs/hedgehog/distill/method.safetensors", "runs/hedgehog/finetune/adapter/"
 WHOLE, LORA = "runs/supra/finetune/model.safetensors", "runs/teacher_lora/finetune/adapter/adapter_model.safetensors"
@@ -62,12 +63,12 @@ TRAINING = stages.training()
 
 def weights_named(run: Path) -> set[Path]:
     """The files of weights that the records of a committed run, and of the runs that it builds on, name."""
-    scale, found, waiting = run.parents[1], set(), sorted(run.glob("*/run.json"))
-    for path in waiting:
-        record = json.loads(path.read_text())
-        found |= {path.parent / name for name in record["artefacts"] if name.endswith("safetensors") and path.parent.name in TRAINING}
-        others = (scale / "runs" / Path(*Path(parent["path"]).parts[-2:]) / "run.json" for parent in record["parents"].values())
-        waiting += [other for other in others if other.is_file() and other not in waiting]
+    scale, found, waiting = run.parents[1], set(), store.parts(run)
+    for step in waiting:
+        record = json.loads(store.read(step / "run.json"))
+        found |= {step / name for name in record["artefacts"] if name.endswith("safetensors") and step.name in TRAINING}
+        others = (scale / "runs" / Path(*Path(parent["path"]).parts[-2:]) for parent in record["parents"].values())
+        waiting += [other for other in others if store.has(other) and other not in waiting]
     return found
 
 

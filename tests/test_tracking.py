@@ -22,6 +22,7 @@ from conftest import ROOT
 from servers import Between, mlflow_server, standing_before
 
 from relinear import cli
+from relinear.core.store import curve as committed_curve
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
@@ -432,9 +433,8 @@ def test_a_row_shows_the_learning_rates_that_it_is_trained_at(scale, name, rates
 def test_an_older_record_shows_the_rate_that_its_history_has(step):
     """Records of before have the rates of runs.yaml, and beside them the floor that the training applied."""
     folder = ROOT / "results/reference/table2_mini/runs/lizard" / step
-    record = json.loads((folder / "run.json").read_text())
-    lines = map(json.loads, gzip.decompress((folder / "history.jsonl.gz").read_bytes()).splitlines())
-    highest = max(line["lr"] for line in lines if "lr" in line)
+    record = mirror.read_record(folder)
+    highest = max(line["lr"] for line in committed_curve(folder) if "lr" in line)
     assert record["config"]["recipe"]["lr"] < highest == float(rows.row_of([record]).params[f"{step}.lr"])
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from relinear import stages
+from relinear.core import store
 from relinear.machine import gpus, warm
 from relinear.plan.near import possible
 from relinear.plan.plan import Plan
@@ -123,8 +124,8 @@ def seconds_of(plan: Plan, node: Node) -> float | None:
     """How long a committed record says that a node's work took, the longest of several; None where none is committed."""
     place = stages.stage(node.stage).folder(node)
     told = []
-    for path in REFERENCE.glob(f"*/{place}/run.json"):
-        record = json.loads(path.read_bytes())
+    for folder in store.campaigns(REFERENCE):
+        record = json.loads(store.read(file)) if store.exists(file := folder / place / store.RECORD) else {}
         if record.get("scale") == plan.scale:
             told.append(record["wall_seconds"])
     return max(told, default=None)

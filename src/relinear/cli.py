@@ -307,6 +307,23 @@ def status(plan) -> None:
         print(line)
 
 
+@app.command()
+def show(
+    node: Annotated[str, typer.Argument(help="A finished node: <folder>/<run>/<measure>, such as smollm2/lizard/mmlu, or as provenance names it.")],
+    results: Results = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print its run.json instead.")] = False,
+) -> None:
+    """Print the record behind a cell, of one's own results or of committed ones: parents, commit, hardware, seeds, data, readings."""
+    from relinear.core import store
+    from relinear.show import lines, node_of
+
+    if as_json:
+        print(store.read(node_of(node, results) / store.RECORD).decode())
+        return
+    for line in lines(node, results):
+        print(line)
+
+
 @app.command("campaign")
 @planned
 def run_campaign(
@@ -484,10 +501,10 @@ def track_export(
     weights: Annotated[bool, typer.Option(help="Adapters and methods' parameters of table2.csv's rows too: up to 11 MB each of SmolLM2.")] = True,
     add: Annotated[bool, typer.Option("--add", help="Keep what an earlier export of this scale has; what is in both is the new.")] = False,
 ) -> None:
-    """Copy what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
+    """Pack what is worth committing of a scale's results: tables, figures, records, curves, items' outcomes, adapters, methods' parameters.
 
-    Curves are thinned, figures have 256 colours, adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it;
-    reference.json says so of each, and has the originals' sha256.
+    Records, readings, curves and items lie in four parquet files. Curves are thinned, figures have 256 colours, adapters of runs that computed in
+    bfloat16 are rounded to it, as they are when loaded in it; reference.json says so of each file, and has the originals' sha256.
     """
     from relinear.tracking.committed import export
 
@@ -506,7 +523,7 @@ def track_import(
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
-    from relinear.tracking.committed import folders, verify
+    from relinear.tracking.committed import folders, import_folder, verify
 
     labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
     for part in labels:
@@ -514,7 +531,7 @@ def track_import(
             verify(part)
     results.mkdir(parents=True, exist_ok=True)
     store = Plan(results=results).store
-    print(f"{sum(mirror.import_folder(store, part, of) for part, of in labels.items())} runs imported")
+    print(f"{sum(import_folder(store, part, of) for part, of in labels.items())} runs imported")
 
 
 @track.command("ui")

@@ -1,6 +1,7 @@
 """Records of finished stages and of drawings, which are whole or as if they were not there: each names its files by sha256."""
 
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from relinear.core import store
 from relinear.files import MANIFEST, sha256, write_json
 from relinear.schemas import DEEPEST, BrokenError, Form, Manifest, Metrics, Record, require
 
@@ -23,11 +25,14 @@ _good: set[tuple[Path, int, int, int, int]] = set()  # records that had their fo
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """run.json of a finished stage; None where there is none. Raises BrokenError for one that cannot be read or has not the form of a record."""
+    """run.json of a finished stage, in its folder or in a store; None where there is none.
+
+    Raises BrokenError for one that cannot be read or has not the form of a record.
+    """
     path = folder / "run.json"
-    if not path.is_file():
+    if not store.exists(path):
         return None
-    record, now = read_json(path), _now(path)
+    record, now = read_json(path), _now(_behind(path))
     if record.get("schema") != SCHEMA:
         raise BrokenError(f"{path} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
     if (path, *now) not in _good:
@@ -39,7 +44,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping that a JSON file holds. Raises BrokenError for a file that holds none, or one that is nested too deep."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(store.read(path))
     except (OSError, ValueError) as error:
         raise BrokenError(f"{path} cannot be read: {error}") from None
     except RecursionError:
@@ -92,7 +97,10 @@ def entries(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
 def difference(folder: Path, record: dict[str, Any], name: str, of: str = "run.json") -> str | None:
     """The way in which a file of a folder differs from its record, which is called `of`; None where it does not."""
     path, expected = folder / name, record["artefacts"].get(name, {}).get("sha256", "no such file")
-    got = _sha256_now(path) if path.is_file() else "no file"
+    if path.is_file():
+        got = _sha256_now(path)
+    else:
+        got = hashlib.sha256(store.read(path)).hexdigest() if store.exists(path) else "no file"
     return None if got == expected else f"{path} is not what its {of} says: sha256 {got} got, {expected} expected"
 
 
@@ -223,9 +231,14 @@ def otherwise(folder: Path, record: dict[str, Any]) -> str | None:
     if home is None:
         return differs(folder, record)
     inside = folder.relative_to(home).as_posix() + "/"
-    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside)]
+    named = [home / name for name in named_in(home / MANIFEST) if name.startswith(inside) or name in store.FILES]
     there = [path for path in folder.rglob("*") if path.is_file()]
     return next(filter(None, map(_committed_otherwise, sorted({*named, *there}))), None)
+
+
+def _behind(path: Path) -> Path:
+    """The file that has what is read at a node's path: itself, or the table of nodes of a store."""
+    return path if path.is_file() or (found := store.packed(path.parent)) is None else found[0].place / store.NODES
 
 
 def require_committed(path: Path) -> None:
@@ -237,8 +250,8 @@ def require_committed(path: Path) -> None:
 
 def read_committed(path: Path) -> str:
     """The text of a file as of `require_committed`."""
-    require_committed(path)
-    return path.read_text(encoding="utf-8")
+    require_committed(_behind(path))
+    return store.read(path).decode()
 
 
 def _home(path: Path) -> Path | None:

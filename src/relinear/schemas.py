@@ -145,7 +145,6 @@ class Manifest(Form):
     scale: str
     files: dict[str, str]
     changed: dict[str, Change] = {}
-    left_out_bytes: dict[str, Count] = {}
 
 
 class Provenance(Form):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.render import count
 from relinear.plan.readings import Measured
 
@@ -29,14 +30,14 @@ def doses(found: Measured) -> tuple[Dose, ...] | None:
 
     None if a step's record is missing, or if a step ended early (patience), since such a step has no dose.
     """
-    record = json.loads(Path(found.source.file).read_text(encoding="utf-8"))
+    record = json.loads(store.read(found.folder / store.RECORD))
     places = [records.place(parent["path"]) for parent in record["parents"].values()]
     measures = {found.folder.name, "gate"}
     return _of([found.folder.parents[2] / place for place in places if place.parts[0] == "runs" and place.name not in measures])
 
 
 def _of(steps: list[Path]) -> tuple[Dose, ...] | None:
-    read = [json.loads(records.read_committed(file)) for step in steps if (file := step / "run.json").is_file()]
+    read = [json.loads(records.read_committed(file)) for step in steps if store.exists(file := step / store.RECORD)]
     known = [r for r in read if not r["config"]["recipe"].get("patience")]
     if len(known) < len(steps):
         return None

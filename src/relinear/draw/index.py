@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.claims import Verdict
 from relinear.draw.render import markdown, write_text
 from relinear.files import MANIFEST
@@ -85,7 +86,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     """The minutes of all stages behind an artefact, and their device, in the first folder in which all its measurements are committed."""
     for scale in _folders(reference) if artefact.reads() else ():
         folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
-        if all((folder / "run.json").is_file() for folder in folders):
+        if all(map(store.has, folders)):
             behind = _records(folders, reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}
             return f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
@@ -101,7 +102,7 @@ def _folders(reference: Path) -> list[str]:
         made = ROOT.fullmatch(records.read_manifest(manifest)["scale"] if manifest.is_file() else name)
         return (made["scale"], float(made["budget"] or 1), name) if made else ("", 0.0, name)
 
-    return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)
+    return sorted((folder.name for folder in store.campaigns(reference)), key=rank)
 
 
 def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
@@ -111,7 +112,7 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
     while waiting:
         folder = waiting.pop()
         file = folder / "run.json"
-        if folder in found or not file.is_file():
+        if folder in found or not store.exists(file):
             continue
         found[folder] = json.loads(records.read_committed(file))
         waiting += [scale / records.place(parent["path"]) for parent in found[folder]["parents"].values()]

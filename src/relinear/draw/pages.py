@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from relinear.core import store
 from relinear.draw.claims import Verdict
 from relinear.draw.costs import how_measured, read_costs
 from relinear.draw.drawn import by_run, cell, counted, drawn, name_of, rows_of
@@ -102,7 +103,7 @@ def controls(reference: Path) -> str:
 def held(run: str, folder: Path) -> int | None:
     """The keys that a layer of a committed run holds, as it was measured; None where it was not."""
     file = folder / "runs" / run / "state_bytes/metrics.json"
-    readings = json.loads(file.read_text(encoding="utf-8"))["readings"] if file.is_file() else []
+    readings = json.loads(store.read(file))["readings"] if store.exists(file) else []
     return next((round(r["value"]) for r in readings if (r["metric"], r["of"]) == ("positions", "model")), None)
 
 
@@ -110,9 +111,9 @@ def sized(run: str, folder: Path) -> str:
     """A run in words; a window of a hybrid's bytes with the keys that it holds, and as full attention where no sequence of its training is as
     long."""
     keys, step = held(run, folder), folder / "runs" / run / "finetune/run.json"
-    if not run.startswith("window_bytes_of_") or keys is None or not step.is_file():
+    if not run.startswith("window_bytes_of_") or keys is None or not store.exists(step):
         return label(run)
-    length = json.loads(step.read_text(encoding="utf-8"))["config"]["budget"]["seq_len"]
+    length = json.loads(store.read(step))["config"]["budget"]["seq_len"]
     words = f"{label(run).replace('window of', f'window of {keys:,} keys,')}"
     return f"full attention ({words}; it was trained on sequences of {length:,})" if keys > length else words
 
@@ -126,13 +127,13 @@ def accountings(reference: Path) -> str:
     head, as they were measured, or one for the query heads of a key head, each at 4 or 2 bytes a number. Keys and values have 2."""
     rows = []
     for scale, words in ACCOUNTED.items():
-        [file] = (reference / scale / "models").glob("*/metrics.json")
-        shape = json.loads(file.read_text(encoding="utf-8"))
+        [model] = (folder for folder in store.nodes(reference / scale) if folder.parent.name == "models")
+        shape = json.loads(store.read(model / "metrics.json"))
         layers, heads, groups, dim = (shape[name] for name in ("layers", "heads", "kv_heads", "head_dim"))
         a_key = 2 * 2 * groups * dim * layers  # bytes of a position's keys and values
         for method in ("lolcats", "lizard"):
             run = {"lolcats": "lolcats_window", "lizard": "lizard"}[method]
-            readings = json.loads((reference / scale / "runs" / run / "state_bytes/metrics.json").read_text(encoding="utf-8"))["readings"]
+            readings = json.loads(store.read(reference / scale / "runs" / run / "state_bytes/metrics.json"))["readings"]
             size, near = (next(r["value"] for r in readings if (r["metric"], r["of"]) == (metric, "model")) for metric in ("bytes", "positions"))
             linear = size - near * a_key  # of query heads, 4 bytes a number
             cells = []
@@ -334,7 +335,8 @@ def contexts(reference: Path) -> str:
 def made_with(reference: Path) -> str:
     """The versions, the card and the commits that made each committed folder, as its records tell; one that is dirty is marked by +."""
     found: dict[tuple[str, ...], dict[str, None]] = {}
-    records = [path for path in reference.rglob("*.json") if path.name.endswith(("run.json", ".provenance.json")) or path.parts[-2] in SESSIONS]
+    records = [path for path in reference.rglob("*.json") if path.name.endswith(".provenance.json") or path.parts[-2] in SESSIONS]
+    records += [folder / "run.json" for place in store.campaigns(reference) for folder in store.nodes(place)]
     for path in sorted(records):
         record = json.loads(read_committed(path))
         # A record tells of itself, or of the sessions that left it.

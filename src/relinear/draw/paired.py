@@ -13,8 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relinear.plan.items import PACKED, read_columns, read_items
-from relinear.plan.items import PLAIN as PLAIN_ITEMS
+from relinear.plan.items import columns_of, read_items
 from relinear.plan.readings import Measured, Reading
 
 SAME = 1e-6  # relative difference of a reading from the number that its items give
@@ -116,9 +115,8 @@ class Kept(NamedTuple):
 @functools.cache
 def _kept(folder: Path, _: str) -> Kept | None:
     """The items of a folder, read once for each content of its metrics; None without items."""
-    if not any((folder / name).is_file() for name in (PLAIN_ITEMS, PACKED)):
+    if (columns := columns_of(folder)) is None:
         return None
-    columns = read_columns(folder)
     if "task" not in columns:
         return Kept({}, read_items(folder))
     tasks: dict[tuple[str, str], dict[Hashable, float]] = defaultdict(dict)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relinear import records, stages
+from relinear.core import store
 from relinear.draw import About, Measurements, make, spreads, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
@@ -116,7 +117,7 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
     scale = records.read_manifest(manifest)["scale"]
     measured = _all(folder, artefact.reads())
     if not any(measured.values()):
-        have = ", ".join(sorted(run.name for run in (folder / "runs").glob("*")))
+        have = ", ".join(store.runs(folder))
         lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
     plan = _plan_of(scale, manifest)
@@ -149,9 +150,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _elsewhere(folder: Path, artefact: Artefact) -> str:
     """For an error: the folders beside a folder or in it that have a run or a file that the artefact is drawn from; nothing where there are none."""
-    places = [Path("runs", run) for run, _ in artefact.reads()] + [Path(Path(name).name) for name in artefact.files()]
+    runs, files = {run for run, _ in artefact.reads()}, [Path(name).name for name in artefact.files()]
     near = [*folder.parent.glob("*/"), *folder.glob("*/")]
-    found = sorted({path.as_posix() for path in near if any((path / place).exists() for place in places)})
+    found = sorted({path.as_posix() for path in near if runs & {*store.runs(path)} or any((path / name).exists() for name in files)})
     return f"; possible: {', '.join(found)}" if found else ""
 
 
@@ -182,11 +183,12 @@ def _plan_of(name: str, manifest: Path) -> Plan:
 def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
     """The measurements of these runs, and of their trainings with further seeds."""
     found: dict[tuple[str, str], Measured | None] = {}
+    have = store.runs(folder)
     for run, measure in reads:
         found[run, measure] = None
-        for own in sorted((folder / "runs").glob(f"{run}*")):
-            if _base(own.name) == run:
-                found[own.name, measure] = measured_in(own, measure)
+        for own in have:
+            if _base(own) == run:
+                found[own, measure] = measured_in(folder / "runs" / own, measure)
     return found
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from relinear.core import store
 from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.drawn import drawn, results_of
 from relinear.draw.index import _committed
@@ -172,8 +173,7 @@ def _linked(text: str, records: list[Path], link: Link) -> str:
 
 
 def _records(origin: Origin, scale: Path) -> list[Path]:
-    """The committed run.json files that a cell comes from. Their paths name the results that the folder was taken from, or the folder."""
-    names = [origin] if isinstance(origin, str) else origin or []
-    places = [Path(name.partition("#")[0]).parts for name in names]
-    paths = [scale.joinpath(*parts[parts.index("runs") :]) for parts in places if "runs" in parts]
-    return [path for path in dict.fromkeys(paths) if path.name == "run.json" and path.is_file()]
+    """The committed records that a cell comes from, at the paths that they have in the site (docs/repository.py)."""
+    names = [name.partition("#") for name in ([origin] if isinstance(origin, str) else origin or [])]
+    paths = [scale / node / store.RECORD for place, _, node in names if Path(place).name == store.NODES]
+    return [path for path in dict.fromkeys(paths) if store.exists(path)]

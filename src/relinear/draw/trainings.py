@@ -12,6 +12,7 @@ from statistics import variance
 from typing import NamedTuple
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.render import write_csv
 from relinear.draw.spreads import ABSOLUTE_KIND, ANY, COLUMNS, RELATIVE, RELATIVE_KIND, SHARES, SPREADS, Of, of_training
 from relinear.plan.readings import load
@@ -78,15 +79,16 @@ def _pool(parts: list[Part]) -> Pool:
 def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str], list[float]]]]:
     """Each committed run that was trained again, and the values of each of its readings over these trainings, by what they are of, whether a part was
     switched off, and where."""
-    for folder in sorted(reference.glob("*/runs")):
+    for place in store.campaigns(reference):
+        folder = place / "runs"
         seeds: dict[str, list[Path]] = defaultdict(list)
-        for path in sorted(folder.iterdir()):
-            if made := SEEDED.fullmatch(path.name):
-                seeds[made[1]].append(path)
+        for name in store.runs(place):
+            if made := SEEDED.fullmatch(name):
+                seeds[made[1]].append(folder / name)
         for run, repeats in seeds.items():
             values: dict[tuple[Of, bool, str], list[float]] = defaultdict(list)
             for path in (folder / run, *repeats):
-                for measure in sorted(path.iterdir()) if path.is_dir() else ():
+                for measure in store.parts(path):
                     record = records.believed(measure)
                     if record is None or not record.get("measure"):
                         continue
@@ -95,7 +97,7 @@ def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str],
                         of = of_training(found, reading)
                         if of is not None and reading.value is not None and reading.stderr is not None:
                             values[of, bool(record["config"].get("without")), f"{reading.of} {sorted(reading.at.items())}"].append(reading.value)
-            yield f"{folder.parent.name}/{run}", values
+            yield f"{place.name}/{run}", values
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear import attention, records
+from relinear.core import store
 from relinear.plan.options import KEEP, schema
 from relinear.plan.readings import Measured
 from relinear.plan.strict import ConfigError
@@ -65,7 +66,7 @@ def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, F
     """Run -> its form, from that of its measurements which has most steps behind it."""
     found: dict[str, Form] = {}
     for (run, _), each in measured.items():
-        if each is not None and (Path(each.folder) / "run.json").is_file():
+        if each is not None and store.has(Path(each.folder)):
             form = form_of(each)
             if run not in found or len(form[SEQUENCES]) > len(found[run][SEQUENCES]):
                 found[run] = form

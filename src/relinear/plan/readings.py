@@ -1,11 +1,12 @@
 """The result of a measurement, a list of readings, and its form on disk."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relinear.files import sha256
+from relinear.core import store
 
 At = Mapping[str, int | float | str]
 
@@ -28,7 +29,7 @@ class Reading(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The record behind a cell: path, key and sha256 of its run.json, and the sha256 of the metrics.json beside it."""
+    """The record behind a cell: its name (`relinear.core.store.named`), key and sha256, and the sha256 of the metrics.json beside it."""
 
     file: str
     key: str
@@ -72,22 +73,26 @@ def plain(readings: Iterable[Reading]) -> list[dict[str, Any]]:
 
 
 def load(folder: Path) -> Measured:
-    """A finished measurement from its folder. Raises FileNotFoundError where it is not finished, ValueError where it is malformed."""
-    metrics_file, record_file = folder / "metrics.json", folder / "run.json"
-    for file in (metrics_file, record_file):
-        if not file.is_file():
+    """A finished measurement from its folder, or of a store (`relinear.core.store`).
+
+    Raises FileNotFoundError where it is not finished, ValueError where it is malformed."""
+    texts = []
+    for file in (folder / "metrics.json", folder / "run.json"):
+        if not store.exists(file):
             raise FileNotFoundError(f"{file} is missing: the measurement did not finish")
-    record, metrics = (_json(file) for file in (record_file, metrics_file))
+        texts.append(store.read(file))
+    metrics, record = (_json(text, folder / name) for text, name in zip(texts, ("metrics.json", "run.json"), strict=True))
     try:
-        source = Source(record_file.as_posix(), record["key"], sha256(record_file), sha256(metrics_file))
+        metrics_sha256, record_sha256 = (hashlib.sha256(text).hexdigest() for text in texts)
+        source = Source(store.named(folder), record["key"], record_sha256, metrics_sha256)
         readings = tuple(Reading(**reading) for reading in metrics["readings"])
         return Measured(record["run"], record["measure"], record["scale"], readings, metrics["facts"], source, folder)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is no measurement of this version: {error}") from None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(text: bytes, file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(text)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None

@@ -5,6 +5,7 @@ result is its folder. In the crate's folder lie run.json and metrics.json of eac
 """
 
 import datetime
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
 from relinear import records
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.files import folder_aside
 from relinear.plan.assets import catalogue
@@ -65,8 +67,8 @@ def _with_parents(run: Path) -> dict[Path, Step]:
                 add(*made)
             found[folder] = Step(record, {role: made and made[0] for role, made in parents.items()})
 
-    for path in sorted(run.glob("*/run.json")):
-        add(path.parent, records.believed(path.parent))
+    for folder in store.parts(run):
+        add(folder, records.believed(folder))
     if not found:
         raise UserError(f"{run} is no run: it has no finished step or measurement; a run is results/<scale>/runs/<run>")
     return found
@@ -84,8 +86,9 @@ def _add(crate: ROCrate, name: str, folder: Path, step: Step, results: dict[Path
     record, result = step.record, results[folder]
     result["name"] = name
     for file in KEPT:
-        if (folder / file).is_file():
-            result.append_to("hasPart", crate.add_file(folder / file, f"{name}/{file}", properties={"encodingFormat": "application/json"}))
+        if store.exists(folder / file):
+            text = io.StringIO(store.read(folder / file).decode())
+            result.append_to("hasPart", crate.add_file(text, f"{name}/{file}", properties={"encodingFormat": "application/json"}))
     for file, entry in record["artefacts"].items():
         if file not in KEPT:
             result.append_to("mentions", _named(crate, f"#{name}/{file}", file, sha256=entry["sha256"], contentSize=str(entry.get("bytes", ""))))

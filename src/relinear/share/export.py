@@ -17,6 +17,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.render import write_text
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
@@ -126,7 +127,7 @@ def export_folder(folder: Path, out: Path | str, dtype: str | None = None) -> Pa
 
 def is_saved_model(folder: Path) -> bool:
     """Whether a folder is a model's, as save_pretrained writes one, and no run's."""
-    return (folder / "config.json").is_file() and not any(folder.glob("*/run.json"))
+    return (folder / "config.json").is_file() and not store.parts(folder)
 
 
 def verify_records(run: Path, chain: Chain) -> dict[Path, dict[str, Any]]:
@@ -147,7 +148,7 @@ def measurements(run: Path, steps: Mapping[Path, dict[str, Any]]) -> dict[Path, 
 
     One line on stderr names those that were not, or whose files are others by now: the model is whole without them.
     """
-    read = {path.parent: record for path in sorted(run.glob("*/run.json")) if (record := records.read(path.parent))["measure"]}
+    read = {own: record for own in store.parts(run) if (record := records.read(own))["measure"]}
     keys, found = _keys(run, {**steps, **read}), {}
     for own, record in read.items():
         names = record["artefacts"].keys() & {"metrics.json"} if _committed(run) else record["artefacts"]

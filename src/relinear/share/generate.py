@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.utils import logging
 
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.folders import chat_of, tokenizer_of
 from relinear.linearize.assemble import assemble
@@ -56,12 +57,12 @@ class _Stopwatch(TextStreamer):
 
 def load(folder: Path, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer of a run's folder, a saved linearized folder or any transformers folder. Raises UserError where one is not whole."""
-    if not folder.is_dir():
+    if not folder.is_dir() and not store.parts(folder):
         raise UserError(f"no folder {folder}; possible: a run (results/<scale>/runs/<run>), or a folder with config.json and safetensors")
     precision, tokens = dtype_of(dtype, device), folder
     if (folder / "config.json").is_file():
         model = load_folder(folder, precision).to(device)
-    elif not any(folder.glob("*/run.json")):
+    elif not store.parts(folder):
         raise UserError(f"{folder} is no run: it has no finished step or measurement; possible: a folder with config.json and safetensors, or a run")
     else:
         tokens, links = chain_of(folder)

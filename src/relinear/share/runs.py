@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from relinear import records
+from relinear.core import store
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.linearize.assemble import assemble
@@ -64,7 +65,7 @@ def chain_of(folder: Path | str) -> Chain:
 
 def _told(run: Path) -> tuple[str, list[Link]]:
     """The model's folder below the scale's, and the links: as the record says that has the most steps behind it."""
-    read = {path.parent.name: records.read(path.parent) for path in sorted(run.glob("*/run.json"))}
+    read = {own.name: records.read(own) for own in store.parts(run)}
     chains = []
     for name, record in read.items():
         try:

@@ -14,6 +14,7 @@ class Budget(Strict):
 
     epochs: Positive
     seq_len: Positive
+    longest: Positive | None = None  # the most tokens that a run's own `seq_len` gets; None: all that it asks for
     batch_size: Positive
     accumulate: Positive
     lr_floor: Annotated[float, Field(ge=0)] = 0.0  # least learning rate: the papers' rates are for thousands of steps
@@ -90,6 +91,8 @@ class Step(_stage.Stage):
                 f"run {node.name!r}: {node.stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
             )
         given = {name: value for name in OF_BUDGET if (value := getattr(recipe, name)) is not None}
+        if (longest := budget.pop("longest")) and "seq_len" in given:
+            given["seq_len"] = min(given["seq_len"], longest)
         return budget | given | ({"seq_len": length} if length else {})
 
     def settings(self, plan, node):

@@ -20,7 +20,7 @@ class OfArena(Strict):
     """The amounts in which a scale's budget differs for long sequences of one class each, which a small model learns from scratch."""
 
     epochs: dict[str, Positive] = {}  # of each task
-    lr_floor: Annotated[float, Field(ge=0)] | None = None
+    lr_floor: dict[str, Annotated[float, Field(ge=0)]] = {}  # of each task
 
 
 class Budget(_training.Budget):
@@ -46,7 +46,8 @@ class Stage(_training.Step):
         budget, recipe = super().budget(plan, node), self.recipe(plan, node)
         arena, data = budget.pop("arena"), plan.data[plan.data_for(recipe.data, plan.run(node.name).model)]
         if data.make == "arena":
-            own = {"epochs": arena["epochs"].get(data.options["task"]), "lr_floor": arena["lr_floor"]}
+            task = data.options["task"]
+            own = {"epochs": arena["epochs"].get(task), "lr_floor": arena["lr_floor"].get(task)}
             budget |= {name: value for name, value in own.items() if value is not None and getattr(recipe, name, None) is None}
         return budget
 

@@ -1,59 +1,64 @@
 """A folder of results small enough to commit: the files that a reader, MLflow and a table need, without files that can be made again.
 
-Kept are tables, figures and their provenance, and of every stage run.json, metrics.json, the curve and the outcome of each item; of the headline
-table's rows also the items' scores and targets, adapters and the parameters that a method added. Attention weights and gates that a figure shows
-are kept, so that each figure can be drawn again. Left behind are whole models, corpora, activations, checkpoints, logs, and PDFs that have a PNG
-beside them. What is kept is made smaller:
+The record, metrics, curve and items of every finished node go into the folder's store (`relinear.core.store`), four parquet files. Beside them
+lie tables, figures and their provenance, adapters and the parameters that a method added of the headline table's rows, and the attention weights
+and gates that a figure shows, so that each figure can be drawn again. Left behind are whole models, corpora, activations, checkpoints, logs, and
+PDFs that have a PNG beside them. What is kept is made smaller:
 
-- a curve has at most `LINES` + 1 lines, as `history.jsonl.gz`;
-- items are columns, as `items.json.xz`: `read_items` reads them, and so does `pandas.read_json`;
+- a curve has at most `LINES` + 1 lines;
+- items lack scores and targets but in the headline table's rows, and texts of data that may not be redistributed; scores are rounded;
 - a PNG has 256 colours;
 - adapters of runs that computed in bfloat16 are rounded to it, as they are when loaded in it.
 
 Paths and hashes in records stay those of the clone that made them. `reference.json` has the sha256 of every file; under `changed` it says of each
-file that is another than the original how it was changed, and the original's name and sha256, which a stage's run.json has too.
+file that is another than the original how it was changed, and the original's name and sha256, which a node's record has too.
 """
 
 import csv
-import gzip
 import json
-import lzma
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from relinear import records
+from relinear.core import store
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, folder_aside, sha256, write_json
-from relinear.plan.items import PACKED as ITEMS
+from relinear.plan.items import FILE as ITEMS
+from relinear.plan.items import read_columns
 from relinear.plan.items import read_items as read_items
+from relinear.tracking import mirror
 
 HEADLINE = "comparison/table2.csv"  # its rows keep weights
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
 LINES = 250  # lines of a curve, besides its last
-PARTS_EVERY = 10  # every tenth of these lines, and the last, has the parts of a loss (by layer)
+SHOWN = 50  # lines of a curve in MLflow, besides its last
+PARTS_EVERY = 10  # every tenth of a curve's lines, and the last, has the parts of a loss (by layer)
 DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
 TEXTS = {"rouge": {"written", "right"}}  # measurement -> fields of an item that are text of data which may be used, and not redistributed
-OF_STAGE = {"run.json", "metrics.json", "history.jsonl", "items.jsonl", "method.safetensors"}
+PACKED = {store.RECORD, store.METRICS, store.CURVE, ITEMS}  # files of a node whose content goes into the store
 OF_FIGURE = {"weights.safetensors", "points.safetensors", "parts.safetensors"}  # of a measurement: what figures of attention and gates are drawn from
 EMPTY = 16  # bytes of such a file without a tensor
 LARGEST_OF_FIGURE = 2_000_000  # bytes of one of them that are worth committing
-ADAPTER = "adapter_model.safetensors"
-OF_ADAPTER = {"adapter_config.json", ADAPTER}
+METHOD, ADAPTER = "method.safetensors", "adapter/adapter_model.safetensors"
+WEIGHTS = {METHOD, ADAPTER, "adapter/adapter_config.json"}  # of a step of a headline row
 RENDERED = {".csv", ".md", ".png", ".pdf"}
 
-Change = tuple[str, str, Callable[[Path, Path], None]]  # name of the file that is written, how it differs, what writes it
+Change = tuple[str, Callable[[Path, Path], None]]  # how a file differs, what writes it
 
 
 def export(results: Path | str, out: Path | str, *, weights: bool = True, add: bool = False) -> dict[str, int]:
-    """Copy what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by run, and by table or figure.
+    """Pack what is worth committing of a scale's results into the folder `out`, whole or not at all; its bytes by file of the store, run with
+    weights, and folder of tables or figures.
 
     With `weights` the rows of table2.csv, or all runs without that table, keep adapters, methods' parameters, and scores and targets of their
     items. An `out` that an earlier export made is replaced. With `add` it keeps what it has, and its own table2.csv says which runs keep weights.
-    A stage, table or figure that both have is that of `results`.
+    A node, table or figure that both have is that of `results`.
 
     Raises UserError for a folder without finished stages, files that are not what their run.json says, an `out` that holds something else, is
     of another scale or was changed since, where it is to be added to, and more than `LARGEST` bytes.
@@ -63,25 +68,27 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True, add: b
         raise UserError(f"{results} has no finished stage of a run; give a scale's folder, such as results/smollm2")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise UserError(f"{out} holds what `relinear track export` did not write; give another folder")
-    before = _before(results, out) if add else {"files": {}, "changed": {}, "left_out_bytes": {}}
+    before = _before(results, out) if add else {"files": {}, "changed": {}}
     rows = _rows(out if HEADLINE in before["files"] else results) if weights else set()
+    _require_as_recorded(results)
+    nodes = {folder.relative_to(results).as_posix(): folder for folder in _nodes(results)}
     kept = dict(sorted(_kept(results, rows)))
-    made = {path.relative_to(results).as_posix() for path in _stages(results)}
-    older = [name for name in before["files"] if name not in kept and not made & {p.as_posix() for p in Path(name).parents}]
+    older = [name for name in before["files"] if name not in {*kept, *store.FILES} and not nodes.keys() & {p.as_posix() for p in Path(name).parents}]
     changed = {name: how for name, how in before["changed"].items() if name in older}
     with folder_aside(out) as scratch:
+        scratch.mkdir(parents=True)
         for name in older:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / name, scratch / name)
+        store.write(scratch, {**(store.opened(out).all() if add else {}), **{name: _packed(folder, rows) for name, folder in nodes.items()}})
         for name, source in kept.items():
-            to = scratch / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            if (change := _change(source, rows)) is None:
-                shutil.copyfile(source, to)
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            if (change := _change(source)) is None:
+                shutil.copyfile(source, scratch / name)
                 continue
-            written, how, write = change
-            write(source, to.with_name(written))
-            changed[to.with_name(written).relative_to(scratch).as_posix()] = {"how": how, "from": name, "sha256": sha256(source)}
+            how, write = change
+            write(source, scratch / name)
+            changed[name] = {"how": how, "from": name, "sha256": sha256(source)}
         files = {p.relative_to(scratch).as_posix(): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
         sizes: dict[str, int] = {}
         for name, size in files.items():
@@ -90,11 +97,14 @@ def export(results: Path | str, out: Path | str, *, weights: bool = True, add: b
         if sum(files.values()) > LARGEST:
             largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:5])
             raise UserError(f"{results} comes to {sum(files.values()):,} bytes, more than {LARGEST:,}; the largest: {largest}")
-        left = {p.relative_to(results).as_posix(): p.stat().st_size for p in sorted(_files(results)) if p not in kept.values()}
-        hashes = {name: sha256(scratch / name) for name in sorted(files)}
-        about = {"changed": dict(sorted(changed.items())), "left_out_bytes": dict(sorted({**before["left_out_bytes"], **left}.items()))}
-        write_json(scratch / MANIFEST, {"scale": results.name, "files": hashes, **about})
+        write_manifest(scratch, results.name, changed)
     return sizes
+
+
+def write_manifest(folder: Path, scale: str, changed: dict[str, dict[str, str]]) -> None:
+    """Write the reference.json of a folder: the results that it was taken from, the sha256 of every file, and how some were changed."""
+    files = {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST}
+    write_json(folder / MANIFEST, {"scale": scale, "files": dict(sorted(files.items())), "changed": dict(sorted(changed.items()))})
 
 
 def _before(results: Path, out: Path) -> dict[str, Any]:
@@ -105,7 +115,7 @@ def _before(results: Path, out: Path) -> dict[str, Any]:
     before = records.read_manifest(out / MANIFEST)
     if before["scale"] != results.name:
         raise UserError(f"{out} is an export of scale {before['scale']!r}, and {results} is of {results.name!r}; give another folder")
-    return before
+    return {"changed": {}, **before}
 
 
 def _files(results: Path) -> Iterator[Path]:
@@ -116,9 +126,9 @@ def _files(results: Path) -> Iterator[Path]:
             yield path
 
 
-def _stages(results: Path) -> Iterator[Path]:
-    """The folders of finished stages."""
-    return (path.parent for path in _files(results) if path.name == "run.json")
+def _nodes(results: Path) -> list[Path]:
+    """The folders of finished nodes."""
+    return sorted(path.parent for path in _files(results) if path.name == "run.json")
 
 
 def _rows(results: Path) -> set[str]:
@@ -130,49 +140,51 @@ def _rows(results: Path) -> set[str]:
         return {row["run"] for row in csv.DictReader(file)}
 
 
-def _kept(results: Path, weights: set[str]) -> Iterator[tuple[str, Path]]:
-    """The files that an export has, by their names in `results`: with the weights of these runs."""
-    stages = {folder: records.read(folder) for folder in _stages(results)}
-    for folder, record in stages.items():
-        for name in OF_STAGE & record["artefacts"].keys() - {"method.safetensors"}:
+def _require_as_recorded(results: Path) -> None:
+    """Raise UserError for a kept file of a node, or a table or figure, that is not what its record says."""
+    for folder in _nodes(results):
+        record = records.read(folder)
+        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        named = (PACKED - {"run.json"}) & (record["artefacts"].keys() | there) | (WEIGHTS | OF_FIGURE) & there
+        for name in sorted(named):
             if wrong := records.difference(folder, record, name):
                 raise UserError(f"{wrong}; make {folder} again")
+        if (folder / "metrics.json").is_file():
+            records.check_metrics(folder)
     for drawing in results.glob("*/.*.json"):
         if wrong := records.drawn_otherwise(drawing):
             raise UserError(f"{wrong}; draw it again")
+
+
+def _kept(results: Path, rows: set[str]) -> Iterator[tuple[str, Path]]:
+    """The files that lie beside the store, by their names in `results`: with the weights of these runs."""
+    nodes = {folder: records.read(folder) for folder in _nodes(results)}
     for path in _files(results):
-        name, stage = path.relative_to(results).as_posix(), next((p for p in path.parents if p in stages), None)
-        if stage is None:
+        name, node = path.relative_to(results).as_posix(), next((p for p in path.parents if p in nodes), None)
+        if node is None:
             redrawn = path.suffix == ".pdf" and path.with_suffix(".png").is_file()
             if path.suffix in RENDERED and not redrawn or path.name.endswith(".provenance.json"):
                 yield name, path
-            continue
-        inside = path.relative_to(stage)
-        if path.name in OF_FIGURE and stages[stage].get("measure"):
-            if not EMPTY < path.stat().st_size <= LARGEST_OF_FIGURE:
-                continue
-        elif path.name not in (OF_ADAPTER if inside.parts[0] == "adapter" else OF_STAGE):
-            continue
-        elif path.suffix == ".safetensors" and stage.parent.name not in weights:
-            continue
-        if path.name != "run.json" and sha256(path) != stages[stage]["artefacts"].get(inside.as_posix(), {}).get("sha256"):
-            raise UserError(f"{path} is not what its run.json says; make {stage} again")
-        yield name, path
+        elif path.name in OF_FIGURE and nodes[node].get("measure"):
+            if EMPTY < path.stat().st_size <= LARGEST_OF_FIGURE:
+                yield name, path
+        elif path.relative_to(node).as_posix() in WEIGHTS and node.parent.name in rows:
+            yield name, path
 
 
-def _change(source: Path, rows: set[str]) -> Change | None:
-    """The change that a file undergoes in an export; None if it is copied."""
-    if source.name == "history.jsonl":
-        return f"{source.name}.gz", f"{LINES + 1} lines at most, six digits, parts of a loss in every {PARTS_EVERY}th", _thin
-    if source.name == "items.jsonl":
-        scored = source.parents[1].name in rows
-        without = TEXTS.get(source.parent.name) or (set() if scored else SCORED)
-        how = f"columns, without {' and '.join(sorted(without))}" if without else f"columns, scores to {DECIMALS} decimals"
-        return ITEMS, how, lambda source, to: _pack(source, to, without)
+def _packed(folder: Path, rows: set[str]) -> store.Packed:
+    """A node as the store has it."""
+    texts = [(folder / name).read_bytes() if (folder / name).is_file() else None for name in ("run.json", "metrics.json")]
+    items = _items(folder, rows) if (folder / ITEMS).is_file() else None
+    return store.Packed(*texts, items, _thin(folder / store.CURVE) if (folder / store.CURVE).is_file() else None)
+
+
+def _change(source: Path) -> Change | None:
+    """The change that a file beside the store undergoes; None if it is copied."""
     if source.suffix == ".png":
-        return source.name, "256 colours", paint
-    if source.name == ADAPTER and _in_bfloat16(source.parents[2]):
-        return source.name, "bfloat16, but for what adapts a method", _round
+        return "256 colours", paint
+    if source.as_posix().endswith(ADAPTER) and _in_bfloat16(source.parents[2]):
+        return "bfloat16, but for what adapts a method", _round
     return None
 
 
@@ -191,19 +203,20 @@ def _round(source: Path, to: Path) -> None:
         save_file({n: x if ".method." in n else x.bfloat16() for n, x in tensors.items()}, to, file.metadata())
 
 
-def _thin(source: Path, to: Path) -> None:
-    """Copy lines at even distances and the last, each with its step; the parts of some."""
+def _thin(source: Path, most: int = LINES) -> list[dict[str, Any]]:
+    """Lines of a curve at even distances and the last, each with its step; the parts of some."""
     lines = [json.loads(line) for line in source.read_text().splitlines()]
-    kept = lines[:: max(-(-len(lines) // LINES), 1)]
-    if lines and kept[-1] is not lines[-1]:
-        kept.append(lines[-1])
+    kept = _evenly(lines, most)
     for place, line in enumerate(kept):
         if place % PARTS_EVERY and line is not kept[-1]:
             kept[place] = {name: value for name, value in line.items() if not isinstance(value, dict | list)}
-    text = "".join(json.dumps(_short(line) | {"time": round(line["time"], 2)}) + "\n" for line in kept)
-    # Equal lines make equal bytes: no time and no name in the header.
-    with to.open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
-        packed.write(text.encode())
+    return [_short(line) | {"time": round(line["time"], 2)} for line in kept]
+
+
+def _evenly(lines: list[Any], most: int) -> list[Any]:
+    """At most so many lines at even distances, and the last."""
+    kept = lines[:: max(-(-len(lines) // most), 1)]
+    return kept if not lines or kept[-1] is lines[-1] else [*kept, lines[-1]]
 
 
 def _short(value: Any) -> Any:
@@ -215,14 +228,13 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _pack(source: Path, to: Path, without: set[str]) -> None:
-    """Copy items, one a line, as columns {field: values}: null is what an item has no value of. Without some fields."""
-    items = [json.loads(line) for line in source.read_text().splitlines()]
-    fields = dict.fromkeys(field for item in items for field in item if field not in without)
-    columns = {field: [item.get(field) for item in items] for field in fields}
+def _items(folder: Path, rows: set[str]) -> store.Columns:
+    """A node's items without what is not committed of them."""
+    without = TEXTS.get(folder.name) or (set() if folder.parent.name in rows else SCORED)
+    columns = {field: values for field, values in read_columns(folder).items() if field not in without}
     if "scores" in columns:
         columns["scores"] = [scores and [round(score, DECIMALS) for score in scores] for scores in columns["scores"]]
-    to.write_bytes(lzma.compress(json.dumps(columns, separators=(",", ":")).encode(), preset=9))
+    return columns
 
 
 def folders(root: Path) -> list[Path]:
@@ -231,10 +243,37 @@ def folders(root: Path) -> list[Path]:
 
 
 def verify(folder: Path | str) -> None:
-    """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them."""
+    """Raises UserError unless the folder holds exactly the files that `export` wrote, as it wrote them, and every node of its store is whole."""
     folder = Path(folder)
     written = records.read_manifest(folder / MANIFEST)["files"]
     found = {p.relative_to(folder).as_posix(): sha256(p) for p in folder.rglob("*") if p.is_file()}
     found.pop(MANIFEST)
     if wrong := sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name)):
         raise UserError(f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export the folder again")
+    store.opened(folder).verify()
+
+
+def import_folder(uri: str, folder: Path, label: str = "reference") -> int:
+    """As `relinear.tracking.mirror.import_folder`, of results that may be committed ones, which must be as they were written."""
+    if (folder / MANIFEST).is_file():
+        verify(folder)
+    with _unpacked(folder) as nodes:
+        return mirror.import_folder(uri, nodes, label)
+
+
+@contextmanager
+def _unpacked(folder: Path) -> Iterator[Path]:
+    """While this lasts, a folder of the same name in which each node of a store has its own folder, with run.json, metrics.json and a curve of at
+    most `SHOWN` + 1 lines; tables and figures beside them. Results without a store are given as they are."""
+    if not (folder / store.NODES).is_file():
+        yield folder
+        return
+    with TemporaryDirectory() as scratch:
+        out, nodes = Path(scratch, folder.name), store.opened(folder)
+        leave = shutil.ignore_patterns(*store.FILES, "*.safetensors")
+        shutil.copytree(folder, out, ignore=leave)
+        for node in nodes.rows:
+            nodes.unpack(node, out)
+            if lines := nodes.curve(node):
+                (out / node / store.CURVE).write_text("".join(json.dumps(line) + "\n" for line in _evenly(lines, SHOWN)))
+        yield out

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from relinear.core import store
 from relinear.draw.render import NOT_RUN, count, markdown, write_csv, write_text
 from relinear.records import read_committed, trained_at
 
@@ -29,7 +30,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
 
 def _record(folder: Path) -> dict | None:
     file = folder / "run.json"
-    return json.loads(read_committed(file)) if file.is_file() else None
+    return json.loads(read_committed(file)) if store.exists(file) else None
 
 
 def _ours(distill: dict, finetune: dict) -> dict:
