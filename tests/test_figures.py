@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, curves, make, pictures, render
+from relinear.draw import About, costs, curves, make, own, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.attention_maps import per_head
 from relinear.draw.cells import rows_of
@@ -21,7 +22,6 @@ from relinear.draw.claims import UNTESTED, judge
 from relinear.draw.curves import _finish, curve_of_costs, points_of
 from relinear.draw.frame import frame_of
 from relinear.draw.grid import heat_of
-from relinear.draw.scatter import _figure as _scatter
 from relinear.plan.claims import Claim
 from relinear.plan.figures import Panel
 from relinear.plan.specs import read
@@ -352,13 +352,20 @@ TABLE = {
 }
 
 
-SHAPE = {"draw": "scatter", "x": "kl", "y": "cola"}
+SCATTER = ROOT / "workflow/papers/hedgehog/figure4.py"
 
 
-def test_a_scatter_plot_is_a_table_with_its_claims_and_provenance(tmp_path):
+def scattered(folder, **spec):
+    """A table that Hedgehog Figure 4's file draws."""
+    path = paper(folder, stem="figure5", draw="picture", **spec)
+    shutil.copy(SCATTER, path.with_suffix(".py"))
+    return read(path)
+
+
+def test_a_picture_is_a_table_with_its_claims_and_provenance(tmp_path):
     measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
     measured |= {(f"bert_{m}", "kl"): measurement(f"bert_{m}", "kl", reading("kl", 2.0 - i / 2, 0.1)) for i, m in enumerate(MAPS) if m != "relu"}
-    artefact = read(paper(tmp_path, stem="figure5", **TABLE, **SHAPE))
+    artefact = scattered(tmp_path, **TABLE)
     files = draw(artefact, measured, tmp_path / "out")
     [verdict] = verdicts(files)
     assert verdict["verdict"] == "reproduced" and "cola: bert_hedgehog 60.00 ± 1.00" in verdict["figures"]
@@ -371,7 +378,7 @@ def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path):
     measured = {(f"bert_{m}", "cola"): measurement(f"bert_{m}", "cola", reading("matthews", 0.4 + i / 10)) for i, m in enumerate(MAPS)}
     measured = {key: m._replace(facts=m.facts | {"tokens": {"finetune": 1000}}) for key, m in measured.items()}
     claims = [TABLE["claims"][0] | {"dose": {"bert_hedgehog": dose}} for dose in (1000, 2000)]
-    whole, less = verdicts(draw(read(paper(tmp_path, stem="figure5", **TABLE | SHAPE | {"claims": claims})), measured, tmp_path / "out"))
+    whole, less = verdicts(draw(scattered(tmp_path, **TABLE | {"claims": claims}), measured, tmp_path / "out"))
     assert whole["verdict"] == "reproduced"
     assert less["verdict"] == "not tested" and "bert_hedgehog had 1k of 2k" in less["reason"]
 
@@ -379,11 +386,11 @@ def test_a_dose_that_a_point_lacks_gives_its_claim_no_verdict(tmp_path):
 def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
     runs = [f"map_{name}" for name in ("exponential", "taylor_of_degree_two", "cosformer", "performer")]
     table = TABLE | {"rows": [{"run": run, "text": {"map": run}} for run in runs], "claims": []}
-    spec = read(paper(tmp_path, stem="figure5", **table, draw="scatter", x="kl", y="cola")).spec
+    spec = scattered(tmp_path, **table).spec
     measured = {(run, "cola"): measurement(run, "cola", reading("matthews", 0.99)) for run in runs}
     measured |= {(run, "kl"): measurement(run, "kl", reading("kl", 2.0 + i / 50)) for i, run in enumerate(runs[:3])}
     measured[runs[3], "kl"] = measurement(runs[3], "kl", reading("kl", 3.0))
-    figure = _scatter(spec, rows_of(spec, measured, MINI), MINI)
+    figure = own.load(SCATTER, "figure(spec, rows, about)").figure(spec, rows_of(spec, measured, MINI), MINI)
     figure.draw_without_rendering()
     [axis], renderer = figure.axes, FigureCanvasAgg(figure).get_renderer()
     boxes = [Text.get_window_extent(name, renderer) for name in axis.texts]

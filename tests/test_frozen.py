@@ -86,7 +86,7 @@ def test_what_lolcats_says_in_its_text_is_counted_at_the_papers_shape():
     intext, table1 = (read(ROOT / f"workflow/papers/lolcats/{name}.yaml") for name in ("intext", "table1"))
     printed = {line.run: table1.spec.published(line.name).values for line in table1.spec.lines}
     runs = [run for run, measure in intext.spec.reads() if measure == "fidelity"]
-    for name, numbers in own._load(intext.script).PUBLISHED.items():
+    for name, numbers in own.load(intext.script, "draw(spec, measured, about, out)").PUBLISHED.items():
         assert [printed[run][{"ppl": "ppl_at_2"}.get(name, name)] for run in runs] == list(numbers)
 
 
@@ -101,7 +101,7 @@ def table7(workflow: Path, out: Path) -> dict[str, str]:
         (out / "runs/lizard" / step / "run.json").write_text(json.dumps({"config": settings, "hardware": hardware, "tokens": tokens}))
     artefact = read(ROOT / "workflow/papers/lizard/table7.yaml")
     found = SimpleNamespace(folder=out / "runs/lizard/perplexity")
-    own._load(artefact.file.with_suffix(".py")).draw(artefact.spec, {("lizard", "perplexity"): found}, About("paper"), out)
+    own.load(artefact.script, "draw(spec, measured, about, out)").draw(artefact.spec, {("lizard", "perplexity"): found}, About("paper"), out)
     with (out / "table7.csv").open() as file:
         return {row["setting"]: row["same"] for row in csv.DictReader(file)}
 

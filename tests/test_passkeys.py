@@ -312,9 +312,8 @@ def test_the_figure_draws_each_plane_its_lines_and_where_nothing_is_defined(tmp_
     assert (heat.xs, heat.lines) == ([2048, 4096, 8192], {"x": 2048, "y": 128}) and np.isfinite(heat.values).sum() == 4 + 8 + 16
     told = [reading("not_informative", value, None, 1, name, length=2048) for name, value in (("floor", 1.0), ("ceiling", 0.0), ("copying", 1.0))]
     found = measured["needle_lizard", "needle_plane"]
-    assert heat_of(
-        spec, spec.panel("Lizard"), frame_of({("needle_lizard", "needle_plane"): found._replace(readings=(*found.readings, *told))})
-    ).marks == {2048: "*‡", 4096: "", 8192: ""}
+    marked = frame_of({("needle_lizard", "needle_plane"): found._replace(readings=(*found.readings, *told))})
+    assert heat_of(spec, spec.panel("Lizard"), marked).marks == {2048: "*‡", 4096: "", 8192: ""}
     heat = heat_of(spec, spec.panel("teacher"), frame_of(measured))
     assert heat.xs[-1] == 8192 and np.isnan(heat.values[:, -1]).all() and heat.lines == {"x": 2048}, "a column that is hatched"
     found = {v["claim"]: v["verdict"] for v in verdicts}

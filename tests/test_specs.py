@@ -26,7 +26,6 @@ MATRIX = {
 }
 OTHER = {"run": "lizard", "cells": {"acc": {"run": "t2r"}}}
 CLAIM = {"claim": "c", "source": "s", "left": "lizard", "right": "t2r", "column": "acc", "op": ">"}
-SCATTER = {"draw": "scatter", "x": "acc", "y": "acc"}
 GRID = {"draw": "grid", "cell": {"measure": "needle", "metric": "acc", "x": "length", "y": "depth"}, "panels": [{"run": "lizard"}]}
 COSTS = {
     "draw": "curves",
@@ -160,14 +159,17 @@ def test_derived_names_of_runs_are_names(tmp_path):
     ("spec", "suffixes"),
     [
         (TABLE, {"csv", "md", "claims.csv", "provenance.json"}),
-        (TABLE | SCATTER, {"png", "pdf", "provenance.json"}),
-        (TABLE | SCATTER | {"claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
+        (TABLE | {"draw": "picture"}, {"png", "pdf", "provenance.json"}),
+        (TABLE | {"draw": "picture", "claims": [CLAIM]}, {"png", "pdf", "provenance.json", "claims.csv"}),
         (GRID, {"png", "pdf", "provenance.json"}),
         (COSTS | {"claims": [RATIO | {"recipe": "another card"}]}, {"png", "pdf", "provenance.json", "claims.csv"}),
     ],
 )
 def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(tmp_path, spec, suffixes):
-    artefact = read(paper(tmp_path, **spec))
+    path = paper(tmp_path, **spec)
+    if spec.get("draw") == "picture":
+        path.with_suffix(".py").write_text("")
+    artefact = read(path)
     assert set(artefact.suffixes) == suffixes
     assert set(artefact.outputs("results/mini/lizard")) == {f"results/mini/lizard/table1.{suffix}" for suffix in suffixes}
     assert artefact.modules == [f"relinear.draw.{spec.get('draw', 'table')}"]
@@ -216,7 +218,7 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
     ("change", "message"),
     [
         ({"titel": "x"}, r"unknown key 'titel'; possible: label, says"),
-        ({"draw": "pie"}, "no shape draw: 'pie'; have table, scatter"),
+        ({"draw": "pie"}, "no shape draw: 'pie'; have table, picture"),
         ({"rows": [{"runn": "lizard"}]}, "unknown key 'runn' .*possible: run, name"),
         ({"rows": [{"text": {}}]}, "rows.0 has neither a run nor a name"),
         ({"rows": []}, "rows.*at least 1 item"),
@@ -247,8 +249,8 @@ def test_a_table_names_a_column_that_several_tables_have_and_says_what_differs(t
         (MATRIX | {"columns": [ACC | {"run": "m{mata}"}]}, "no field 'mata'; have meta"),
         (MATRIX | {"columns": [ACC]}, "row 'meta_2' has no run, and nothing is published in it"),
         ({"seeds": True, "rows": [OTHER], "columns": [ACC, {"name": "avg", "mean": ["acc"]}]}, "'avg' over seeds is of several runs in row 'lizard'"),
-        ({"draw": "scatter", "x": "acc", "y": "kl"}, "no column 'kl'; have acc"),
-        ({"draw": "own"}, "table1.py draws it exactly where it says draw: own; got draw: own, no file"),
+        ({"draw": "picture"}, "table1.py draws it exactly where it says draw: own or picture; got draw: picture, no file"),
+        ({"draw": "own"}, "table1.py draws it exactly where it says draw: own or picture; got draw: own, no file"),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_its_file_and_what_is_possible(tmp_path, change, message):

@@ -1,6 +1,6 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
-The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `scatter`,
+The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `picture`,
 `curves`, `attention_maps`, `grid`, `own`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
 suffixes.
 """

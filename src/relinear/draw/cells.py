@@ -11,7 +11,7 @@ from pandas import DataFrame
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
 from relinear.draw.doses import doses, trained_on
-from relinear.draw.frame import frame_of, over_trainings, readings_in, select, split
+from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select, split
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
@@ -175,8 +175,9 @@ def _cell(
         return Cell(f"{NOT_DEFINED}: {why}", NOT_DEFINED, NOT_DEFINED, NOT_DEFINED, (), ())
     alike, runs = place.measure in about.of_shape, _own(place, trainings, about.of_shape)
     nodes = {found.source.file: found for run in runs if (found := measured.get((run, place.measure)))}
-    rows = select(frame, *place, seeds=True)
-    rows = rows[rows["node"].isin(nodes.keys())]
+    own = along(frame, place.run, place.measure, place.metric, place.of, seeds=True)
+    own = own[own["node"].isin(nodes.keys())]
+    rows = select(own, *place, seeds=True)
     if not all(rows["why"] == ""):
         return MISSING._replace(value=f"{NOT_DEFINED}: {next(filter(None, rows['why']))}", files=tuple(nodes))
     parts = {node: _part(column.factor, nodes[node], reading, None if alike else seed) for node, seed, reading in readings_in(rows)}
@@ -184,7 +185,8 @@ def _cell(
         if not nodes[node].all(place.metric):
             have = ", ".join(sorted({reading.metric for reading in nodes[node].readings}))
             raise ValueError(f"{node}: no metric {place.metric!r} in measure {place.measure!r}; have {have}")
-    return _over_trainings(list(parts.values()), tuple(parts)) if parts else MISSING
+    number = score(own, *place, unit=column.factor)
+    return MISSING if number is None else Cell(*number, tuple(parts.values()), tuple(parts))
 
 
 def _part(unit: float, found: Measured, reading: Reading, training: int | None) -> Part:
@@ -193,32 +195,28 @@ def _part(unit: float, found: Measured, reading: Reading, training: int | None) 
     return Part(unit * reading.value, stderr, reading.n, scale_pulls(found, reading, unit), training, (of,) if of else ())
 
 
-def _over_trainings(parts: list[Part], files: tuple[str, ...]) -> Cell:
-    value, stderr, n, sd, _ = over_trainings([part.value for part in parts], [part.stderr for part in parts], parts[0].n)
-    return Cell(value, stderr, n, sd, tuple(parts), files)
-
-
-def _mean(parts: list[Cell]) -> Cell:
+def _mean(columns: list[Cell]) -> Cell:
     """The unweighted mean of columns, over the trainings that have all of them.
 
     Its item error is propagated from theirs as if they were independent; it is unknown if one of theirs is.
     """
-    if not all(part.was_run for part in parts):
+    if not all(column.was_run for column in columns):
         return MISSING
-    of_part = [{score.training: score for score in part.seeds} for part in parts]
-    trained = [own.keys() for own in of_part if None not in own]  # a number without a training is of every one
+    by_training = [{part.training: part for part in column.seeds} for column in columns]
+    trained = [own.keys() for own in by_training if None not in own]  # a number without a training is of every one
     shared = sorted(set.intersection(*map(set, trained))) if trained else [None]
     if not shared:
         return MISSING
-    scores = []
+    means = []
     for training in shared:
-        own = [scores_of.get(training) or scores_of[None] for scores_of in of_part]
-        errors = [s.stderr for s in own]
-        error = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
-        of = tuple(part for s in own for part in s.of)
-        scores.append(Part(math.fsum(s.value for s in own) / len(own), error, None, _mean_pulls(own), training, of))
-    files = (file for part in parts for score, file in zip(part.seeds, part.files, strict=False) if score.training in shared)
-    return _over_trainings(scores, tuple(dict.fromkeys(files)))
+        own = [parts.get(training) or parts[None] for parts in by_training]
+        errors = [part.stderr for part in own]
+        stderr = None if None in errors else math.hypot(*(e for e in errors if e is not None)) / len(own)
+        of = tuple(key for part in own for key in part.of)
+        means.append(Part(math.fsum(part.value for part in own) / len(own), stderr, None, _mean_pulls(own), training, of))
+    read = [(part, file) for column in columns for part, file in zip(column.seeds, column.files, strict=False)]
+    files = dict.fromkeys(file for part, file in read if part.training in shared)
+    return Cell(*over_trainings([part.value for part in means], [part.stderr for part in means], None), tuple(means), tuple(files))
 
 
 def _recovered(of: Recovery, guessed: float | None, row: Row, rows: list[Row], unit: float) -> Cell:

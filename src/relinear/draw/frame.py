@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from relinear.draw import Measurements
@@ -28,7 +29,6 @@ class Score(NamedTuple):
     stderr: float | None
     n: int | None
     sd: float | None
-    trainings: int
 
 
 def frame_of(measured: Measurements) -> pd.DataFrame:
@@ -43,7 +43,8 @@ def frame_of(measured: Measurements) -> pd.DataFrame:
         for reading in found.readings if found else ():
             own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
             rows.append((found.source.file, run, seed, measure, *own))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"value": float, "stderr": float})
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    return frame.astype({"seed": int, "value": float, "stderr": float, "n": int})
 
 
 def split(run: str) -> tuple[str, int]:
@@ -61,10 +62,12 @@ def place_of(at: At) -> str:
 def along(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, seeds: bool = False) -> pd.DataFrame:
     """The readings of a run's metric at all its places; with `seeds` of all trainings of the run."""
     name, seed = split(run)
-    rows = frame[(frame["run"] == name) & (frame["measure"] == measure) & (frame["metric"] == metric)]
-    if of is not None:
-        rows = rows[rows["of"] == of]
-    return rows if seeds and not seed else rows[rows["seed"] == seed]
+    wanted = {"measure": measure, "run": name, "metric": metric}
+    wanted |= ({} if of is None else {"of": of}) | ({} if seeds and not seed else {"seed": seed})
+    fits = np.ones(len(frame), dtype=bool)
+    for column, value in wanted.items():
+        fits &= frame[column].to_numpy() == value
+    return frame[fits]
 
 
 def select(
@@ -81,22 +84,23 @@ def select(
     return rows.sort_values("seed", kind="stable")
 
 
-def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None) -> Score | None:
-    """A cell: the number of a run over its trainings, in the reading's own unit; None if it was not measured."""
+def score(frame: pd.DataFrame, run: str, measure: str, metric: str, of: str | None = None, at: At | None = None, unit: float = 1.0) -> Score | None:
+    """A cell: the number of a run over its trainings, `unit` times as large as the readings; None if it was not measured."""
     rows = select(frame, run, measure, metric, of, at, seeds=True)
     rows = rows[rows["why"] == ""]
     if rows.empty:
         return None
-    return over_trainings(list(rows["value"]), [error(e) for e in rows["stderr"]], int(rows["n"].iloc[0]))
+    errors = [None if (stderr := error(e)) is None else unit * stderr for e in rows["stderr"]]
+    return over_trainings([unit * value for value in rows["value"]], errors, int(rows["n"].iloc[0]))
 
 
 def over_trainings(values: Sequence[float], errors: Sequence[float | None], n: int | None) -> Score:
     """The number over trainings, from the value and the item error of each."""
     if len(values) == 1:
-        return Score(values[0], errors[0], n, None, 1)
+        return Score(values[0], errors[0], n, None)
     known, spread = [e for e in errors if e is not None], stdev(values)
     total = math.hypot(fmean(known), spread / math.sqrt(len(values))) if len(known) == len(errors) else None
-    return Score(fmean(values), total, n, spread, len(values))
+    return Score(fmean(values), total, n, spread)
 
 
 def error(stderr: float) -> float | None:

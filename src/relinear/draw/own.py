@@ -24,7 +24,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     """
     spec: Own | Any = artefact.spec
     made = [out / f"{artefact.stem}.{suffix}" for suffix in spec.makes]
-    script = _load(artefact.file.with_suffix(".py"))
+    script = load(artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)")
     drawn = script.draw(spec, measured, about, out)
     if sorted(drawn) != sorted(made) or not all(path.is_file() for path in made):
         raise ValueError(f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in drawn)) or 'nothing'}; {artefact.path} makes {spec.makes}")
@@ -41,7 +41,7 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
     """Write the verdicts on a figure's claims; returns the file, or nothing where there are no claims."""
     spec: Own | Any = artefact.spec
-    script = _load(artefact.file.with_suffix(".py"))
+    script = load(artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)")
 
     def look(point: Point) -> Value | str:
         if gate_of(measured, point.row) == FAILED:
@@ -59,13 +59,13 @@ def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) 
     return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
 
 
-def _load(file: Path) -> Any:
-    """The module that a file is. Raises ValueError where it has no `draw`."""
+def load(file: Path, has: str) -> Any:
+    """The module that a file is. Raises ValueError if it does not have the function `has`, such as `draw(spec, measured, about, out)`."""
     described = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
     if described is None or described.loader is None:
         raise ValueError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(described)
     described.loader.exec_module(module)
-    if not hasattr(module, "draw"):
-        raise ValueError(f"{file} has no `draw(spec, measured, about, out)`")
+    if not hasattr(module, has.partition("(")[0]):
+        raise ValueError(f"{file} has no `{has}`")
     return module

@@ -22,11 +22,12 @@ from relinear.plan.published import FILE, published, relabelled
 from relinear.plan.published import tables as published_tables
 from relinear.plan.sane import read_settings
 from relinear.plan.strict import ConfigError, Strict, parse
-from relinear.plan.tables import Column, Scatter, Table
+from relinear.plan.tables import Column, Picture, Table
 
 SHAPES: dict[str, type[Spec]] = {
-    "table": Table, "scatter": Scatter, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
+    "table": Table, "picture": Picture, "curves": Curves, "attention_maps": AttentionMaps, "grid": Grid, "own": Own,
 }  # fmt: skip
+SCRIPTED = ("own", "picture")  # shapes that a file beside the spec draws
 NO_SPECS = ("paper", "runs")  # files of a paper's folder that are no table or figure
 COLUMNS = "columns.yaml"  # in the workflow: columns that several tables have
 READ = {"measure", "mean", "recovery", "ties"}  # a column that says one of these is a table's own
@@ -140,7 +141,7 @@ class Artefact:
     @property
     def script(self) -> Path | None:
         """The file beside the spec that draws it, where no shared shape does."""
-        return self.file.with_suffix(".py") if self.shape == "own" else None
+        return self.file.with_suffix(".py") if self.shape in SCRIPTED else None
 
     @property
     def seeds(self) -> bool:
@@ -231,8 +232,9 @@ def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> 
     shape = data.setdefault("draw", "own" if script else "table")
     if not isinstance(shape, str) or shape not in SHAPES:
         raise ConfigError(f"{where}: no shape draw: {shape!r}; have {', '.join(SHAPES)}")
-    if script != (shape == "own"):
-        raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: own; got draw: {shape}, {'a' if script else 'no'} file")
+    if script != (shape in SCRIPTED):
+        has = "a" if script else "no"
+        raise ConfigError(f"{where}: {path.stem}.py draws it exactly where it says draw: {' or '.join(SCRIPTED)}; got draw: {shape}, {has} file")
     spec = parse(SHAPES[shape], data, where)
     if isinstance(spec, Table):
         spec.put_beside(relabelled(published(path.parent, same_as or path.stem), base.get("label", ""), spec.label))

@@ -379,15 +379,7 @@ def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
     return re.sub(r"\{(\w+)\}", lambda match: str(fields[match[1]]), template)
 
 
-class Scatter(Table):
-    """A table drawn as points: a row is a point at its columns `x` and `y`."""
+class Picture(Table):
+    """A table whose rows `<stem>.py` beside the spec draws: `def figure(spec, rows, about)`, which returns a matplotlib figure."""
 
     suffixes = FIGURE
-    x: str
-    y: str
-
-    def check(self) -> None:
-        """Raise ValueError for parts that do not fit each other."""
-        for axis in (self.x, self.y):
-            known("column", axis, (column.name for column in self.columns))
-        super().check()

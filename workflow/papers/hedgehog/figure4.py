@@ -1,8 +1,6 @@
-"""Scatter plots: a table whose rows are points at two of its columns, such as quality against fidelity."""
+"""Hedgehog Figure 4: accuracy on associative recall against the entropy of attention weights; a row is a point at its first two columns."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,37 +8,25 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from relinear.draw import About, Measurements
-from relinear.draw.cells import Row, look_in, rows_of, tokens_of
-from relinear.draw.pictures import judge_claims, save, wrap
+from relinear.draw.pictures import wrap
 from relinear.draw.render import NOT_RUN
 from relinear.draw.style import look_of
-from relinear.draw.table import write_provenance_of
-from relinear.plan.specs import Artefact
-from relinear.plan.tables import Scatter
 
 AWAY = (9, 22, 36)  # distances in points at which a label may stand from its point; the first free place is taken
 AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
 
 
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths."""
-    spec: Scatter | Any = artefact.spec
-    rows = rows_of(spec, measured, about)
-    pictures = save(artefact, _figure(spec, rows, about), out)
-    written = write_provenance_of(artefact, spec, rows, about, out)
-    return [*pictures, written, *judge_claims(artefact, look_in(rows), about, out, tokens_of(rows))]
-
-
-def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
-    figure = Figure(figsize=(7.0, 5.2), layout="constrained")
+def figure(spec, rows, about) -> Figure:
+    """The points, each with its name beside it. `rows`: the rows of the table (`relinear.draw.cells.Row`)."""
+    first, second, *_ = spec.columns
+    shown = Figure(figsize=(7.0, 5.2), layout="constrained")
     lines = [f"{spec.label}: {spec.says}", about.where(), about.demonstration]
-    figure.suptitle(wrap(figure, filter(None, lines)), fontsize=10)
-    axis = figure.subplots()
+    shown.suptitle(wrap(shown, filter(None, lines)), fontsize=10)
+    axis = shown.subplots()
     missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):
         text = next((str(t) for t in row.line.text.values() if t is not None), row.line.name)
-        x, y = (row.cells[column] for column in (spec.x, spec.y))
+        x, y = (row.cells[column.name] for column in (first, second))
         if not isinstance(x.value, float) or not isinstance(y.value, float):
             missing.append(text)
             continue
@@ -48,16 +34,15 @@ def _figure(spec: Scatter, rows: list[Row], about: About) -> Figure:
         look = look_of(row.line.run or row.line.name, i)
         axis.errorbar(x.value, y.value, errors[1], errors[0], fmt=look.marker, markersize=6, capsize=2, elinewidth=0.8, color=look.color)
         points.append((text, x.value, y.value))
-    for column, ruler in ((spec.x, axis.set_xlabel), (spec.y, axis.set_ylabel)):
-        [found] = [c for c in spec.columns if c.name == column]
-        ruler(found.heading + (", %" if found.unit == "percent" else ""))
+    for column, ruler in ((first, axis.set_xlabel), (second, axis.set_ylabel)):
+        ruler(column.heading + (", %" if column.unit == "percent" else ""))
     if missing:
         axis.set_title(f"{NOT_RUN}: {', '.join(missing)}", fontsize=8, color="0.4")
     axis.margins(0.12)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
-    _label(figure, axis, points)
-    return figure
+    _label(shown, axis, points)
+    return shown
 
 
 def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -> None:
