@@ -1,11 +1,14 @@
 """GPU hours come from measured rows, and the page that prints them has no other numbers."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from relinear.benchmarks import hours
+from relinear.draw.drawn import drawn
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.stages._stage import Node
@@ -89,3 +92,63 @@ def test_a_page_without_its_marks_and_a_file_of_something_else_are_refused(tmp_p
     (tmp_path / "a.json").write_text("[]")
     with pytest.raises(UserError, match="a.json is no file of relinear.benchmarks.training"):
         hours.read(tmp_path)
+
+
+STAGES = ("distill", "finetune")
+
+
+def sentences() -> list[str]:
+    """What the sentences of the page say, from its tables and the measurements."""
+    _, _, speeds, curves, memory = drawn(ROOT / "docs/plan.md")
+    measured = {(row["shape"], row["run"], row["stage"], row["scaling"], row["engine"], row["GPUs"]): row for row in speeds}
+    small, large = ("smollm2-135m", "lolcats_window"), ("llama-3-8b", "lolcats_window")
+
+    def gain(model, stage, scaling, engine="ddp"):
+        return measured[*model, stage, scaling, engine, "2"]["against 1 GPU"].rstrip("x")
+
+    def gib(stage, engine, gpus, run=large):
+        return f"{float(measured[*run, stage, 'weak, 4 a GPU', engine, gpus]['peak GiB/GPU']):.0f}"
+
+    def step(row):
+        sequences = int(re.search(r"(\d+) a GPU", row["scaling"])[1])
+        return 1000 * sequences * 1024 / int(row["tokens/s/GPU"].replace(",", ""))
+
+    weak = [row for row in speeds if row["scaling"].startswith("weak") and row["engine"] == "ddp" and row["GPUs"] == "2"]
+    alone = [measured[row["shape"], row["run"], row["stage"], row["scaling"], "ddp", "1"] for row in weak]
+    longer = [step(two) - step(one) for two, one in zip(weak, alone, strict=True)]
+    gains = sorted(row["against 1 GPU"].rstrip("x") for row in weak)
+    scaling = json.loads((ROOT / "results/reference" / "scaling/scaling.json").read_text())["rows"]
+    trained = [row["trainable_params"] / 1e6 for row in scaling if row.get("scaling") == "weak" and row["run"] != "supra"]
+    apart = {(row["run"], row["GPUs"], row["piece"]): [float(row[f"{of} apart"]) for of in ("loss", "gradient norm")] for row in curves[::-1]}
+    sharded = [float(row["gradient norm apart"]) for row in curves if row["run"] == "supra" and row["GPUs"] == "2"]
+    assert max(sharded) < 0.05
+    size = {row[""]: row["llama-3-70b"] for row in memory}
+    shard, whole = (f"{float(size[name]):.0f}" for name in ("weights, bfloat16", "full finetuning (SUPRA): weights, gradients, moments"))
+    assert max(float(value) for name, value in size.items() if "with gradient and AdamW" in name) < 4
+    eight, sixty_four = ([gain(small, stage, f"strong, {n} a step") for stage in STAGES] for n in (8, 64))
+    eight_large = [gain(large, stage, "strong, 8 a step") for stage in STAGES]
+    shards = [gain(large, stage, "weak, 4 a GPU", "fsdp") for stage in STAGES]
+    room = [gib(stage, engine, gpus) for stage in STAGES for engine, gpus in (("fsdp", "2"), ("ddp", "1"))]
+    pieces = apart["supra", "1", "2"]
+    return [
+        f"replicas on two GPUs run {gains[0]} to {gains[-1]} times as fast.",
+        f"A step takes {min(longer):.0f} to {max(longer):.0f} ms longer than one GPU's {min(map(step, alone)):.0f} to {max(map(step, alone)):.0f}.",
+        f"{min(trained):.1f}M parameters at SmolLM2's shape, {max(trained):.0f}M at the 8B shape",
+        f"It gives {eight[0]} and {eight[1]} on two GPUs",
+        f"64 sequences a step give {sixty_four[0]} and {sixty_four[1]}.",
+        f"8 are enough: {eight_large[0]} and {eight_large[1]}.",
+        f"they run {shards[0]} (transfer) and {shards[1]} times (finetuning)",
+        f"A GPU needs {room[0]} instead of {room[1]} GiB, and {room[2]} instead of {room[3]}.",
+        f"SUPRA runs at all: {gib('finetune', 'fsdp', '2', ('llama-3-8b', 'supra'))} GiB",
+        f"SUPRA's loss is within {apart['supra', '2', '16'][0]:.0e} and its gradient norm within 5 %;".replace("e-0", "e-"),
+        f"in smaller pieces {pieces[0]:.0e}, and {100 * pieces[1]:.0f} % at its worst step.".replace("e-0", "e-"),
+        f"{shard} GiB each, {8 * float(size['weights, bfloat16']):.0f} GiB for eight on a machine",
+        f"Of an H200's {hours.GPU_GIB} GiB {shard} are weights",
+        f"AdamW's moments are {whole} GiB, {float(whole) / 8:.0f} a GPU on eight",
+        "less than 4 GiB on each GPU",
+    ]
+
+
+def test_the_sentences_of_the_page_have_the_numbers_of_its_tables():
+    text = " ".join((ROOT / "docs/plan.md").read_text().split())
+    assert not [words for words in sentences() if words not in text]

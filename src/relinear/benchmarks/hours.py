@@ -15,7 +15,6 @@ import typer
 from relinear import stages
 from relinear.benchmarks import command
 from relinear.benchmarks.training import random_model, report, shape_of
-from relinear.draw.pages import replace_block
 from relinear.draw.render import count, markdown, write_text
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
@@ -29,6 +28,15 @@ ADAMW = 4 + 4 + 4 + 8  # bytes a trained parameter takes: float32 weight, gradie
 FULL = 4 + 4 + 8  # the same where everything is trained, in shards
 GPU_GIB = 139  # an H200's
 STATES = ("t2r", "hedgehog", "supra", "lolcats_window", "lizard", "lolcats_window_shared", "lizard_shared")  # runs whose states are compared
+
+
+def replace_block(page: str, name: str, block: str) -> str:
+    """The page with the block of this name exchanged. Raises UserError for a page without its marks."""
+    mark, end = f"<!-- {name} -->\n", "<!-- end -->"
+    if page.count(mark) != 1 or end not in page.split(mark)[1]:
+        raise UserError(f"the page needs the lines {mark.strip()} and {end} once, in this order")
+    before, rest = page.split(mark)
+    return f"{before}{mark}{block}{end}{rest.split(end, 1)[1]}"
 
 
 class Cost(NamedTuple):

@@ -1,6 +1,6 @@
 """The index of all papers' tables and figures, `workflow/papers/README.md`: label, command, needs, minutes and status of each.
 
-`python -m relinear.draw.index` writes it from the specs and the committed results.
+The page shows `page`, which relinear.draw.quote writes from the specs and the committed results.
 """
 
 import csv
@@ -12,29 +12,20 @@ from typing import Any, get_args
 
 from relinear import records
 from relinear.draw.claims import Verdict
-from relinear.draw.render import markdown, write_text
+from relinear.draw.render import markdown
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
 from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
 NOT_MEASURED = "not measured"
-HEAD = """# Every table and figure
-
-Written by `python -m relinear.draw.index` from the specs in these folders and the results in `results/reference`; a test holds it to them.
-
-A spec `<paper>/<stem>.yaml` says which readings stand where, what is published, and what the paper claims. `snakemake <paper>_<stem>` makes its
-files at the default scale, `--config scale=...` at another. Minutes are what the committed runs took, all stages behind them included, one
-after the other. Verdicts are those of the committed claims file, and in brackets stands where it lies in `results/reference`. What is `not run` in a
-committed cell, or not drawn at all, has its reason here.
-"""
 COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Not run, and why", "Published beside it")
 
 
-def page(workflow: Path, reference: Path) -> str:
-    """The index as Markdown. `reference`: the folder of committed results, `results/reference`."""
+def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results/reference") -> str:
+    """The tables of the index as Markdown. `reference`: the folder of committed results, `results/reference`."""
     artefacts = available(workflow / "papers")
-    parts = [HEAD]
+    parts = []
     for folder, paper in papers(workflow / "papers").items():
         own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == folder}
         labels = paper.labels or tuple(own)
@@ -136,12 +127,3 @@ def _committed(artefact: Artefact, reference: Path) -> Iterator[Path]:
     benchmarks = dict.fromkeys(Path(file).parent.name for file in artefact.files())
     for folder in (*benchmarks, *reversed(_folders(reference))):
         yield reference / folder / artefact.paper / artefact.stem
-
-
-def main() -> None:
-    """Write the page into the repository."""
-    write_text(WORKFLOW / "papers" / "README.md", page(WORKFLOW, WORKFLOW.parent / "results" / "reference"))
-
-
-if __name__ == "__main__":
-    main()
