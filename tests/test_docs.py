@@ -198,6 +198,26 @@ def test_each_cell_of_the_report_links_to_its_record():
     assert f" [33.8 ± 0.7]({own[0]}) [2]({own[1]}) [3]({own[2]}) " in page, "LAMBADA, a mean over seeds"
 
 
+def test_each_table_and_figure_has_a_footer_with_its_cards_commits_and_days():
+    text = "".join(page for page, _ in report.report(ROOT).values())
+    places = re.split(r"\n### In ", text)[1:]
+    assert places and not [place[:200] for place in places if "\n- Made with " not in place]
+    [table1] = [place for place in places if "/smollm2/lolcats/table1.csv" in place]
+    assert re.search(r"- Made with NVIDIA H200, torch 2.11.0, .*; commits `fd27f8e`; 2026-11-\d\d\.\n", table1)
+    assert "`bb40338`+" in next(place for place in places if "/efficiency/lolcats/figure2.png" in place), "uncommitted changes"
+    older, newer = sorted(set(re.findall(r"torch (\S+?)(?:\+cpu)?, transformers \S+, triton (\S+);", text)))
+    lock = (ROOT / "requirements.lock").read_text()
+    assert f"\ntorch=={newer[0]}" in lock and f"\ntriton=={newer[1]}" in lock and f"\ntorch=={older[0]}" not in lock
+
+
+def test_a_footer_has_one_item_for_each_environment():
+    versions = {"torch": "2.11.0"}
+    stage = {"versions": versions, "git": {"commit": "a" * 40, "dirty": False}, "hardware": {"gpu": None}, "started": "2026-11-02T10:00:00"}
+    session = {"versions": versions, "commit": "b" * 40, "dirty": True, "started": "2026-11-01T10:00:00"}
+    assert report.made_with([stage, stage, session]) == "- Made with CPU, torch 2.11.0; commits `aaaaaaa`, `bbbbbbb`+; 2026-11-01 to 2026-11-02."
+    assert report.made_with([{"gpu": "A100", "sessions": [session]}]) == "- Made with A100, torch 2.11.0; commits `bbbbbbb`+; 2026-11-01."
+
+
 def test_a_result_is_counted_once_on_a_paper_s_page():
     """Hedgehog prints Table 6 twice."""
     claims = report.report(ROOT)["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]

@@ -7,6 +7,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -77,7 +78,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     for scale in _folders(reference) if artefact.reads() else ():
         folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
         if all((folder / "run.json").is_file() for folder in folders):
-            behind = _records(folders, reference / scale)
+            behind = records_behind(folders, reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}
             return f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
     return NOT_MEASURED, ""
@@ -95,7 +96,13 @@ def _folders(reference: Path) -> list[str]:
     return sorted((folder.parent.name for folder in reference.glob("*/runs")), key=rank)
 
 
-def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
+@cache
+def _record(file: Path) -> dict[str, Any]:
+    """A committed record, read once in a process: many tables show the same runs."""
+    return json.loads(records.read_committed(file))
+
+
+def records_behind(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
     """The records in these folders and those of all their parents, each once."""
     found: dict[Path, dict[str, Any]] = {}
     waiting = list(folders)
@@ -104,7 +111,7 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
         file = folder / "run.json"
         if folder in found or not file.is_file():
             continue
-        found[folder] = json.loads(records.read_committed(file))
+        found[folder] = _record(file)
         waiting += [scale / records.place(parent["path"]) for parent in found[folder]["parents"].values()]
     return list(found.values())
 
