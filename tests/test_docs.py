@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,7 +92,7 @@ def test_a_browser_shows_the_report_of_a_paper(site, name):
     for artefact in available(ROOT / "workflow/papers").values():
         if artefact.paper == name:
             assert artefact.label in shown["text"] and f"snakemake {artefact.name}" in shown["text"]
-    for path in (path for path in report.report(ROOT)[name][1] if path.endswith("claims.csv")):
+    for path in (path for path in reported()[name][1] if path.endswith("claims.csv")):
         for claim in (claim for claim in rows_of(ROOT / path) if claim["paper"] == name):
             assert re.search(rf"\t{claim['verdict']}\t.*{re.escape(' '.join(claim['reason'].split())[:30])}", shown["text"]), claim
 
@@ -129,8 +130,13 @@ def test_links_lead_to_files_of_the_repository_too(page):
 # --- the report ---
 
 
+@cache
+def reported() -> dict[str, tuple[str, set[str]]]:
+    return report.report(ROOT)
+
+
 def test_the_report_has_every_table_figure_and_claim_that_is_committed():
-    found = report.report(ROOT)
+    found = reported()
     text = "".join(page for page, _ in found.values())
     for artefact in available(ROOT / "workflow/papers").values():
         assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
@@ -149,7 +155,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
 
 
 def test_a_paper_has_three_findings_with_numbers_of_committed_tables():
-    found = report.report(ROOT)
+    found = reported()
     for name in ("lolcats", "supra", "lizard"):
         page, links = found[name]
         own = page.split("## To take home\n\n")[1].split("\n\n")[0].splitlines()
@@ -181,7 +187,7 @@ def test_a_finding_that_its_table_does_not_bear_out_is_refused(tmp_path, change,
 
 
 def test_a_table_that_was_not_run_has_its_claims_on_the_page():
-    found = report.report(ROOT)
+    found = reported()
     for artefact in available(ROOT / "workflow/papers").values():
         if not list(report.places_of(artefact, REFERENCE)):
             own, claims = (found[artefact.paper][0].split(f"\n## {title}\n")[1].split("\n## ")[0] for title in (artefact.label, "Claims"))
@@ -190,21 +196,21 @@ def test_a_table_that_was_not_run_has_its_claims_on_the_page():
 
 
 def test_each_cell_of_the_report_links_to_its_record():
-    page, _ = report.report(ROOT)["lolcats"]
+    page, _ = reported()["lolcats"]
     for cell, measure in (("101.6 ± 1.53", "perplexity_before"), ("29.58 ± 0.43", "perplexity")):
         assert f" [{cell}](../repository/results/reference/smollm2/runs/lolcats_exp/{measure}/run.json) " in page
-    page, _ = report.report(ROOT)["comparison"]
+    page, _ = reported()["comparison"]
     own = [f"../repository/results/reference/smollm2/runs/lizard{seed}/lambada/run.json" for seed in ("", "-seed1", "-seed2")]
     assert f" [33.8 ± 0.7]({own[0]}) [2]({own[1]}) [3]({own[2]}) " in page, "LAMBADA, a mean over seeds"
 
 
 def test_each_table_and_figure_has_a_footer_with_its_cards_commits_and_days():
-    text = "".join(page for page, _ in report.report(ROOT).values())
+    text = "".join(page for page, _ in reported().values())
     places = re.split(r"\n### In ", text)[1:]
     assert places and not [place[:200] for place in places if "\n- Made with " not in place]
-    [table1] = [place for place in places if "/smollm2/lolcats/table1.csv" in place]
+    [table1] = [place for place in places if "/smollm2/lolcats/table1.provenance.json" in place]
     assert re.search(r"- Made with NVIDIA H200, torch 2.11.0, .*; commits `fd27f8e`; 2026-11-\d\d\.\n", table1)
-    assert "`bb40338`+" in next(place for place in places if "/efficiency/lolcats/figure2.png" in place), "uncommitted changes"
+    assert "`bb40338`+" in next(place for place in places if "/efficiency/lolcats/figure2.provenance.json" in place), "uncommitted changes"
     older, newer = sorted(set(re.findall(r"torch (\S+?)(?:\+cpu)?, transformers \S+, triton (\S+);", text)))
     lock = (ROOT / "requirements.lock").read_text()
     assert f"\ntorch=={newer[0]}" in lock and f"\ntriton=={newer[1]}" in lock and f"\ntorch=={older[0]}" not in lock
@@ -220,7 +226,7 @@ def test_a_footer_has_one_item_for_each_environment():
 
 def test_a_result_is_counted_once_on_a_paper_s_page():
     """Hedgehog prints Table 6 twice."""
-    claims = report.report(ROOT)["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]
+    claims = reported()["hedgehog"][0].split("\n## Claims\n")[1].split("\n## ")[0]
     assert claims.count("| Hedgehog is above Performer, ListOps ") == 1 and "| Hedgehog Table 6, Hedgehog Table 13 " in claims
 
 
