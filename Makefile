@@ -39,13 +39,15 @@ faults: setup ## the fault campaign: malformed settings, damaged results, comman
 	@mkdir -p results
 	@PYTHONPATH=src:kernels $(VENV) tests/faults.py --inputs 1000 --upsets 60 --log results/faults.jsonl
 
-lint: setup ## ruff, snakefmt, snakemake --lint
+lint: setup ## ruff, snakefmt, snakemake --lint, the numbers of the pages
 	@$(VENV) -m ruff check .
 	@$(VENV) -m ruff format --check .
 	@.venv/bin/snakefmt --check Snakefile workflow
+	@$(VENV) -m relinear.draw.quote --check
 	@$(VENV) -m pytest -q -p no:cacheprovider tests/test_packaging.py -k snakemake_lint
 
-docs: setup ## the pages of docs/ as a site; a broken link is an error
+docs: setup ## the numbers of README.md and docs/ from results/reference, and the pages as a site; a broken link is an error
+	@$(VENV) -m relinear.draw.quote
 	@.venv/bin/properdocs build
 	@echo "relinear: site/index.html is there; the links of README.md lead to the same pages in docs/"
 

@@ -62,7 +62,7 @@ def test_a_method_is_one_file_and_its_run(add, clone, finished):
 
 
 def test_a_table_of_existing_runs_is_one_file(add, clone, finished):
-    add.example("A table of runs that there are")
+    add.example("A table of existing runs")
     assert len(add.files) == 1
     assert clone.planned("comparison_toy") == ["comparison_toy"]
     clone.snakemake("comparison_toy")

@@ -41,30 +41,3 @@ def measured_in(row: Mapping[str, str]) -> str:
     """The difference or ratio that a row of a claims file has, or the number that was held to a bound; empty where it has none."""
     found = MEASURED.search(row["figures"])
     return found[0] if found else row["figures"].partition("; published")[0] if row["error"] else ""
-
-
-def counted(paths: Iterable[Path]) -> dict[tuple[str, ...], list[Path]]:
-    """Each result once, however many tables have it in their own words: what is compared, the numbers and the verdict, for a paper or for us -> the
-    files that have it. What has no numbers is told apart by the claim."""
-    found: dict[tuple[str, ...], list[Path]] = {}
-    for path in paths:
-        for row in rows_of(path):
-            numbers = measured_in(row)
-            own = (row["compared"], numbers) if numbers else tuple(row[column] for column in COLUMNS)
-            found.setdefault((*own, row["verdict"], str(row["whose"] == "paper")), []).append(path)
-    return found
-
-
-def name_of(text: str) -> str:
-    """The run that a cell of the first column names: "`lizard`, 3 seeds" is `lizard`."""
-    return text.split("`")[1]
-
-
-def by_run(table: Table, column: str) -> dict[str, str]:
-    """One column of a table of runs."""
-    return {name_of(row["Run"]): cell(row, column) for row in table}
-
-
-def cell(row: Mapping[str, str], name: str) -> str:
-    """A row's cell in the column of this name, which the number of items may follow."""
-    return next(value for column, value in row.items() if column == name or column.startswith(f"{name} (n="))

@@ -1,41 +1,33 @@
 """The index of all papers' tables and figures, `workflow/papers/README.md`: label, command, needs, minutes and status of each.
 
-`python -m relinear.draw.index` writes it from the specs and the committed results.
+The page shows `page`, which relinear.draw.quote writes from the specs and the committed results.
 """
 
 import csv
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from relinear import records
 from relinear.core import store
 from relinear.draw.claims import Verdict
-from relinear.draw.render import markdown, write_text
+from relinear.draw.render import markdown
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
 from relinear.plan.specs import Artefact, Paper, available, papers
 from relinear.plan.strict import WORKFLOW
 
 NOT_MEASURED = "not measured"
-HEAD = """# Every table and figure
-
-Written by `python -m relinear.draw.index` from the specs in these folders and the results in `results/reference`; a test holds it to them.
-
-A spec `<paper>/<stem>.yaml` says which readings stand where, what is published, and what the paper claims. `snakemake <paper>_<stem>` makes its
-files at the default scale, `--config scale=...` at another. Minutes are what the committed runs took, all stages behind them included, one
-after the other. Verdicts are those of the committed claims file, and in brackets stands where it lies in `results/reference`. What is `not run` in a
-committed cell, or not drawn at all, has its reason here.
-"""
 COLUMNS = ("Label", "Shows", "Command", "Makes", "Needs", "Minutes", "Status", "Not run, and why", "Published beside it")
 
 
-def page(workflow: Path, reference: Path) -> str:
-    """The index as Markdown. `reference`: the folder of committed results, `results/reference`."""
+def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results/reference") -> str:
+    """The tables of the index as Markdown. `reference`: the folder of committed results, `results/reference`."""
     artefacts = available(workflow / "papers")
-    parts = [HEAD]
+    parts = []
     for folder, paper in papers(workflow / "papers").items():
         own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == folder}
         labels = paper.labels or tuple(own)
@@ -87,7 +79,7 @@ def _minutes(artefact: Artefact, reference: Path) -> tuple[str, str]:
     for scale in _folders(reference) if artefact.reads() else ():
         folders = [reference / scale / "runs" / run / measure for run, measure in artefact.reads(scale)]
         if all(map(store.has, folders)):
-            behind = _records(folders, reference / scale)
+            behind = records_behind(folders, reference / scale)
             devices = {record.get("hardware", {}).get("device", "cpu") for record in behind}
             return f"{sum(record['wall_seconds'] for record in behind) / 60:.0f} ({scale})", "a GPU" if "cuda" in devices else "a CPU"
     return NOT_MEASURED, ""
@@ -105,7 +97,13 @@ def _folders(reference: Path) -> list[str]:
     return sorted((folder.name for folder in store.campaigns(reference)), key=rank)
 
 
-def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
+@cache
+def _record(file: Path) -> dict[str, Any]:
+    """A committed record, read once in a process: many tables show the same runs."""
+    return json.loads(records.read_committed(file))
+
+
+def records_behind(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
     """The records in these folders and those of all their parents, each once."""
     found: dict[Path, dict[str, Any]] = {}
     waiting = list(folders)
@@ -114,7 +112,7 @@ def _records(folders: list[Path], scale: Path) -> list[dict[str, Any]]:
         file = folder / "run.json"
         if folder in found or not store.exists(file):
             continue
-        found[folder] = json.loads(records.read_committed(file))
+        found[folder] = _record(file)
         waiting += [scale / records.place(parent["path"]) for parent in found[folder]["parents"].values()]
     return list(found.values())
 
@@ -137,12 +135,3 @@ def _committed(artefact: Artefact, reference: Path) -> Iterator[Path]:
     benchmarks = dict.fromkeys(Path(file).parent.name for file in artefact.files())
     for folder in (*benchmarks, *reversed(_folders(reference))):
         yield reference / folder / artefact.paper / artefact.stem
-
-
-def main() -> None:
-    """Write the page into the repository."""
-    write_text(WORKFLOW / "papers" / "README.md", page(WORKFLOW, WORKFLOW.parent / "results" / "reference"))
-
-
-if __name__ == "__main__":
-    main()

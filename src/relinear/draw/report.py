@@ -6,13 +6,14 @@ repository lie in `../repository/`.
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from relinear.core import store
 from relinear.draw.claims import COLUMNS, tally
 from relinear.draw.drawn import drawn, results_of
-from relinear.draw.index import _committed
+from relinear.draw.index import _committed, records_behind
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, markdown
 from relinear.errors import UserError
@@ -147,6 +148,39 @@ def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[
     else:
         yield from _tables(files["md"], artefact, list(records.values()), link)
     yield "Files: " + ", ".join(link(suffix, path) for suffix, path in files.items() if path.is_file() and suffix != "md") + "."
+    folders = [path.parent for cells in records.values() for paths in cells.values() for path in paths]
+    beside = [(root / name).with_suffix(".provenance.json") for name in told.get("sources", {}) if name.endswith(".csv")]
+    benchmarks = [json.loads(read_committed(file)) for file in beside if file.is_file()]
+    yield made_with([*records_behind(folders, scale), *benchmarks])
+
+
+def made_with(records: Iterable[Mapping[str, Any]]) -> str:
+    """The cards, versions, commits and days of records of stages and of benchmarks, an item for each environment.
+
+    A plus follows a commit whose tree had uncommitted changes. Empty where no record names versions.
+    """
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for record in records:
+        for entry in [record, *_sessions(record)]:
+            if "versions" in entry:
+                git, versions = entry.get("git", entry), entry["versions"]
+                card = (entry.get("hardware") or {}).get("gpu") or entry.get("gpu") or record.get("gpu") or "CPU"
+                libraries = [f"{name} {versions[name]}" for name in ("torch", "transformers", "triton") if name in versions]
+                commits, days = found.setdefault(", ".join([card, *libraries]), (set(), set()))
+                commits.add(f"`{git['commit'][:7]}`" + "+" * bool(git.get("dirty")))
+                days.add(entry["started"][:10])
+    lines = []
+    for environment, (commits, days) in sorted(found.items()):
+        span = " to ".join(dict.fromkeys((min(days), max(days))))
+        lines.append(f"- Made with {environment}; commits {', '.join(sorted(commits))}; {span}.")
+    return "\n".join(lines)
+
+
+def _sessions(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The sessions that a benchmark's record lists."""
+    for name in ("sessions", "runs"):
+        if isinstance(record.get(name), list):
+            yield from record[name]
 
 
 def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""docs/claims.md: every claim of the papers once, with its verdict, the reason and the parts of its error; totals by paper and by reason.
+"""Every claim of the papers once, with its verdict, the reason and the parts of its error; totals by paper and by reason.
 
-`python -m relinear.draw.stated` writes the page from the specs and the committed claims files; `relinear claims` prints the totals and lists claims.
+docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` prints the totals and lists claims.
 """
 
 from collections import Counter
@@ -10,14 +10,13 @@ from typing import NamedTuple, get_args
 
 from relinear.draw.claims import BY_CHANCE, UNTESTED, WITHIN_ERROR, Verdict, compared
 from relinear.draw.drawn import measured_in, rows_of
-from relinear.draw.render import markdown, number, write_text
+from relinear.draw.render import markdown, number
 from relinear.draw.report import places_of
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, available, papers
 from relinear.plan.strict import WORKFLOW
 
 ROOT = WORKFLOW.parent
-PAGE = "docs/claims.md"
 OURS = "comparison"  # the folder of our own tables, which repeat papers' claims beside our questions
 BOTH = "reproduced and contradicted"
 NO_ROW = "no row"
@@ -35,29 +34,6 @@ KINDS = {
 }
 NO_NUMBER = "not run, or no number"
 COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
-HEAD = """# Every claim of the papers
-
-Written by `python -m relinear.draw.stated`; `relinear claims` prints the totals, and with `--paper` or `--verdict` the claims. A claim stands here
-once, however many tables and scales have it. If several scales or teachers have the claim, the one with a
-verdict stands. What is compared is named by run and column.
-
-A verdict is the paper's own:
-
-- **Form.** The run has the map, loss, window, trained weights and length of sequences that the paper has, as its own records say (`forms` in
-  `workflow/papers/<paper>/paper.yaml`, and in a spec for rows that differ by purpose).
-- **Metric.** The paper prints the number. Where ours is another one, the claim is marked `proxy` and counted with our own questions.
-- **Dose and recipe.** A row that a claim gives a dose has at least 95 % of it. Where a paper takes the best of eight
-  recipes, one of them judges nothing.
-- **Costs.** What grows with a text, a batch or a length is told by one program against itself, on any card. One program against another, or against
-  what a card holds, is of its kernels and its card, and is judged on the paper's alone.
-- **A teacher that can.** What a claim requires is there: a teacher three standard errors above its floor, room between the rows, no side that
-  collapsed. What an untrained window does as well is no evidence for a method.
-- **Error.** Items, paired where both sides kept the same ones, and trainings: the seeds, or of a single training the spread that trainings of its
-  method have elsewhere ([spreads.csv](../results/reference/spreads.csv)); for a method without seeds, the widest spread
-  of any method. The bound is two standard errors where the error is known, and Student's t at the same probability for few seeds and for six books.
-
-Whatever fails is `not tested`, with the reasons; the numbers stand behind them.
-"""
 
 
 class Stated(NamedTuple):
@@ -181,19 +157,20 @@ def _cells(claim: Stated) -> list[str]:
 
 
 def page(root: Path = ROOT) -> str:
-    """The page as Markdown."""
+    """Totals and all claims, by paper and by verdict or reason, as Markdown."""
     claims, ours = stated(root), asked(root / "results/reference")
     titles = {name: paper.title for name, paper in papers(root / "workflow/papers").items()}
-    parts = [HEAD.rstrip("\n"), "<!-- relinear.draw.stated claims -->", "## Totals", totals(claims, ours), reasons(claims)]
+    parts = ["## Totals", totals(claims, ours), reasons(claims)]
     for name in dict.fromkeys(claim.paper for claim in claims):
         own = [claim for claim in claims if claim.paper == name]
         parts.append(f"## {titles[name]}")
-        kinds = [kind for kind in (*get_args(Verdict)[:2], BOTH, *KINDS.values(), NO_NUMBER, NO_ROW) if any(claim.kind == kind for claim in own)]
-        for kind in kinds:
-            untested = "" if kind in (*get_args(Verdict)[:2], BOTH) else "Not tested: "
+        judged = (*get_args(Verdict)[:2], BOTH)
+        for kind in (*judged, *KINDS.values(), NO_NUMBER, NO_ROW):
             of_kind = [_cells(claim) for claim in own if claim.kind == kind]
-            parts += [f"### {untested}{kind} ({name}, {len(of_kind)})", markdown(COLUMNS, of_kind, align="left")]
-    return "\n\n".join([*parts, "<!-- end -->"]) + "\n"
+            if of_kind:
+                untested = "" if kind in judged else "Not tested: "
+                parts += [f"### {untested}{kind} ({name}, {len(of_kind)})", markdown(COLUMNS, of_kind, align="left")]
+    return "\n\n".join(parts)
 
 
 def named(paper: str | None, verdict: str | None, root: Path = ROOT) -> None:
@@ -214,12 +191,3 @@ def listed(paper: str | None = None, verdict: str | None = None, root: Path = RO
     for claim in claims:
         if paper in (None, claim.paper) and verdict in (None, claim.verdict):
             yield f"{claim.paper} | {', '.join(claim.labels) or claim.source} | {claim.claim} | {claim.verdict} | {claim.reason}"
-
-
-def main() -> None:
-    """Write the page into the repository."""
-    write_text(ROOT / PAGE, page())
-
-
-if __name__ == "__main__":
-    main()
