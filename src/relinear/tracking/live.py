@@ -143,6 +143,10 @@ class Tracker:
     def _finish(self, folder: Path, record: dict) -> None:
         store.log(self._client, self.run_id, tags=mirror.describe(record)["tags"] | mirror.folder_tags(record))
         mirror.copy_files(self._client, self.run_id, folder)
+        curve = [] if record.get("measure") else mirror.curve_of(folder)
+        row = rows.name_of(record)
+        label = rows.label(row, record["run"], record["stage"])
+        mirror.show(self._client, self._row, row, {label: (folder, record, curve)})
 
     def _close(self, status: str, error: BaseException | None) -> None:
         self._flush()
@@ -154,7 +158,8 @@ class Tracker:
 
     def _terminate(self, status: str) -> None:
         self._client.set_terminated(self.run_id, status)
-        self._client.set_terminated(self._row, status)
+        begin = self._client.get_run(self._row).info.start_time
+        self._client.set_terminated(self._row, status, begin + rows.worked(self._client, self._experiment, self._row))
 
     def _flush(self) -> None:
         # A batch sent twice, after a failure, is stored once: mlflow drops equal (name, time, step, value).

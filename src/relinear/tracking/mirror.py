@@ -35,6 +35,7 @@ IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 CURVE = 50  # of a committed curve an import has at most this many lines, evenly, and the last
+CURVES = ("loss", "lr", "grad_norm")  # of a training, which its row has too
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
@@ -151,7 +152,7 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
         is_current = first >= latest.get(stage, (0, ""))[0]
         if is_current and stage in current:
             client.set_tag(current[stage], "current", "false")
-        curve = list(_curve(folder))
+        curve = curve_of(folder)
         run_id = _write(client, experiment, row_id, folder, record, curve, is_current)
         progress.update()
         if is_current:
@@ -164,7 +165,8 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
     note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, run_id in current.items()})
     tags = lacking["tags"] | {"mlflow.note.content": note}
     store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), params=lacking["params"], tags=tags)
-    client.set_terminated(row_id, "FINISHED", end)
+    show(client, row_id, name, of_row)
+    client.set_terminated(row_id, "FINISHED", above.info.start_time + rows.worked(client, experiment, row_id))
 
 
 def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict, curve: list[Entry], is_current: bool) -> str:
@@ -181,10 +183,37 @@ def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict
     return run_id
 
 
-def _curve(folder: Path) -> Iterator[Entry]:
+def curve_of(folder: Path) -> list[Entry]:
+    """The numbers of a stage by step, from its history; none where it has no history. Raises BrokenError."""
+    found: list[Entry] = []
     for line in _read_history(folder / "history.jsonl"):
         step = line.pop("step")
-        yield from step_entries(line, step, line.pop("time"))
+        found += step_entries(line, step, line.pop("time"))
+    return found
+
+
+def show(client: Any, row_id: str, row: str, stages: dict[str, tuple[Path, dict, list[Entry]]]) -> None:
+    """Show finished stages (label -> folder, record, curve) on the run of their row: curves of trainings, data, small files.
+
+    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key adds `<label>/<key>/loss`.
+    Data and files of what all rows share stay with the stages.
+    """
+    if row == rows.INPUTS or not stages:
+        return
+    tags = client.get_run(row_id).data.tags
+    metrics: list[Entry] = []
+    first: dict[str, str] = {}
+    for label, (folder, record, curve) in stages.items():
+        copy_files(client, row_id, folder, label)
+        if record.get("measure") or not curve:
+            continue
+        key = first[f"curve.{label}"] = tags.get(f"curve.{label}", record["key"])
+        prefix = label if key == record["key"] else f"{label}/{record['key'][:8]}"
+        metrics += [(store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES]
+    store.log(client, row_id, metrics=metrics, tags=first)
+    datasets = [data for _, record, _ in stages.values() for data in record["datasets"]]
+    if inputs := dataset_inputs(datasets):
+        client.log_inputs(row_id, inputs)
 
 
 def _is_whole(run: Any) -> bool:
@@ -277,10 +306,12 @@ def describe(record: dict) -> dict:
     }
 
 
-def create(client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True) -> str:
+def create(
+    client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True, kind: str = "stage"
+) -> str:
     """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given); returns its id. `fill` goes on."""
     # All tags in the one call: a process that dies here leaves no run that cannot be found again.
-    tags = stage_tags(row_id, about, tags) | {"current": str(is_current).lower()}
+    tags = stage_tags(row_id, about, tags) | {"current": str(is_current).lower(), rows.KIND: kind}
     return client.create_run(experiment, begin, tags, rows.label("", about["run"], about["stage"])).info.run_id
 
 
@@ -301,7 +332,6 @@ def stage_tags(row_id: str, about: dict, tags: dict) -> dict[str, str]:
     """The tags of a stage's run: those given, its identity, and what mlflow shows."""
     tags = texts(tags)
     shown = {
-        rows.KIND: "stage",
         "mlflow.parentRunId": row_id,
         "mlflow.source.name": f"relinear {about['stage']}",
         "mlflow.source.type": "LOCAL",
@@ -321,7 +351,7 @@ def dataset_inputs(datasets: list[dict]) -> list[Any]:
     for (name, digest), role in roles.items():
         # mlflow's digest holds 36 characters, so the whole one goes into the source.
         dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(role))]))
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(dict.fromkeys(role)))]))
     return inputs
 
 

@@ -1,6 +1,6 @@
 """The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found and written there.
 
-Only `MlflowClient` is used, and by `relinear.tracking.finished` the models of mlflow's tables: the fluent API keeps the active run in globals.
+Only `MlflowClient` is used: the fluent API keeps the active run in globals.
 mlflow is imported inside functions, because that takes seconds.
 """
 
@@ -13,8 +13,10 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,39 @@ def connect(uri: str) -> Any:
         # Fails at once for a file that is no database of mlflow's; mlflow itself would retry for minutes.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=20)) as database:
             database.execute("SELECT 1 FROM experiments LIMIT 1")
-    return MlflowClient(uri)
+        return MlflowClient(uri)
+    return _Bounded(MlflowClient(uri)) if uri.startswith(("http://", "https://")) else MlflowClient(uri)
+
+
+class _Bounded:
+    """A client of a server, each of whose calls ends in time, also where the server sends its answer a byte at a time.
+
+    Requests' timeout is one of silence. The time for a call is what its tries may take, and five seconds.
+    """
+
+    def __init__(self, client: Any):
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(_within, name, getattr(self._client, name))
+
+
+def _within(name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """Return or raise what the call does. Raises TimeoutError where that takes too long; its thread, a daemon, is left behind."""
+    tries = 1 + int(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
+    seconds = 5 + tries * float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
+    done: Future = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call(*args, **more))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([done], seconds).done:
+        raise TimeoutError(f"{name} had no whole answer within {seconds:g} s")
+    return done.result()
 
 
 def root_of(record: Mapping[str, Any]) -> str:
