@@ -50,7 +50,7 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
             assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.2)
         printed = (folder / "log").read_text()
-        runs, compared = re.search(r"^relinear-smollm2-reference: (\S+)\n  its rows compared: (\S+)$", printed, re.M).groups()
+        compared, runs = re.search(r"^relinear-smollm2-reference: (\S+)\n  all its runs, as a list: (\S+)$", printed, re.M).groups()
         yield {"runs": runs, "rows": compared}
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):

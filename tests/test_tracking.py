@@ -11,9 +11,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,9 +27,7 @@ from relinear.core.store import curve as committed_curve
 from relinear.errors import UserError
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
-from relinear.tracking import finished, live, mirror, rows, store, ui
-from relinear.tracking.finished import Finished
-from relinear.tracking.store import StoreError
+from relinear.tracking import benchmarks, live, mirror, rows, store, ui
 from relinear.tracking.ui import links
 
 SOURCE = str(Path(live.__file__).parents[2])
@@ -376,6 +375,64 @@ def test_a_row_carries_its_settings_the_tables_columns_and_where_its_records_are
     assert "Shown in comparison/table2, lizard/table1." in note
     [data] = [r for r in runs(uri) if r.info.run_name == "lizard/distill"]
     assert f"[distill](#/experiments/{data.info.experiment_id}/runs/{data.info.run_id}/artifacts/run.json?workflowType=machine_learning)" in note
+
+
+def test_a_row_carries_the_curves_data_and_files_of_its_stages_and_the_duration_of_their_work(uri, second, tmp_path):
+    results, losses = tmp_path / "results", [line["loss"] for line in HISTORY]
+    run_stage(uri, results, {"loss": 0.5})
+    time.sleep(2)  # the row waits for its next stage
+    run_measure(uri, results, "perplexity")
+    mirror.rebuild(second, results)
+    for place in (uri, second):
+        row, there = parent(place), client(place)
+        assert [p.value for p in there.get_metric_history(row.info.run_id, "distill/loss")] == losses
+        assert "perplexity/loss" not in row.data.metrics, "no training"
+        assert [data.dataset.name for data in row.inputs.dataset_inputs] == ["wiki"]
+        for stage in ("distill", "perplexity"):
+            assert {f"{stage}/run.json", f"{stage}/metrics.json"} <= {f.path for f in there.list_artifacts(row.info.run_id, stage)}
+        work = sum(child(place, stage).info.end_time - child(place, stage).info.start_time for stage in ("distill", "perplexity"))
+        assert row.info.end_time - row.info.start_time == work
+
+
+def test_a_training_made_again_adds_a_curve_of_its_own_and_a_resumed_one_none(uri, tmp_path):
+    for attempt, key in ((1, "k1"), (2, "k1"), (3, "another-key")):
+        run_stage(uri, tmp_path / str(attempt), {}, attempt=attempt, key=key)
+    row = parent(uri).info.run_id
+    points = {name: len(client(uri).get_metric_history(row, name)) for name in parent(uri).data.metrics if name.endswith("loss")}
+    assert points == {"distill/loss": 3, "distill/another-/loss": 3}
+
+
+def test_no_chart_of_the_comparison_is_empty(uri, tmp_path):
+    run_stage(uri, tmp_path / "results", {})
+    run_measure(uri, tmp_path / "results", "perplexity")
+    [address] = ui.comparisons(uri, "http://127.0.0.1:1").values()
+    shown = json.loads(client(uri).get_experiment_by_name("relinear-mini").tags[ui.TAG])
+    assert [c.get("metricKey", c["type"]) for c in shown["compareRunCharts"]] == ["PARALLEL", "distill/loss", "ppl", "DIFFERENCE"]
+    assert f"viewStateShareKey={ui.VIEW}" in address
+
+
+def test_the_lines_of_a_benchmark_are_runs_once_each(uri, tmp_path):
+    folder = tmp_path / "results/efficiency"
+    folder.mkdir(parents=True)
+    (folder / "efficiency.csv").write_text("model,run,batch,ms_per_token,commit\n8b,teacher,1,6.5,abc\n8b,lizard,2,,0ther\n")
+    calls = [{"command": "bench", "started": "2026-11-21T04:00:00+00:00", "commit": "abcdef", "versions": {"torch": "2.11"}}]
+    (folder / "efficiency.provenance.json").write_text(json.dumps({"gpu": "H200", "timing": "median", "sessions": calls}))
+    (folder / "figure5.provenance.json").write_text(json.dumps({"artefact": "lizard_figure5", "scale": "", "cells": {}}))
+    (folder / "whole.json").write_text(json.dumps({"command": "whole", "rows": [{"scale": "smoke", "seconds": 3}]}))
+    assert [benchmarks.write(uri, tmp_path / "results") for _ in range(2)] == [3, 0]
+    found = {run.data.params["run"]: run for run in runs(uri, "tags.`relinear.kind` = 'benchmark'", "benchmarks") if "run" in run.data.params}
+    first = found["teacher"]
+    assert first.data.metrics == {"batch": 1, "ms_per_token": 6.5} and found["lizard"].data.metrics == {"batch": 2}
+    wanted = {"command": "bench", "git.commit": "abcdef", "hardware.gpu": "H200", "versions.torch": "2.11"}
+    assert wanted.items() <= first.data.tags.items() and first.info.start_time == 1795233600000
+    other = found["lizard"].data.tags
+    assert other["git.commit"] == "0ther" and "versions.torch" not in other, "no call of that commit is known"
+    above = client(uri).get_run(first.data.tags["mlflow.parentRunId"])
+    files = [file.path for file in client(uri).list_artifacts(above.info.run_id)]
+    assert files == ["efficiency.csv", "efficiency.provenance.json"] and above.info.run_name == "efficiency/efficiency"
+    assert benchmarks.write(uri, tmp_path / "results", but=folder) == 0
+    assert benchmarks.write(uri, folder) == 0, "the same lines, from another folder up"
+    assert ui.comparisons(uri, "http://127.0.0.1:1") == {}, "benchmarks are no rows"
 
 
 def test_seeds_stand_below_their_row_and_shared_stages_below_one_run(uri, tmp_path):
@@ -855,6 +912,30 @@ def test_a_server_that_fails_in_the_middle_of_a_stage_costs_one_warning_and_seco
     assert [(r.info.status, len(client(between.server_address).get_metric_history(r.info.run_id, "loss"))) for r in current] == [("FINISHED", 3)]
 
 
+def test_a_server_that_answers_a_byte_at_a_time_costs_one_warning_and_no_run(tmp_path, capsys, monkeypatch):
+    """A timeout of requests' is one of silence, and each byte ends a silence."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with suppress(OSError):
+                taken, _ = listening.accept()
+                taken.recv(65536)
+                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
+                while True:
+                    taken.sendall(b" ")
+                    time.sleep(0.2)
+
+        threading.Thread(target=drip, daemon=True).start()
+        begun = time.monotonic()
+        with opened(f"http://127.0.0.1:{listening.getsockname()[1]}") as tracker:
+            tracker.log({"loss": 1.0}, 1)
+            tracker.finish(write_folder(tmp_path, record(), {}))
+        assert time.monotonic() - begun < 20 and tracker.run_id == ""
+    error = capsys.readouterr().err
+    assert error.count("no more MLflow tracking of lizard/distill") == 1 and "had no whole answer within 7 s" in error
+
+
 def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
     with pytest.raises(TypeError), opened(uri) as tracker:
         tracker.log({"loss": object()}, 1)
@@ -1008,44 +1089,6 @@ def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_pa
     (tmp_path / "all" / "second" / "mini/runs/lizard/distill/metrics.json").write_text("{ }")
     with pytest.raises(UserError, match="second/mini/runs/lizard/distill/metrics.json is not what"):
         cli.app(command, standalone_mode=False)
-
-
-def finished_run(experiment: str, files: list[Path] = (), **changes) -> Finished:
-    """A run with what is not finite, a number twice, a curve whose last point comes first, and data that two runs read."""
-    metrics = [("loss", 0.5, 3000, 2), ("loss", 1.0, 2000, 1), ("loss", 1.0, 2000, 1), ("nan", math.nan, 1, 0), ("nan", math.nan, 1, 0)]
-    metrics += [("inf", math.inf, 1, 0), ("inf", -math.inf, 1, 1), ("twice", 2.0, 1, 0), ("twice", 1.0, 1, 0)]
-    data = mirror.dataset_inputs([{"name": "wiki", "sha256": x * 64, "role": role} for x in "ab" for role in ("train", "heldout")])
-    whole = Finished(experiment, "distill", 1000, 4000, {"stage": "distill", "a": "b"}, {"lr": "0.1"}, metrics, data, list(files))
-    return whole._replace(**changes)
-
-
-def test_rows_of_mlflows_tables_are_what_its_client_writes(uri, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    there, found = client(uri), {}
-    for way, write in (("rows", finished.write), ("calls", lambda client, _, runs: [finished._call(client, run) for run in runs])):
-        experiment = store.experiment_of(there, uri, way)
-        ids = list(write(there, uri, [finished_run(experiment, [tmp_path / "run.json"]), finished_run(experiment, name="finetune", params={})]))
-        ids += write(there, uri, [finished_run(experiment, tags={}, metrics=[], datasets=[]), finished_run(experiment)])
-        found[way] = []
-        for run in map(there.get_run, ids):
-            info = run.to_dictionary()["info"]
-            place = info.pop("artifact_uri").replace(f"relinear-{way}", "").replace(info.pop("run_id"), "")
-            assert info.pop("experiment_id") == experiment
-            data = json.dumps(run.data.to_dictionary(), sort_keys=True)  # NaN equals NaN here
-            points = [str(p.to_dictionary()) for name in run.data.metrics for p in there.get_metric_history(run.info.run_id, name)]
-            read = [str(given.to_dictionary()) for given in run.inputs.dataset_inputs]
-            files = [file.path for file in there.list_artifacts(run.info.run_id)]
-            found[way].append((info, place, data, sorted(points), sorted(read), files))
-    assert found["rows"] == found["calls"] and [len(points) for *_, points, _, _ in found["rows"]] == [7, 7, 0, 7]
-
-
-def test_of_runs_that_cannot_all_be_written_none_is(uri):
-    experiment = store.experiment_of(client(uri), uri, "mini")
-    with pytest.raises(StoreError), store.access(uri):
-        finished.write(client(uri), uri, [finished_run(experiment), finished_run(experiment, params={"lr": None})])
-    assert runs(uri) == []
-    finished.write(client(uri), uri, [finished_run(experiment)])
-    assert len(runs(uri)) == 1
 
 
 def test_only_the_folders_of_stages_are_rebuilt(uri, second, tmp_path):

@@ -30,8 +30,8 @@ from relinear.plan.near import possible
 from relinear.plan.plan import Plan
 from relinear.plan.strict import WORKFLOW, ConfigError
 from relinear.stages._stage import Node
+from relinear.tracking import benchmarks, mirror
 from relinear.tracking import live as tracking
-from relinear.tracking import mirror
 from relinear.tracking.store import StoreError
 
 # The packages of the extra `suite` in pyproject.toml, by the names that are imported.
@@ -396,6 +396,10 @@ def run_benchmark(results: Results = Path("results")) -> None:
     benchmark(out / ".work")
     for path in (out / ".work").iterdir():
         print(path.replace(out / path.name))
+    try:
+        benchmarks.write(Plan(results=results).store, results, but=results / "reference")
+    except StoreError as error:
+        print(f"WARNING: {error}\nWARNING: `relinear track rebuild` fills it later; results do not need it.", file=sys.stderr)
 
 
 @app.command("export")
@@ -526,7 +530,9 @@ def track_tables(plan) -> None:
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
     results.mkdir(parents=True, exist_ok=True)
-    print(f"{mirror.rebuild(Plan(results=results).store, results)} runs restored")
+    store = Plan(results=results).store
+    restored = mirror.rebuild(store, results)
+    print(f"{restored + benchmarks.write(store, results, but=results / 'reference')} runs restored")
 
 
 @track.command("export")
@@ -561,7 +567,7 @@ def track_import(
     label: Annotated[str, typer.Option(help="Ends the experiment's name, which keeps them apart from your own runs.")] = "reference",
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
-    from relinear.tracking.committed import folders, import_folder, verify
+    from relinear.tracking.committed import folders, verify
 
     labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
     for part in labels:
@@ -569,7 +575,9 @@ def track_import(
             verify(part)
     results.mkdir(parents=True, exist_ok=True)
     store = Plan(results=results).store
-    print(f"{sum(import_folder(store, part, of) for part, of in labels.items())} runs imported")
+    only_benchmarks = any(benchmarks.campaigns(folder)) and not any(folder.rglob("run.json"))
+    imported = 0 if only_benchmarks else sum(mirror.import_folder(store, part, of) for part, of in labels.items())
+    print(f"{imported + benchmarks.write(store, folder, f'-{label}')} runs imported")
 
 
 @track.command("ui")
@@ -586,10 +594,11 @@ def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Opti
     mirror.tables(store, results)
     address = f"http://127.0.0.1:{port}"
     compared = comparisons(store, address)
-    for name, link in links(store, address).items():
-        print(f"{name}: {link}\n  its rows compared: {compared[name]}", flush=True)
-    if compared:
-        open_later(address, next(iter(compared.values())))
+    listed = links(store, address)
+    for name, link in listed.items():
+        print(f"{name}: {compared[name]}\n  all its runs, as a list: {link}" if name in compared else f"{name}: {link}", flush=True)
+    if listed:
+        open_later(address, next(iter((compared or listed).values())))
     else:
         print("no runs are in the store yet: any target of Snakemake brings some", flush=True)
     ui = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

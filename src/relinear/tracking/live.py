@@ -51,10 +51,12 @@ class Tracker:
     ):
         self.run_id = ""
         self._uri, self._run, self._stage = uri, run, stage
-        self._about = {"scale": scale, "run": run, "stage": stage, "measure": measure, "key": key, "attempt": attempt, "config": params, "tags": tags}
+        self._about = {
+            "scale": scale, "run": run, "stage": stage, "measure": measure, "key": key, "attempt": attempt, "config": params,
+            "params": params, "tags": tags, "datasets": datasets,
+        }  # fmt: skip
         self._root = root or scale
         self._about["seed"] = tags.get("seed", 0)
-        self._datasets = datasets
         self._buffer: list[Entry] = []
         self._last_step = 0
         self._last_flush = monotonic()
@@ -136,14 +138,15 @@ class Tracker:
             if earlier.data.tags.get("current") == "true":
                 client.set_tag(earlier.info.run_id, "current", "false")
         self.run_id = mirror.create(client, experiment, self._row, self._about, self._about["tags"])
-        store.log(client, self.run_id, params=store.texts(self._about["config"]))
-        if datasets := mirror.dataset_inputs(self._datasets):
-            client.log_inputs(self.run_id, datasets)
+        mirror.fill(client, self.run_id, self._about)
 
     def _finish(self, folder: Path, record: dict) -> None:
         store.log(self._client, self.run_id, tags=mirror.describe(record)["tags"] | mirror.folder_tags(record))
-        for path in mirror.small_files(folder):
-            self._client.log_artifact(self.run_id, str(path))
+        mirror.copy_files(self._client, self.run_id, folder)
+        curve = [] if record.get("measure") else mirror.curve_of(folder)
+        row = rows.name_of(record)
+        label = rows.label(row, record["run"], record["stage"])
+        mirror.show(self._client, self._row, row, {label: (folder, record, curve)})
 
     def _close(self, status: str, error: BaseException | None) -> None:
         self._flush()
@@ -155,7 +158,8 @@ class Tracker:
 
     def _terminate(self, status: str) -> None:
         self._client.set_terminated(self.run_id, status)
-        self._client.set_terminated(self._row, status)
+        begin = self._client.get_run(self._row).info.start_time
+        self._client.set_terminated(self._row, status, begin + rows.worked(self._client, self._experiment, self._row))
 
     def _flush(self) -> None:
         # A batch sent twice, after a failure, is stored once: mlflow drops equal (name, time, step, value).

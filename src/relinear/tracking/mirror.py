@@ -25,9 +25,8 @@ from relinear import records
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.schemas import Line, Provenance, require
-from relinear.tracking import finished, rows, store
-from relinear.tracking.finished import Finished
-from relinear.tracking.store import entries, flatten_metrics, step_entries, texts
+from relinear.tracking import rows, store
+from relinear.tracking.store import Entry, entries, flatten_metrics, step_entries, texts
 
 LARGEST_ARTIFACT = 5 * 2**20  # bytes
 LARGEST_HISTORY = 64 * 2**20  # bytes of a committed history, unpacked
@@ -36,6 +35,7 @@ IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
 CURVE = 50  # of a committed curve an import has at most this many lines, evenly, and the last
+CURVES = ("loss", "lr", "grad_norm")  # of a training, which its row has too
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
 
@@ -136,6 +136,7 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
     spans = [_span(record) for record in missing.values()]
     begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
     row = rows.row_of(whole.values())
+    name = row.name
     above, lacking = rows.place(client, uri, experiment, row, begin)
     row_id = above.info.run_id
     own, latest = {(r["scale"], r["run"], r["stage"]) for r in whole.values()}, {}  # (run, stage): start and id of the current run
@@ -143,52 +144,76 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
         if identity[:3] in own:
             for run in same:
                 latest[identity[1:3]] = max(latest.get(identity[1:3], (0, "")), (run.info.start_time, run.info.run_id))
+    current = {stage: run_id for stage, (_, run_id) in latest.items()}
     numbers: dict[str, float] = {}
-    made: list[Finished] = []
-    newest: dict[tuple[str, str], int] = {}  # (run, stage): place of its current run among those made
+    of_row: dict[str, tuple[Path, dict, list[Entry]]] = {}  # by stage: what the row has of its current run
     for folder, record in missing.items():  # by start
-        stage = (record["run"], record["stage"])
-        run, compared = _restored(experiment, row_id, folder, record)
-        made.append(run)
-        if run.begin < latest.get(stage, (0, ""))[0]:
-            run.tags["current"] = "false"
-            continue
-        if stage in newest:
-            made[newest[stage]].tags["current"] = "false"
-        elif stage in latest:
-            client.set_tag(latest[stage][1], "current", "false")
-        newest[stage] = len(made) - 1
-        numbers |= compared
-    ids = []
-    for run_id in finished.write(client, uri, made):
-        ids.append(run_id)
+        stage, first = (record["run"], record["stage"]), _span(record)[0]
+        is_current = first >= latest.get(stage, (0, ""))[0]
+        if is_current and stage in current:
+            client.set_tag(current[stage], "current", "false")
+        curve = curve_of(folder)
+        run_id = _write(client, experiment, row_id, folder, record, curve, is_current)
         progress.update()
-    current = {stage: run_id for stage, (_, run_id) in latest.items()} | {stage: ids[place] for stage, place in newest.items()}
+        if is_current:
+            latest[stage], current[stage] = (first, run_id), run_id
+            of_row[rows.label(name, *stage)] = (folder, record, curve)
+            if rows.compares(record):
+                numbers |= rows.of_columns(flatten_metrics(final_numbers(folder, record)))
     if numbers:
         numbers |= rows.means(above.data.metrics | numbers)
     note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, run_id in current.items()})
     tags = lacking["tags"] | {"mlflow.note.content": note}
     store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), params=lacking["params"], tags=tags)
-    client.set_terminated(row_id, "FINISHED", end)
+    show(client, row_id, name, of_row)
+    client.set_terminated(row_id, "FINISHED", above.info.start_time + rows.worked(client, experiment, row_id))
 
 
-def _restored(experiment: str, row_id: str, folder: Path, record: dict) -> tuple[Finished, dict[str, float]]:
-    """A finished stage folder as `live.Tracker` would have written it, with the original times, and the numbers of its row."""
+def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict, curve: list[Entry], is_current: bool) -> str:
+    """Write a finished stage folder by the calls that `live.Tracker` makes while a stage runs, with the original times; returns the run's id."""
     begin, end = _span(record)
-    curve, last_step = [], 0
-    for line in _read_history(folder / "history.jsonl"):
-        step = line.pop("step")
-        curve += step_entries(line, step, line.pop("time"))
-        last_step = max(last_step, step)
-    final = final_numbers(folder, record)
     about = describe(record)
     # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
-    tags = stage_tags(row_id, record, about["tags"] | folder_tags(record))
-    run = Finished(
-        experiment, rows.label("", record["run"], record["stage"]), begin, end, tags, texts(about["params"]),
-        curve + entries(final, last_step, end / 1000), dataset_inputs(about["datasets"]), small_files(folder),
-    )  # fmt: skip
-    return run, rows.of_columns(flatten_metrics(final)) if rows.compares(record) else {}
+    tags = about["tags"] | folder_tags(record)
+    run_id = create(client, experiment, row_id, about, tags, begin, is_current)
+    final = entries(final_numbers(folder, record), max((step for *_, step in curve), default=0), end / 1000)
+    fill(client, run_id, about, curve + final)
+    copy_files(client, run_id, folder)
+    client.set_terminated(run_id, "FINISHED", end)
+    return run_id
+
+
+def curve_of(folder: Path) -> list[Entry]:
+    """The numbers of a stage by step, from its history; none where it has no history. Raises BrokenError."""
+    found: list[Entry] = []
+    for line in _read_history(folder / "history.jsonl"):
+        step = line.pop("step")
+        found += step_entries(line, step, line.pop("time"))
+    return found
+
+
+def show(client: Any, row_id: str, row: str, stages: dict[str, tuple[Path, dict, list[Entry]]]) -> None:
+    """Show finished stages (label -> folder, record, curve) on the run of their row: curves of trainings, data, small files.
+
+    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key adds `<label>/<key>/loss`.
+    Data and files of what all rows share stay with the stages.
+    """
+    if row == rows.INPUTS or not stages:
+        return
+    tags = client.get_run(row_id).data.tags
+    metrics: list[Entry] = []
+    first: dict[str, str] = {}
+    for label, (folder, record, curve) in stages.items():
+        copy_files(client, row_id, folder, label)
+        if record.get("measure") or not curve:
+            continue
+        key = first[f"curve.{label}"] = tags.get(f"curve.{label}", record["key"])
+        prefix = label if key == record["key"] else f"{label}/{record['key'][:8]}"
+        metrics += [(store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES]
+    store.log(client, row_id, metrics=metrics, tags=first)
+    datasets = [data for _, record, _ in stages.values() for data in record["datasets"]]
+    if inputs := dataset_inputs(datasets):
+        client.log_inputs(row_id, inputs)
 
 
 def _is_whole(run: Any) -> bool:
@@ -281,23 +306,38 @@ def describe(record: dict) -> dict:
     }
 
 
-def create(client: Any, experiment: str, row_id: str, about: dict, tags: dict) -> str:
-    """Create a stage's run below its row's, as the current one, and return its id."""
+def create(
+    client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True, kind: str = "stage"
+) -> str:
+    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given); returns its id. `fill` goes on."""
     # All tags in the one call: a process that dies here leaves no run that cannot be found again.
-    return client.create_run(experiment, None, stage_tags(row_id, about, tags), rows.label("", about["run"], about["stage"])).info.run_id
+    tags = stage_tags(row_id, about, tags) | {"current": str(is_current).lower(), rows.KIND: kind}
+    return client.create_run(experiment, begin, tags, rows.label("", about["run"], about["stage"])).info.run_id
+
+
+def fill(client: Any, run_id: str, about: dict, metrics: list[Entry] = ()) -> None:
+    """Write a run's settings and data, and the numbers that are known."""
+    store.log(client, run_id, metrics=metrics, params=texts(about["params"]))
+    if datasets := dataset_inputs(about["datasets"]):
+        client.log_inputs(run_id, datasets)
+
+
+def copy_files(client: Any, run_id: str, folder: Path, inside: str | None = None) -> None:
+    """Copy the small files of a stage's folder into a run, there into the folder `inside`."""
+    for path in small_files(folder):
+        client.log_artifact(run_id, str(path), inside)
 
 
 def stage_tags(row_id: str, about: dict, tags: dict) -> dict[str, str]:
-    """The tags of a stage's run: those given, its identity, what mlflow shows, and that it is the current one."""
+    """The tags of a stage's run: those given, its identity, and what mlflow shows."""
     tags = texts(tags)
     shown = {
-        rows.KIND: "stage",
         "mlflow.parentRunId": row_id,
         "mlflow.source.name": f"relinear {about['stage']}",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": tags.get("git.commit", ""),
     }
-    return {**tags, **{field: str(about[field]) for field in IDENTITY}, "current": "true", **shown}
+    return {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
 
 
 def dataset_inputs(datasets: list[dict]) -> list[Any]:
@@ -311,7 +351,7 @@ def dataset_inputs(datasets: list[dict]) -> list[Any]:
     for (name, digest), role in roles.items():
         # mlflow's digest holds 36 characters, so the whole one goes into the source.
         dataset = Dataset(name, digest[:36], "local", json.dumps({"sha256": digest}))
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(role))]))
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", ", ".join(dict.fromkeys(role)))]))
     return inputs
 
 

@@ -196,6 +196,12 @@ def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any],
     store.log(client, row_id, metrics=store.entries(added, 0), params=params, tags=tags)
 
 
+def worked(client: Any, experiment: str, row_id: str) -> int:
+    """The milliseconds that the current stages of a row took, together. The waiting between stages is no part."""
+    of_row = f"tags.`mlflow.parentRunId` = '{row_id}' and tags.`{KIND}` = 'stage' and tags.current = 'true'"
+    return sum(run.info.end_time - run.info.start_time for run in store.search(client, experiment, of_row) if run.info.end_time)
+
+
 def label(row: str, run: str, stage: str) -> str:
     """The name of a stage's run beside its row: `distill`; `lizard/distill` beside another; `recall` of data named after their stage."""
     return stage if run in (row, stage) else f"{run}/{stage}"

@@ -1,6 +1,6 @@
 """The MLflow store: a SQLite file beside the results, or a server; its experiments, and how runs are found and written there.
 
-Only `MlflowClient` is used, and by `relinear.tracking.finished` the models of mlflow's tables: the fluent API keeps the active run in globals.
+Only `MlflowClient` is used: the fluent API keeps the active run in globals.
 mlflow is imported inside functions, because that takes seconds.
 """
 

@@ -10,15 +10,18 @@ import sys
 import time
 import urllib.request
 import webbrowser
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 from relinear.tracking import rows
-from relinear.tracking.store import PAGES, access, connect
+from relinear.tracking.store import PAGES, access, connect, search
 
 VIEW = "rows"
 TAG = f"mlflow.sharedViewState.{VIEW}"
 PARAMETERS = ("method", "window", "rank", "gate")
+LINE = {"xAxisKey": "step", "selectedXAxisMetricKey": "", "yAxisKey": "metric", "yAxisExpressions": [], "xAxisScaleType": "linear",
+        "scaleType": "linear", "lineSmoothness": 0, "ignoreOutliers": False, "range": {}}  # fmt: skip
 METRICS = ("ppl", "ppl_long", "avg_no_mmlu", "mmlu_acc", "state_mib")
 
 
@@ -28,11 +31,16 @@ def links(uri: str, address: str) -> dict[str, str]:
 
 
 def comparisons(uri: str, address: str) -> dict[str, str]:
-    """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into the store; the newest first."""
+    """Experiment of relinear -> the address of a view that compares its rows alone, which this writes into the store; the newest first.
+
+    An experiment without rows has no such view."""
     with access(uri):
         client, found = connect(uri), {}
         for name, number in _experiments(client):
-            client.set_experiment_tag(number, TAG, json.dumps(view()))
+            shown = list(search(client, number, f"tags.`{rows.KIND}` = 'row'"))
+            if not shown:  # benchmarks are no rows
+                continue
+            client.set_experiment_tag(number, TAG, json.dumps(view({metric for run in shown for metric in run.data.metrics})))
             found[name] = f"{address}/#/experiments/{number}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{PAGES}"
     return found
 
@@ -42,19 +50,26 @@ def _experiments(client: Any) -> list[tuple[str, str]]:
     return [(x.name, x.experiment_id) for x in found if x.name.startswith("relinear-")]
 
 
-def view() -> dict[str, Any]:
-    """Rows and no seeds, stages or inputs: coordinates over window, rank and gate, bytes against long-text perplexity, what differs."""
+def view(measured: Collection[str] = METRICS) -> dict[str, Any]:
+    """Rows and no seeds, stages or inputs: losses, coordinates over window, rank and gate, bytes against long-text perplexity, what differs.
+
+    A chart is there if its metrics are among those `measured`, so that none is empty.
+    """
     upper, lower = {"metricSectionId": "rows"}, {"metricSectionId": "what differs"}
+    outcomes = [name for name in ("ppl", "avg_no_mmlu") if name in measured]
     charts = [
-        {"type": "PARALLEL", **upper, "selectedParams": ["window", "rank", "gate"], "selectedMetrics": ["ppl", "avg_no_mmlu"], "showAllRuns": True},
+        {"type": "PARALLEL", **upper, "selectedParams": ["window", "rank", "gate"], "selectedMetrics": outcomes, "showAllRuns": True},
+        *({"type": "LINE", **upper, "metricKey": name, "selectedMetricKeys": [name], "displayName": name, **LINE}
+          for name in ("distill/loss", "finetune/loss")),
         {"type": "SCATTER", **upper, "xaxis": {"key": "state_mib", "type": "METRIC"}, "yaxis": {"key": "ppl_long", "type": "METRIC"}},
         *({"type": "BAR", **upper, "metricKey": name, "displayName": name} for name in ("ppl", "avg_no_mmlu")),
         {"type": "DIFFERENCE", **lower, "chartName": "what differs", "compareGroups": ["Parameters", "Model metrics"],
          "showChangeFromBaseline": False, "showDifferencesOnly": True, "baselineColumnUuid": ""},
     ]  # fmt: skip
+    charts = [chart for chart in charts if _needs(chart) <= set(measured)]
     sections = [{"uuid": name, "name": name, "columns": wide, "cardHeight": 420} for name, wide in (("rows", 2), ("what differs", 1))]
     common = {"deleted": False, "isGenerated": False}
-    columns = [*(f"params.`{name}`" for name in PARAMETERS), *(f"metrics.`{name}`" for name in METRICS)]
+    columns = [*(f"params.`{name}`" for name in PARAMETERS), *(f"metrics.`{name}`" for name in METRICS if name in measured)]
     return {
         "searchFilter": f"tags.`{rows.KIND}` = 'row'",
         "orderByKey": "attributes.start_time",
@@ -65,6 +80,12 @@ def view() -> dict[str, Any]:
         "compareRunCharts": [{"uuid": f"chart{n}", "runsCountToCompare": 100, **common, **chart} for n, chart in enumerate(charts)],
         "compareRunSections": [{"display": True, "isReordered": False, **common, **section} for section in sections],
     }
+
+
+def _needs(chart: dict[str, Any]) -> set[str]:
+    """The metrics without which a chart is empty."""
+    axes = {chart[axis]["key"] for axis in ("xaxis", "yaxis") if axis in chart}
+    return axes | ({chart["metricKey"]} if "metricKey" in chart else set())
 
 
 def open_later(address: str, link: str) -> bool:
