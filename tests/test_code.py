@@ -309,7 +309,8 @@ WORK = {
     "get/prompts.py": of("prompts"), "get/arena.py": of("arena", "images"), "get/written.py": of("written"),
     "get/model.py": lambda node: node.stage == "model" and not PLAN.scaled.sees(node.name), "get/images.py": of("images"),
     "get/picture_model.py": lambda node: node.stage == "model" and PLAN.scaled.sees(node.name),
-    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.scaled.sees(PLAN.run(node.name).model), "get/activations.py": of("activations"),
+    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.scaled.sees(PLAN.run(node.name).model),
+    "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
     "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm", "vit"),
 }  # fmt: skip
