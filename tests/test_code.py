@@ -307,9 +307,10 @@ WORK = {
     "get/text.py": of("text", "sentences", "documents", "pieces", "prompts", "labelled"), "get/documents.py": of("documents"),
     "get/pieces.py": of("pieces"), "get/labelled.py": of("labelled"), "get/acceptability.py": of("labelled"), "train/classify.py": of("classify"),
     "get/prompts.py": of("prompts"), "get/arena.py": of("arena", "images"), "get/written.py": of("written"),
-    "get/model.py": lambda node: node.stage == "model" and not PLAN.sees(node.name), "get/images.py": of("images"),
-    "get/picture_model.py": lambda node: node.stage == "model" and PLAN.sees(node.name),
-    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.sees(PLAN.run(node.name).model), "get/activations.py": of("activations"),
+    "get/model.py": lambda node: node.stage == "model" and not PLAN.scaled.sees(node.name), "get/images.py": of("images"),
+    "get/picture_model.py": lambda node: node.stage == "model" and PLAN.scaled.sees(node.name),
+    "train/recognise.py": lambda node: node.stage == "classify" and PLAN.scaled.sees(PLAN.run(node.name).model),
+    "get/activations.py": of("activations"),
     "train/distill.py": of("distill"), "train/finetune.py": of("finetune"), "measure/run.py": of("measure"),
     "families/tiny.py": lambda node: node.stage == "model" and PLAN.models[node.name].family in ("tiny", "prenorm", "vit"),
 }  # fmt: skip
