@@ -10,10 +10,9 @@ from typing import Any
 
 from relinear import attention, records
 from relinear.core import store
-from relinear.plan.options import KEEP, schema
+from relinear.plan.options import KEEP, method_file, schema
 from relinear.plan.readings import Measured
 from relinear.plan.strict import ConfigError
-from relinear.stages._stage import method_file
 
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's
 SEQUENCES = "seq_len"  # that of every step
