@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from synthetic import unpack
 from test_errors import relinear
 
 from relinear import cli
@@ -83,7 +84,7 @@ def test_a_node_of_the_same_name_replaces_the_older_one_and_the_others_stay(plac
 
 def test_readers_see_a_packed_node_as_one_in_its_folder(place, tmp_path):
     node, loose = place / "runs/lizard/mmlu", tmp_path / "loose/runs/lizard/mmlu"
-    store.opened(place).unpack("runs/lizard/mmlu", tmp_path / "loose")
+    unpack(node, loose)
     (loose / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in read_items(node)))
     assert read(node) == read(loose) == json.loads(NODES["runs/lizard/mmlu"].record)
     packed_one, loose_one = load(node), load(loose)
