@@ -24,6 +24,7 @@ from servers import Between, mlflow_server, standing_before
 from relinear import cli
 from relinear.core import store as nodes
 from relinear.errors import UserError
+from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
 from relinear.tracking import benchmarks, live, mirror, rows, store, ui
@@ -291,16 +292,6 @@ def test_names_and_trees_become_what_mlflow_takes():
     assert store.flatten_metrics({"a": {"b,c": 1}, "l": [1, 2.5], "n": None, "s": "N/A", "m": [[1]]}) == {**{"a/b_c": 1.0, "l/00": 1.0, "l/01": 2.5}}
     with pytest.raises(ValueError, match="got '//'"):
         store.metric_name("//")
-
-
-def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
-    for name in ("figure.png", "w.safetensors"):
-        (tmp_path / name).write_bytes(b"abc")
-    with opened(uri) as tracker:
-        tracker.artifact(tmp_path / "figure.png")
-        tracker.artifact(tmp_path / "w.safetensors")
-    assert [file.path for file in client(uri).list_artifacts(child(uri).info.run_id)] == ["figure.png"]
-    assert child(uri).data.tags["artefact.w.safetensors"].startswith("ba7816bf")  # sha256 of "abc"
 
 
 # What a row carries
@@ -694,7 +685,6 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
         for step in range(2000):
             tracker.log({"loss": 1.0}, step)
         tracker.finish(write_folder(tmp_path, record(), {}))
-        tracker.artifact(tmp_path / "file")
     assert tracker.run_id == ""
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
@@ -940,8 +930,6 @@ def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
         tracker.log({"loss": object()}, 1)
     with pytest.raises(TypeError), opened(uri) as tracker:
         tracker._store(lambda: 1 + "a")
-    with pytest.raises(FileNotFoundError), opened(uri) as tracker:
-        tracker.artifact(tmp_path / "nothing.png")
     folder = write_folder(tmp_path, record(key="k2"), {})
     with pytest.raises(ValueError, match="has key 'k2', this run has 'k1'"), opened(uri) as tracker:
         tracker.finish(folder)
@@ -1085,7 +1073,7 @@ def test_of_a_committed_curve_some_points_evenly_and_the_last_are_imported(uri, 
 def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_path, monkeypatch, capsys):
     for name, lr in (("first", 0.1), ("second", 0.2)):
         write_folder(tmp_path / "all" / name, record(config={"lr": lr}), {})
-        written = {path.relative_to(tmp_path / "all" / name).as_posix(): live.sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
+        written = {path.relative_to(tmp_path / "all" / name).as_posix(): sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
         (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"scale": "smoke", "files": written}))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     command = ["track", "import", str(tmp_path / "all"), "--results", str(tmp_path / "results"), "--label", "theirs"]
@@ -1157,7 +1145,7 @@ def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_i
     for run in ("lizard", "supra"):
         folder = tmp_path / "results/mini/runs" / run / "distill"
         write_folder(tmp_path / "results", record(run=run), {})
-        known = {"metrics.json": {"sha256": live.sha256(folder / "metrics.json")}}
+        known = {"metrics.json": {"sha256": sha256(folder / "metrics.json")}}
         (folder / "run.json").write_text(json.dumps(record(run=run, artefacts=known)))
     (folder / file).write_text(text)
     assert mirror.rebuild(uri, tmp_path / "results") == 1

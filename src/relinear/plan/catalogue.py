@@ -16,7 +16,7 @@ from relinear.plan.sane import read_settings
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-SEED = re.compile(r"-seed\d+$")
+SEED = re.compile(r"-seed(\d+)$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
