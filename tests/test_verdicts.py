@@ -11,7 +11,7 @@ from synthetic import measurement, paper, reading
 
 from relinear.draw import About, make
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
-from relinear.draw.drawn import rows_of
+from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.trainings import spreads_of
 from relinear.plan.claims import Claim
