@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 from relinear.core import store
-from relinear.plan.readings import Measured, Reading, Source
+from relinear.plan.measured import Measured, Source
+from relinear.plan.readings import Reading
 
 FACTS = {"method": "lizard", "variant": "code", "trainable_params": 1_234_567, "tokens": {"distill": 16384, "finetune": 16384}}
 COMMONSENSE = ("piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")

@@ -16,7 +16,7 @@ from relinear import cli
 from relinear.core import store
 from relinear.draw.frame import COLUMNS, frame
 from relinear.plan.items import read_columns, read_items
-from relinear.plan.readings import load
+from relinear.plan.measured import load
 from relinear.records import read
 from relinear.schemas import BrokenError
 

@@ -16,7 +16,7 @@ from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.trainings import spreads_of
 from relinear.plan.claims import Claim
 from relinear.plan.forms import differences, form_of
-from relinear.plan.readings import load
+from relinear.plan.measured import load
 from relinear.plan.specs import available, papers, read
 from relinear.plan.strict import WORKFLOW, ConfigError
 

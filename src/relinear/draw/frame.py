@@ -13,7 +13,8 @@ import pandas as pd
 from relinear.core import store
 from relinear.draw import Measurements
 from relinear.plan.catalogue import SEED
-from relinear.plan.readings import At, Reading, load
+from relinear.plan.measured import load
+from relinear.plan.readings import At, Reading
 
 COLUMNS = ("node", "run", "seed", "measure", "metric", "of", "at", "value", "stderr", "n", "why")
 

@@ -16,9 +16,9 @@ from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.forms import forms_of
+from relinear.plan.measured import Measured, load
 from relinear.plan.names import ROOT, Node
 from relinear.plan.plan import Plan
-from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Address, Table
 from relinear.stages.measure import of_shape

@@ -10,8 +10,8 @@ from typing import Any
 
 from relinear import attention, records
 from relinear.core import store
+from relinear.plan.measured import Measured
 from relinear.plan.options import KEEP, schema
-from relinear.plan.readings import Measured
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import method_file
 
