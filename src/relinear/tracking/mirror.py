@@ -107,7 +107,8 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
             continue
         row = rows.row_of([record])
         missing.setdefault((store.root_of(record), row.base, row.name), {})[folder] = record
-        for part in _replaced(record, same):
+        first = record.get("mlflow_run_id", "")
+        for part in [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]:  # what is there of this attempt
             client.delete_run(part.info.run_id)
             same.remove(part)
     for folder in (folder for folders in missing.values() for folder in folders):
@@ -121,12 +122,6 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
         if of in experiments:
             _log_tables(client, experiments[of], of, files)
     return count
-
-
-def _replaced(record: dict, same: list[Any]) -> list[Any]:
-    """Those of the store's runs of one attempt that hold a part of the run with this record, and are to be replaced by it."""
-    first = record.get("mlflow_run_id", "")
-    return [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]
 
 
 def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict], missing: dict[Path, dict], known: dict, progress: tqdm) -> None:
@@ -324,9 +319,19 @@ def describe(record: dict) -> dict:
 def create(
     client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True, kind: str = "stage"
 ) -> str:
-    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given); returns its id. `fill` goes on."""
+    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given), with these tags, its identity and what mlflow shows;
+    returns its id. `fill` goes on."""
+    tags = texts(tags)
+    shown = {
+        "mlflow.parentRunId": row_id,
+        "mlflow.source.name": f"relinear {about['stage']}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": tags.get("git.commit", ""),
+        "current": str(is_current).lower(),
+        rows.KIND: kind,
+    }
     # All tags in the one call: a process that dies here leaves no run that cannot be found again.
-    tags = stage_tags(row_id, about, tags) | {"current": str(is_current).lower(), rows.KIND: kind}
+    tags = {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
     return client.create_run(experiment, begin, tags, rows.label("", about["run"], about["stage"])).info.run_id
 
 
@@ -346,18 +351,6 @@ def copy_files(client: Any, run_id: str, folder: Path, inside: str | None = None
         for name in TEXTS:
             if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT:
                 client.log_text(run_id, text.decode(), f"{inside}/{name}" if inside else name)
-
-
-def stage_tags(row_id: str, about: dict, tags: dict) -> dict[str, str]:
-    """The tags of a stage's run: those given, its identity, and what mlflow shows."""
-    tags = texts(tags)
-    shown = {
-        "mlflow.parentRunId": row_id,
-        "mlflow.source.name": f"relinear {about['stage']}",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": tags.get("git.commit", ""),
-    }
-    return {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
 
 
 def dataset_inputs(datasets: list[dict]) -> list[Any]:
