@@ -1,11 +1,14 @@
 """Measurements made up for tests of tables and figures."""
 
 import csv
+import json
 from pathlib import Path
 
 import yaml
 
-from relinear.plan.readings import Measured, Reading, Source
+from relinear.core import store
+from relinear.plan.measured import Measured, Source
+from relinear.plan.readings import Reading
 
 FACTS = {"method": "lizard", "variant": "code", "trainable_params": 1_234_567, "tokens": {"distill": 16384, "finetune": 16384}}
 COMMONSENSE = ("piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande")
@@ -15,6 +18,16 @@ def measurement(run, measure, *readings, scale="mini", folder=None, **facts):
     """A finished measurement whose run.json is at `results/<run>/<measure>`."""
     source = Source(f"results/{run}/{measure}/run.json", f"key-of-{run}-{measure}", "aa", "bb")
     return Measured(run, measure, scale, readings, FACTS | facts, source, folder or Path("nowhere"))
+
+
+def unpack(node: Path, to: Path) -> None:
+    """Write run.json, metrics.json and curve of a committed node into the folder `to`."""
+    to.mkdir(parents=True)
+    for name in (store.RECORD, store.METRICS):
+        if store.exists(node / name):
+            (to / name).write_bytes(store.read(node / name))
+    if (lines := store.curve(node)) is not None:
+        (to / store.CURVE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def reading(metric, value, stderr=0.01, n=100, of="text", **at):

@@ -29,10 +29,9 @@ def ui(tmp_path_factory) -> Iterator[dict[str, str]]:
     """The links that `relinear track ui` prints, as `runs` and `rows`, once its server answers."""
     chromium()
     folder = tmp_path_factory.mktemp("ui")
-    committed, wanted = store.opened(COMMITTED), {f"runs/{run}/{stage}" for run in SHOWN for stage in STAGES}
-    for node in committed.rows:
-        if node in wanted or node.startswith("models/"):
-            committed.unpack(node, folder / "theirs")
+    committed, wanted = store.opened(COMMITTED).all(), {f"runs/{run}/{stage}" for run in SHOWN for stage in STAGES}
+    (folder / "theirs").mkdir()
+    store.write(folder / "theirs", {n: own for n, own in committed.items() if n in wanted or n.startswith("models/")})
     shutil.copytree(COMMITTED / "comparison", folder / "theirs/comparison")
     relinear = [sys.executable, "-m", "relinear.cli", "track"]
     environment = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "DISPLAY", "WAYLAND_DISPLAY")}

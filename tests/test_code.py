@@ -26,8 +26,9 @@ NODES = PLAN.behind(
 ASSET = Node("asset", "brown")
 NODES += [ASSET]
 KINDS = {(node.stage, node.part and PLAN.measures[node.part].metric): node for node in NODES if node.name in ("lizard", "tiny", "stories@tiny")}
-# Modules that schedule, record, mirror and draw: no result depends on them. Work knows two things of the plan: its values and the check of options.
-GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.strict"}
+# Modules that schedule, record, mirror and draw: no result depends on them. Work knows three things of the plan: its values, the check of options
+# and the reader of YAML, in which the harness's tasks stand.
+GIVEN = {"relinear.plan.job", "relinear.plan.readings", "relinear.plan.sane", "relinear.plan.strict"}
 # Shared files -> the metrics that use them. They are no metrics, but for `needle`, by which the plane scores its answers.
 SHARED = {
     "_harness": {"lm_eval"},

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pytest
 from conftest import ROOT
 from rocrate.rocrate import ROCrate
+from synthetic import unpack
 from test_errors import relinear
 
 from relinear.core import store
@@ -60,10 +61,9 @@ def test_a_step_leads_to_those_before_it(tmp_path):
 
 def copied(tmp_path: Path) -> Path:
     """The committed Lizard with its scale's records, to damage."""
-    committed = store.opened(REFERENCE / "smollm2")
-    for node in committed.rows:
+    for node in store.opened(REFERENCE / "smollm2").rows:
         if node in (MODEL, TEXT) or node.startswith("runs/lizard/"):
-            committed.unpack(node, tmp_path / "smollm2")
+            unpack(REFERENCE / "smollm2" / node, tmp_path / "smollm2" / node)
     return tmp_path / "smollm2/runs/lizard"
 
 

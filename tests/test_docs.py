@@ -17,8 +17,9 @@ import yaml
 from browser import open_page
 from properdocs.exceptions import PluginError
 
+from relinear.core import store
 from relinear.draw import report, stated
-from relinear.draw.drawn import rows_of
+from relinear.draw.quote import lines_of as rows_of
 from relinear.errors import UserError
 from relinear.plan.specs import Finding, available, papers
 
@@ -141,7 +142,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
     for artefact in available(ROOT / "workflow/papers").values():
         assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
     links = set().union(*(paths for _, paths in found.values()))
-    assert not [path for path in links if not (ROOT / path).is_file()]
+    assert not [path for path in links if not store.exists(ROOT / path)]
     for suffix in ("png", "claims.csv", "provenance.json"):
         committed = {path.relative_to(ROOT).as_posix() for path in REFERENCE.rglob(f"*{suffix}")}
         alone = {path for path in committed - links if path.split("/")[2] not in ("decoding", "efficiency", "kernels", "parity")}
@@ -152,6 +153,18 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
             where = re.escape(f"[`{path.split('/')[2]}`](../repository/{path})")
             line = rf"^\| {re.escape(row['claim'].replace('|', chr(92) + '|'))} .*{where}.*\| {row['verdict']} "
             assert re.search(line, own, re.MULTILINE), row["claim"]
+
+
+def rows_in(page: str) -> set[tuple[str, ...]]:
+    """The rows of a page's tables as their cells, without links and seeds' numbers."""
+    cells = (line.strip("|").split("|") for line in page.splitlines() if line.startswith("| "))
+    return {tuple(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r" \[\d+\]\([^)]*\)", "", cell)).strip() for cell in row) for row in cells}
+
+
+def test_a_table_on_a_page_has_all_columns_of_the_drawn_one():
+    """Two columns of one heading, too."""
+    drawn = rows_in((REFERENCE / "smollm2/comparison/similarity.md").read_text())
+    assert max(row.count("L2") for row in drawn) == 2 and drawn <= rows_in(reported()["comparison"][0])
 
 
 def test_a_paper_has_three_findings_with_numbers_of_committed_tables():

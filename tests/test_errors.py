@@ -433,7 +433,7 @@ def test_a_record_that_was_cut_is_told_and_its_step_runs_again(fresh):
     [
         ("scales/smoke.yaml", "a: " + "[" * 5000 + "]" * 5000, "is nested too deep"),
         ("models.yaml", "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 20)),
-         "aliases stand for [0-9]+ values; possible: 1000000 at most"),
+         "aliases stand for more than 1000000 values"),
     ],
 )  # fmt: skip
 def test_a_yaml_that_is_a_bomb_is_refused_at_once(tmp_path, name, text, said):

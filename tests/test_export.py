@@ -30,8 +30,8 @@ from relinear.get import assets
 from relinear.linearize.model import CLASSES
 from relinear.measure import _harness as harness
 from relinear.plan import code
+from relinear.plan.measured import load as readings
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load as readings
 from relinear.plan.strict import WORKFLOW
 from relinear.share import registration
 from relinear.share import tasks as task_folder

@@ -15,8 +15,8 @@ from relinear.attention import options
 from relinear.attention._base import Heads, Inputs
 from relinear.draw import About, make
 from relinear.measure.gate_stats import METRICS, WEIGHTS, gates, parts_of, seen
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 from relinear.plan.specs import read
 
 FIGURE2 = Path(__file__).parents[1] / "workflow/papers/lizard/figure2.yaml"

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, copy_sources, environment
 from servers import silent_server, slow_server
 
+from relinear.core import store as nodes
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.machine import gpus
@@ -69,6 +70,16 @@ def test_an_import_follows_no_link(tmp_path, store):
     assert mirror.import_folder(store, tmp_path / "theirs") == 1
     assert "secret" not in "".join(p.read_text(errors="replace") for p in (tmp_path / "own").rglob("*.csv"))
     assert {path.name for path in tmp_path.iterdir()} == {"loot.csv", "theirs", "own"}
+
+
+def test_an_import_reads_no_node_outside_the_results(tmp_path, store):
+    stage(tmp_path / "elsewhere")
+    [record] = (tmp_path / "elsewhere").rglob("run.json")
+    (tmp_path / "theirs").mkdir()
+    node = f"../elsewhere/{record.parent.relative_to(tmp_path / 'elsewhere').as_posix()}"
+    nodes.write(tmp_path / "theirs", {node: nodes.Packed(record.read_bytes())})
+    with pytest.raises(UserError, match="leads elsewhere"):
+        mirror.import_folder(store, tmp_path / "theirs")
 
 
 # --- a store that fails ---

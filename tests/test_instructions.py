@@ -16,7 +16,8 @@ from relinear.get import written as instructions
 from relinear.get.text import documents
 from relinear.plan.names import digest
 from relinear.plan.plan import Plan
-from relinear.plan.strict import WORKFLOW, read_yaml
+from relinear.plan.sane import read_yaml
+from relinear.plan.strict import WORKFLOW
 from relinear.stage import run_stage
 
 SETTINGS = {"instruction_tokens": 48, "response_tokens": 8, "temperature": 1.0, "response_temperature": 0.7, "top_p": 0.95}

@@ -8,8 +8,8 @@ from conftest import made
 
 from relinear.linearize.model import linearize
 from relinear.measure.matrix_similarity import METRICS, READ_OTHERWISE, compare, cosine, spectra
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 
 
 def test_of_known_matrices():

@@ -18,8 +18,8 @@ from relinear.draw.render import number
 from relinear.draw.table import draw
 from relinear.measure.perplexity import Window, over_windows
 from relinear.plan.claims import Claim
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 

@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from relinear import linearize, load_run
 from relinear.core import store
 from relinear.draw import planned
-from relinear.draw.drawn import rows_of
 from relinear.draw.planned import draw_committed
+from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.families.bert import byte_tokenizer

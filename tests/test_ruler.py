@@ -11,8 +11,8 @@ from conftest import made
 from relinear.draw.paired import pulls_of
 from relinear.errors import UserError
 from relinear.measure import ruler
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 
 WORDS = [f"{a}{b}{c}d" for a in "bcdf" for b in "aeiou" for c in "lmnr"]
 

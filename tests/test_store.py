@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from synthetic import unpack
 from test_errors import relinear
 
 from relinear import cli
 from relinear.core import store
-from relinear.core.frame import COLUMNS, frame
+from relinear.draw.frame import COLUMNS, frame
 from relinear.plan.items import read_columns, read_items
-from relinear.plan.readings import load
+from relinear.plan.measured import load
 from relinear.records import read
 from relinear.schemas import BrokenError
 
@@ -83,7 +84,7 @@ def test_a_node_of_the_same_name_replaces_the_older_one_and_the_others_stay(plac
 
 def test_readers_see_a_packed_node_as_one_in_its_folder(place, tmp_path):
     node, loose = place / "runs/lizard/mmlu", tmp_path / "loose/runs/lizard/mmlu"
-    store.opened(place).unpack("runs/lizard/mmlu", tmp_path / "loose")
+    unpack(node, loose)
     (loose / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in read_items(node)))
     assert read(node) == read(loose) == json.loads(NODES["runs/lizard/mmlu"].record)
     packed_one, loose_one = load(node), load(loose)
@@ -118,10 +119,10 @@ def test_all_readings_are_one_frame(place, tmp_path):
     for name, text in zip(("run.json", "metrics.json"), packed("t2r"), strict=False):
         (place / "runs/t2r/mmlu" / name).write_bytes(text)
     found = frame(place)
-    assert tuple(found.columns) == COLUMNS and len(found) == 3 + 3 + 1 + 3 + 3 + 3
+    assert tuple(found.columns) == COLUMNS and len(found) == 3 + 3 + 1 + 3 + 3, "of measurements alone"
     lizard = found[(found.run == "lizard") & (found.metric == "acc")]
     assert sorted(zip(lizard.seed, lizard.value, lizard.n, strict=True)) == [(0, 0.25, 14042), (2, 1.0, 14042)]
-    [row] = found[(found.node == "runs/lizard/mmlu") & (found.metric == "perplexity")].to_dict("records")
+    [row] = found[(found.node == store.named(place / "runs/lizard/mmlu")) & (found.metric == "perplexity")].to_dict("records")
     assert row["at"] == '{"depth": 0.5, "length": 4096}' and row["why"] == "beyond it" and pd.isna(row["value"])
     assert set(found[found.run == "t2r"].measure) == {"mmlu"}
 
@@ -200,7 +201,7 @@ def test_files_of_two_stores_are_refused(place, tmp_path):
 def test_readings_of_a_committed_store_are_those_of_its_metrics(place):
     found, table = store.opened(place), frame(place)
     assert len(table) == sum(len(load(place / node).readings) for node in found.rows if json.loads(found.record(node))["measure"])
-    assert len(table) == pq.read_metadata(place / store.READINGS).num_rows and set(table.node) <= set(found.rows)
+    assert len(table) == pq.read_metadata(place / store.READINGS).num_rows and {*table.node} <= {store.named(place / node) for node in found.rows}
 
 
 def test_show_prints_the_record_behind_a_cell(monkeypatch, capsys):

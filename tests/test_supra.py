@@ -22,9 +22,9 @@ from relinear.draw.frame import frame_of
 from relinear.draw.planned import draw_committed, draw_planned
 from relinear.linearize.loading import load_teacher
 from relinear.plan.catalogue import Run
+from relinear.plan.measured import load as load_measured
 from relinear.plan.plan import Plan
 from relinear.plan.published import published
-from relinear.plan.readings import load as load_measured
 from relinear.plan.specs import read
 from relinear.plan.strict import ConfigError
 from relinear.stages._stage import Node

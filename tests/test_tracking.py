@@ -1,6 +1,5 @@
 """Laws of the MLflow mirror: the store's content after runs that end well, badly, twice or not at all."""
 
-import gzip
 import json
 import math
 import os
@@ -23,8 +22,9 @@ from conftest import ROOT
 from servers import Between, mlflow_server, standing_before
 
 from relinear import cli
-from relinear.core.store import curve as committed_curve
+from relinear.core import store as nodes
 from relinear.errors import UserError
+from relinear.files import sha256
 from relinear.plan.plan import Plan
 from relinear.plan.readings import Reading
 from relinear.tracking import benchmarks, live, mirror, rows, store, ui
@@ -294,16 +294,6 @@ def test_names_and_trees_become_what_mlflow_takes():
         store.metric_name("//")
 
 
-def test_small_files_are_copied_and_weights_are_named(uri, tmp_path):
-    for name in ("figure.png", "w.safetensors"):
-        (tmp_path / name).write_bytes(b"abc")
-    with opened(uri) as tracker:
-        tracker.artifact(tmp_path / "figure.png")
-        tracker.artifact(tmp_path / "w.safetensors")
-    assert [file.path for file in client(uri).list_artifacts(child(uri).info.run_id)] == ["figure.png"]
-    assert child(uri).data.tags["artefact.w.safetensors"].startswith("ba7816bf")  # sha256 of "abc"
-
-
 # What a row carries
 
 RECIPE = {"lr": 0.001, "weight_decay": 0.0}
@@ -491,7 +481,7 @@ def test_an_older_record_shows_the_rate_that_its_history_has(step):
     """Records of before have the rates of runs.yaml, and beside them the floor that the training applied."""
     folder = ROOT / "results/reference/table2_mini/runs/lizard" / step
     record = mirror.read_record(folder)
-    highest = max(line["lr"] for line in committed_curve(folder) if "lr" in line)
+    highest = max(line["lr"] for line in nodes.curve(folder) if "lr" in line)
     assert record["config"]["recipe"]["lr"] < highest == float(rows.row_of([record]).params[f"{step}.lr"])
 
 
@@ -695,7 +685,6 @@ def test_an_unreachable_store_costs_one_warning_and_no_run(tmp_path, capsys, mon
         for step in range(2000):
             tracker.log({"loss": 1.0}, step)
         tracker.finish(write_folder(tmp_path, record(), {}))
-        tracker.artifact(tmp_path / "file")
     assert tracker.run_id == ""
     assert capsys.readouterr().err.count("no more MLflow tracking of lizard/distill") == 1
 
@@ -941,8 +930,6 @@ def test_a_mistake_of_the_caller_is_raised(uri, tmp_path):
         tracker.log({"loss": object()}, 1)
     with pytest.raises(TypeError), opened(uri) as tracker:
         tracker._store(lambda: 1 + "a")
-    with pytest.raises(FileNotFoundError), opened(uri) as tracker:
-        tracker.artifact(tmp_path / "nothing.png")
     folder = write_folder(tmp_path, record(key="k2"), {})
     with pytest.raises(ValueError, match="has key 'k2', this run has 'k1'"), opened(uri) as tracker:
         tracker.finish(folder)
@@ -1045,9 +1032,7 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
     before = contents(uri)
     theirs = shutil.copytree(own / "mini", own / "a" / "mini")
     (theirs / mirror.MANIFEST).write_text("{}")
-    curve = theirs / "runs/lizard/distill/history.jsonl"
-    curve.with_name("history.jsonl.gz").write_bytes(gzip.compress(curve.read_bytes()))
-    curve.unlink()
+    into_a_store(theirs)
     assert mirror.rebuild(uri, own) == 0
     assert [mirror.import_folder(uri, own / "a") for _ in range(2)] == [2, 0]
     assert contents(uri) == before
@@ -1060,23 +1045,35 @@ def test_what_is_imported_stays_apart_from_ones_own(uri, tmp_path):
             mirror.import_folder(uri, folder, label)
 
 
+def into_a_store(results: Path) -> None:
+    """Pack the nodes of a scale's results into a store, and remove their own records, metrics and curves."""
+    files = ("run.json", "metrics.json", "history.jsonl")
+    texts = {folder: [path.read_bytes() if (path := folder / name).exists() else None for name in files] for folder in nodes.nodes(results)}
+    lines = {folder: curve and [json.loads(line) for line in curve.splitlines()] for folder, (*_, curve) in texts.items()}
+    packed = {folder: nodes.Packed(run, metrics, curve=lines[folder]) for folder, (run, metrics, _) in texts.items()}
+    nodes.write(results, {folder.relative_to(results).as_posix(): node for folder, node in packed.items()})
+    for folder in packed:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(("lines", "kept"), [(0, []), (1, [1]), (50, [*range(1, 51)]), (251, [*range(1, 251, 6), 251])])
 def test_of_a_committed_curve_some_points_evenly_and_the_last_are_imported(uri, tmp_path, lines, kept):
     folder = write_folder(tmp_path / "theirs", record(), {})
-    (folder / "history.jsonl").unlink()
     curve = [json.dumps({"step": n, "time": 1.7e9 + n, "loss": 1 / n, "lr": 0.1}) for n in range(1, lines + 1)]
-    (folder / "history.jsonl.gz").write_bytes(gzip.compress("\n".join(curve).encode()))
+    (folder / "history.jsonl").write_text("\n".join(curve))
+    into_a_store(tmp_path / "theirs/mini")
     mirror.import_folder(uri, tmp_path / "theirs", "long")
     [run] = runs(uri, "tags.stage = 'distill'", scale="mini-long")
     points = {name: [p.step for p in client(uri).get_metric_history(run.info.run_id, name)] for name in ("loss", "lr")}
-    assert points == {"loss": kept, "lr": kept} and len(kept) <= mirror.CURVE + 1
+    assert points == {"loss": kept, "lr": kept} and len(kept) <= mirror.SHOWN + 1
     assert run.data.metrics.get("loss") == (1 / lines if lines else None)
 
 
 def test_all_that_is_committed_is_imported_at_once_each_folder_apart(uri, tmp_path, monkeypatch, capsys):
     for name, lr in (("first", 0.1), ("second", 0.2)):
         write_folder(tmp_path / "all" / name, record(config={"lr": lr}), {})
-        written = {path.relative_to(tmp_path / "all" / name).as_posix(): live.sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
+        written = {path.relative_to(tmp_path / "all" / name).as_posix(): sha256(path) for path in (tmp_path / "all" / name).rglob("*.json*")}
         (tmp_path / "all" / name / mirror.MANIFEST).write_text(json.dumps({"scale": "smoke", "files": written}))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     command = ["track", "import", str(tmp_path / "all"), "--results", str(tmp_path / "results"), "--label", "theirs"]
@@ -1122,6 +1119,17 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
 
 
+@pytest.mark.parametrize(("module", "name"), [(rows, "means"), (rows, "note"), (mirror, "show"), (rows, "worked")])
+def test_a_rebuild_that_dies_before_a_row_is_written_is_made_whole_by_the_next(uri, second, tmp_path, monkeypatch, module, name):
+    run_stage(uri, tmp_path / "results", {"loss": 0.5})
+    run_measure(uri, tmp_path / "results", "perplexity")
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(module, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        mirror.rebuild(second, tmp_path / "results")
+    assert [mirror.rebuild(second, tmp_path / "results") for _ in range(2)] == [2, 0]
+    assert contents(second) == contents(uri)
+
+
 def test_rebuild_refuses_what_it_does_not_own(second, tmp_path):
     write_folder(tmp_path / "results", record(), {})
     store = client(second)
@@ -1137,7 +1145,7 @@ def test_a_record_that_cannot_be_believed_is_left_out_of_a_rebuild_and_refused_i
     for run in ("lizard", "supra"):
         folder = tmp_path / "results/mini/runs" / run / "distill"
         write_folder(tmp_path / "results", record(run=run), {})
-        known = {"metrics.json": {"sha256": live.sha256(folder / "metrics.json")}}
+        known = {"metrics.json": {"sha256": sha256(folder / "metrics.json")}}
         (folder / "run.json").write_text(json.dumps(record(run=run, artefacts=known)))
     (folder / file).write_text(text)
     assert mirror.rebuild(uri, tmp_path / "results") == 1

@@ -13,12 +13,12 @@ from synthetic import measurement, paper, reading
 from relinear.core import store
 from relinear.draw import About, make
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
-from relinear.draw.drawn import rows_of
+from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.trainings import spreads_of
 from relinear.plan.claims import Claim
 from relinear.plan.forms import differences, form_of
-from relinear.plan.readings import load
+from relinear.plan.measured import load
 from relinear.plan.specs import available, papers, read
 from relinear.plan.strict import WORKFLOW, ConfigError
 

@@ -34,7 +34,6 @@ STOP_SECONDS = 20  # a stopped job ends in this time, or is killed; the time of 
 MARGIN, BEGIN_SECONDS = 1.1, 20  # a training may take so many times as long as its record says, and begins in so many seconds
 REPORT_SECONDS = 15  # no longer than this without a line
 SHOWN = 20  # lines on what is left
-UNFINISHED = "was not at its end when the time was over; where this folder stays, it goes on from its last checkpoint"
 REFERENCE = WORKFLOW.parent / "results" / "reference"
 
 

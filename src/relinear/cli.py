@@ -568,7 +568,7 @@ def track_import(
 ) -> None:
     """Mirror other results into experiments relinear-<scale>-<label>, to compare with one's own; of several, each into <label>-<folder>."""
     from relinear.core.store import nodes
-    from relinear.tracking.committed import folders, import_folder, verify
+    from relinear.tracking.committed import folders, verify
 
     labels = {part: label if part == folder else f"{label}-{part.name}" for part in folders(folder)}
     for part in labels:
@@ -577,7 +577,7 @@ def track_import(
     results.mkdir(parents=True, exist_ok=True)
     store = Plan(results=results).store
     only_benchmarks = any(benchmarks.campaigns(folder)) and not any(nodes(part) for part in labels)
-    imported = 0 if only_benchmarks else sum(import_folder(store, part, of) for part, of in labels.items())
+    imported = 0 if only_benchmarks else sum(mirror.import_folder(store, part, of) for part, of in labels.items())
     print(f"{imported + benchmarks.write(store, folder, f'-{label}')} runs imported")
 
 

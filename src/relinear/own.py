@@ -27,8 +27,8 @@ from relinear.plan.assets import Asset, Own
 from relinear.plan.catalogue import NAME
 from relinear.plan.entries import Data, Hardware, Jobs, Model, Run, Scale, StandIns, TextBudget, one_of
 from relinear.plan.job import DTYPES
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 from relinear.share.export import export, require_ours
 from relinear.stages import _training
 from relinear.stages import text as text_stage

@@ -7,10 +7,10 @@ from typing import Any
 
 from relinear import records
 from relinear.core import store
-from relinear.core.frame import SEED
 from relinear.errors import UserError
+from relinear.plan.catalogue import SEED
+from relinear.plan.measured import load
 from relinear.plan.near import possible
-from relinear.plan.readings import load
 
 REFERENCE = "reference"  # the folder of committed results in one's results
 

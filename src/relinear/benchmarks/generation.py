@@ -77,7 +77,6 @@ COLUMNS = (
     *("decode_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_second", "peak_bytes", "cache_bytes"),
     *("weight_bytes", "commit"),
 )
-KEY = COLUMNS[:6]
 
 
 class Setting(NamedTuple):

@@ -131,11 +131,18 @@ def columns(folder: Path) -> Columns | None:
 
 
 def curve(folder: Path) -> list[dict[str, Any]] | None:
-    """The lines of a training's curve, of the node's folder or of the store; None for a node without one."""
-    if (folder / CURVE).is_file():
-        return [json.loads(line) for line in (folder / CURVE).read_text().splitlines()]
+    """The lines of a training's curve, of the node's folder or of the store; None for a node without one. Raises BrokenError."""
+    if (path := folder / CURVE).is_file():
+        return [_line(line, f"{path}:{number}") for number, line in enumerate(path.read_bytes().splitlines(), start=1)]
     found = packed(folder)
     return found and found[0].curve(found[1])
+
+
+def _line(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BrokenError(f"{where} is not JSON: {error}") from None
 
 
 def opened(place: Path) -> "Store":
@@ -201,15 +208,6 @@ class Store:
         lines = list(self._rows(CURVES, "curve", node))
         self._checked(node, _text_of_curve(lines), row["curve_sha256"], CURVES)
         return lines
-
-    def unpack(self, node: str, folder: Path) -> None:
-        """Write the node's run.json, metrics.json and curve into its folder below `folder`."""
-        (folder / node).mkdir(parents=True, exist_ok=True)
-        lines = self.curve(node)
-        curve = None if lines is None else "".join(json.dumps(line) + "\n" for line in lines).encode()
-        for name, text in ((RECORD, self.record(node)), (METRICS, self.metrics(node)), (CURVE, curve)):
-            if text is not None:
-                (folder / node / name).write_bytes(text)
 
     def verify(self) -> None:
         """Raises BrokenError, which names file and node, unless everything of every node is as its row says, and no row is of another node."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from relinear.draw.spreads import UNASKED, Spreads
 from relinear.errors import UserError
 from relinear.plan.forms import Form
-from relinear.plan.readings import Measured
+from relinear.plan.measured import Measured
 from relinear.plan.specs import Artefact
 
 Measurements = Mapping[tuple[str, str], Measured | None]  # by (run, measure); None: left out at this scale, or not finished

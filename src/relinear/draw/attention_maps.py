@@ -23,7 +23,7 @@ from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import NOT_RUN
 from relinear.plan.claims import Point
 from relinear.plan.figures import AttentionMaps
-from relinear.plan.readings import Measured
+from relinear.plan.measured import Measured
 from relinear.plan.specs import Artefact
 
 # (layer, head) -> softmax [T, T], method [T, T]

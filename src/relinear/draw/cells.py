@@ -16,7 +16,8 @@ from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
 from relinear.plan.claims import GATE, Point
-from relinear.plan.readings import Measured, Reading, Source
+from relinear.plan.measured import Measured, Source
+from relinear.plan.readings import Reading
 from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
 
 PASSED, FAILED = "passed", "failed"

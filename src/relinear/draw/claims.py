@@ -16,7 +16,8 @@ from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
 from relinear.plan.claims import Claim, Point, Spec
 from relinear.plan.forms import Form, differences
-from relinear.plan.readings import Measured, Reading
+from relinear.plan.measured import Measured
+from relinear.plan.readings import Reading
 from relinear.plan.specs import Artefact
 
 Verdict = Literal["reproduced", "contradicted", "not tested"]

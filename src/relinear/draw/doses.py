@@ -7,7 +7,7 @@ from typing import NamedTuple
 from relinear import records
 from relinear.core import store
 from relinear.draw.render import count
-from relinear.plan.readings import Measured
+from relinear.plan.measured import Measured
 
 
 class Dose(NamedTuple):

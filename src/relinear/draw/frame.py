@@ -1,20 +1,22 @@
-"""The readings behind a table or figure as one pandas frame, and the one function by which a cell is read from it."""
+"""Readings as one pandas frame, those behind a table or figure or all of a campaign, and the one function by which a cell is read from it."""
 
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from relinear.core import store
 from relinear.draw import Measurements
+from relinear.plan.catalogue import SEED
+from relinear.plan.measured import load
 from relinear.plan.readings import At, Reading
 
 COLUMNS = ("node", "run", "seed", "measure", "metric", "of", "at", "value", "stderr", "n", "why")
-SEED = re.compile(r"(.+)-seed(\d+)")
 
 
 class Score(NamedTuple):
@@ -31,11 +33,18 @@ class Score(NamedTuple):
     sd: float | None
 
 
+def frame(place: Path | str) -> pd.DataFrame:
+    """All readings of a campaign's results, such as `results/mini` or `results/reference/smollm2`, as of `frame_of`."""
+    folders = [folder for folder in store.nodes(Path(place)) if json.loads(store.read(folder / store.RECORD)).get("measure")]
+    return frame_of({(folder.parent.name, folder.name): load(folder) for folder in folders})
+
+
 def frame_of(measured: Measurements) -> pd.DataFrame:
     """All readings of some measurements, a row a reading, with `COLUMNS`.
 
-    `node` is the path of the measurement's run.json. `run` is the run's name without `-seed<n>`; `seed` is that n, or 0.
-    `at` is JSON with sorted keys, `{}` for a reading of the whole. A metric that is not defined has `why` and no `value`.
+    `node` is the measurement's record as provenance and `relinear show` name it. `run` is the run's name without `-seed<n>`; `seed` is that n, or 0.
+    `at` is JSON with sorted keys, such as `{"depth": 0.5, "length": 4096}`, and `{}` for a reading of the whole. A metric that is not defined has
+    `why` and no `value`.
     """
     rows = []
     for (name, measure), found in measured.items():
@@ -43,14 +52,13 @@ def frame_of(measured: Measurements) -> pd.DataFrame:
         for reading in found.readings if found else ():
             own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
             rows.append((found.source.file, run, seed, measure, *own))
-    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
-    return frame.astype({"seed": int, "value": float, "stderr": float, "n": int})
+    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype({"seed": int, "value": float, "stderr": float, "n": int})
 
 
 def split(run: str) -> tuple[str, int]:
     """A run's name without the suffix of a further training, and that training's seed; 0 for the first."""
-    further = SEED.fullmatch(run)
-    return (further[1], int(further[2])) if further else (run, 0)
+    further = SEED.search(run)
+    return (run[: further.start()], int(further[1])) if further else (run, 0)
 
 
 def place_of(at: At) -> str:

@@ -3,7 +3,6 @@
 The page shows `page`, which relinear.draw.quote writes from the specs and the committed results.
 """
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, get_args
 from relinear import records
 from relinear.core import store
 from relinear.draw.claims import Verdict
+from relinear.draw.quote import lines_of
 from relinear.draw.render import markdown
 from relinear.files import MANIFEST
 from relinear.plan.names import ROOT
@@ -122,7 +122,7 @@ def _status(artefact: Artefact, reference: Path) -> str:
     for where in _committed(artefact, reference):
         place, claims = where.relative_to(reference).parts[0], where.with_name(f"{where.name}.claims.csv")
         if artefact.spec.claims and claims.is_file():
-            found = Counter(row["verdict"] for row in csv.DictReader(records.read_committed(claims).splitlines()))
+            found = Counter(row["verdict"] for row in lines_of(claims))
             counts = [f"{found[verdict]} {verdict.removesuffix(' at this scale')}" for verdict in get_args(Verdict) if found[verdict]]
             return f"{', '.join(counts)} ({place})"
         if any(where.with_name(f"{where.name}.{suffix}").is_file() for suffix in ("csv", "png")):

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relinear.plan.items import columns_of, read_items
-from relinear.plan.readings import Measured, Reading
+from relinear.plan.measured import Measured
+from relinear.plan.readings import Reading
 
 SAME = 1e-6  # relative difference of a reading from the number that its items give
 

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from relinear.files import MANIFEST, sha256, write_json
 from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.forms import forms_of
+from relinear.plan.measured import Measured, load
 from relinear.plan.names import ROOT, Node
 from relinear.plan.plan import Plan
-from relinear.plan.readings import Measured, load
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Address, Table
 from relinear.stages.measure import of_shape
@@ -39,14 +39,18 @@ def draw_planned(plan: Plan, artefact: Artefact, finished: bool = False) -> list
             f"{', '.join(map(str, missing[:3]))}{', ...' if len(missing) > 3 else ''}; run `relinear {missing[0]} {plan.node_options()}`"
         )
     measured |= {address: None for address in artefact.reads() if address not in nodes}
-    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(files=files, forms=forms_of(measured))
-    for path in files.values():
-        records.require_committed(path)
-    written = make(artefact, measured, about, plan.out(artefact))
+    written = _draw(plan, artefact, measured, plan.out(artefact), make)
     not_run = sum(measured[address] is None for address in nodes)
     records.write_drawing(plan.drawing(artefact), artefact.name, written, not_run)
     return written
+
+
+def _draw(plan: Plan, artefact: Artefact, measured: Measurements, out: Path, how: Callable[..., list[Path]]) -> list[Path]:
+    """The files that `how` writes of an artefact into the folder `out`. Raises BrokenError for a committed input that is not as it was committed."""
+    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
+    for path in files.values():
+        records.require_committed(path)
+    return how(artefact, measured, _about(plan, artefact)._replace(files=files, forms=forms_of(measured)), out)
 
 
 def _about(plan: Plan, artefact: Artefact) -> About:
@@ -86,17 +90,17 @@ def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:
 def _measured(plan: Plan, node: Node, address: tuple[str, str], put_aside: bool) -> Measured | None:
     """A finished measurement under the names that the spec has for it. Raises ValueError where the record is of another node.
 
-    None where a file is not what the record says, which one line on stderr says; `put_aside`: the record is put aside, too.
+    None where `measured_in` does not believe it, which one line on stderr says; `put_aside`: the record is put aside, too.
     """
     if (folder := plan.finished(node)) is None:
         return None
-    if wrong := records.differs(folder, records.read(folder) or {}):
-        print(f"{wrong}; it counts as not finished", file=sys.stderr)
+    try:
+        found = measured_in(folder.parent, folder.name)
+    except records.BrokenError as error:
+        print(f"{error}; it counts as not finished", file=sys.stderr)
         if put_aside:
             records.put_aside(folder)
         return None
-    records.check_metrics(folder, measured=True)
-    found = load(folder)
     if (found.run, found.measure) != (node.name, node.part):
         raise ValueError(f"{found.source.file} is of {found.run} {found.measure}, expected {node.name} {node.part}")
     return found._replace(run=address[0], measure=address[1])
@@ -122,10 +126,8 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
     plan = _plan_of(scale, manifest)
-    files = dict(zip(artefact.files(), map(Path, plan.files(artefact)), strict=True))
-    about = _about(plan, artefact)._replace(files=files, forms=forms_of(measured))
     try:
-        written = _small((verdicts if claims else make)(artefact, measured, about, folder / artefact.paper))
+        written = _small(_draw(plan, artefact, measured, folder / artefact.paper, verdicts if claims else make))
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
@@ -188,14 +190,9 @@ def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
     for run, measure in reads:
         found[run, measure] = None
         for own in have:
-            if _base(own) == run:
+            if SEED.sub("", own) == run:
                 found[own, measure] = measured_in(folder / "runs" / own, measure)
     return found
-
-
-def _base(run: str) -> str:
-    """The run's name without the suffix of a further seed."""
-    return SEED.sub("", run)
 
 
 def measured_in(run: Path, measure: str) -> Measured | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from relinear.draw.render import write_text
 from relinear.files import sha256
-from relinear.plan.readings import Source
+from relinear.plan.measured import Source
 from relinear.plan.specs import Artefact
 
 Origin = str | list[str] | None

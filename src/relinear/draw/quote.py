@@ -135,10 +135,15 @@ def listed(path: str) -> list[Mapping[str, Number | str]]:
         near = difflib.get_close_matches(path, [_short(other) for other in REFERENCE.rglob("*.csv")], n=3, cutoff=0.6)
         raise UserError(f"results/reference has no {path}.csv" + (f"; near: {', '.join(near)}" if near else ""))
     found = []
-    for row in csv.DictReader(read_committed(file).splitlines()):
+    for row in lines_of(file):
         cells = {column: _cell(text, row.get(f"{column}_stderr")) for column, text in row.items()}
         found.append(Named(f"{path}.csv", cells))
     return found
+
+
+def lines_of(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file as texts. Raises BrokenError for a committed file that is not as it was committed."""
+    return list(csv.DictReader(read_committed(file).splitlines()))
 
 
 def _short(file: Path) -> str:
@@ -186,7 +191,7 @@ def _text(row: Mapping[str, Number | str], column: str) -> str:
 
 def claims(path: str) -> list[dict[str, str]]:
     """The rows of the claims file of a committed table or figure, in its order."""
-    return list(csv.DictReader(read_committed(REFERENCE / f"{path}.claims.csv").splitlines()))
+    return lines_of(REFERENCE / f"{path}.claims.csv")
 
 
 def verdicts(path: str, whose: str | None = None) -> Counter[str]:

@@ -4,17 +4,17 @@
 repository lie in `../repository/`.
 """
 
-import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from relinear.core import store
 from relinear.draw.claims import COLUMNS, tally
-from relinear.draw.drawn import drawn, results_of
 from relinear.draw.index import _committed, records_behind
 from relinear.draw.provenance import Origin
+from relinear.draw.quote import lines_of
 from relinear.draw.render import NOT_RUN, markdown
 from relinear.errors import UserError
 from relinear.plan.specs import Artefact, Finding, Paper, available, papers
@@ -74,8 +74,7 @@ def said(finding: Finding, root: Path, link: Link) -> str:
     order."""
     path = root / "results/reference" / finding.of
     try:
-        table = csv.DictReader(read_committed(path).splitlines())
-        rows = {row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()} for row in table}
+        rows = {row.get("row") or row["run"]: {name: _number(cell) for name, cell in row.items()} for row in lines_of(path)}
         text = finding.says.format(rows=rows)
         values = [[(*cell, float(rows[cell[0]][cell[1]])) for cell in cells] for cells in finding.ascending]
     except (OSError, KeyError, ValueError) as error:
@@ -104,7 +103,11 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     for artefact in artefacts:
         paths = [place.with_name(f"{place.name}.claims.csv") for place in places_of(artefact, reference)]
         of |= {path: artefact for path in paths if path.is_file()}
-    for result, paths in results_of(of).items():
+    found: dict[tuple[str, ...], list[Path]] = {}  # a claim with its verdict, figures and reason -> the files that have it
+    for path in of:
+        for row in lines_of(path):
+            found.setdefault(tuple(row[column] for column in COLUMNS), []).append(path)
+    for result, paths in found.items():
         row = dict(zip(COLUMNS, result, strict=True))
         if name in (row["paper"], *(of[path].paper for path in paths)):
             where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
@@ -184,18 +187,15 @@ def _sessions(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _tables(path: Path, artefact: Artefact, records: list[Mapping[str, list[Path]]], link: Link) -> Iterator[str]:
-    """The tables of a drawn Markdown file after its words. Each cell of the first leads to its record; of a mean over seeds, to each."""
-    yield "\n".join(line for line in read_committed(path).splitlines() if not line.startswith("|"))
-    columns = getattr(artefact.spec, "columns", ())
-    for i, table in enumerate(drawn(path)):
-        head = list(table[0])
+    """A drawn Markdown file, the words first. Each cell of the first table leads to its record; of a mean over seeds, to each."""
+    text, columns = read_committed(path), getattr(artefact.spec, "columns", ())
+    yield "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    for i, table in enumerate(re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
         names = [next((c.name for c in columns if title == c.heading or title.startswith(f"{c.heading} (n=")), "") for title in head]
-        rows = [list(row.values()) for row in table]
         if not i and len(rows) == len(records):
-            rows = [
-                [_linked(text, cells.get(name, []), link) for text, name in zip(row, names, strict=True)]
-                for row, cells in zip(rows, records, strict=True)
-            ]
+            for row, of in zip(rows, records, strict=True):
+                row[:] = [_linked(cell, of.get(name, []), link) for cell, name in zip(row, names, strict=True)]
         yield markdown(head, rows, align="left")
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from relinear.plan.readings import Measured, Reading
+from relinear.plan.measured import Measured
+from relinear.plan.readings import Reading
 from relinear.plan.strict import WORKFLOW
 
 SPREADS = WORKFLOW.parent / "results/reference/spreads.csv"

@@ -3,13 +3,14 @@
 docs/claims.md shows `page` (relinear.draw.quote writes it); `relinear claims` prints the totals and lists claims.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from relinear.draw.claims import BY_CHANCE, UNTESTED, WITHIN_ERROR, Verdict, compared
-from relinear.draw.drawn import measured_in, rows_of
+from relinear.draw.quote import lines_of
 from relinear.draw.render import markdown, number
 from relinear.draw.report import places_of
 from relinear.errors import UserError
@@ -33,6 +34,7 @@ KINDS = {
     WITHIN_ERROR: "within error",
 }
 NO_NUMBER = "not run, or no number"
+MEASURED = re.compile(r"(?:difference|ratio) \S+(?: ± \S+)?")
 COLUMNS = ("Claim", "Where", "Compared", "Published", "Verdict", "Error: items, trainings", "Trainings", "Reason", "In")
 
 
@@ -99,7 +101,7 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
     drawn = [place.with_name(name) for place in places_of(artefact, reference)]
     # Of a figure whose weights are not committed there may be the verdicts alone.
     alone = [file for file in sorted(reference.glob(f"*/{artefact.paper}/{name}")) if file not in drawn]
-    rows = [(file.parents[1].name, row) for file in (*drawn, *alone) if file.is_file() for row in rows_of(file)]
+    rows = [(file.parents[1].name, row) for file in (*drawn, *alone) if file.is_file() for row in lines_of(file)]
     for claim in artefact.spec.claims:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
@@ -111,10 +113,16 @@ def asked(reference: Path) -> list[dict[str, str]]:
     """The results on questions of our own, proxies among them, each once."""
     seen: dict[tuple[str, ...], dict[str, str]] = {}
     for path in sorted(reference.rglob("*claims.csv")):
-        for row in rows_of(path):
+        for row in lines_of(path):
             if row["whose"] != "paper":
-                seen.setdefault((row["compared"], measured_in(row) or row["claim"], row["verdict"]), row)
+                seen.setdefault((row["compared"], _measured(row) or row["claim"], row["verdict"]), row)
     return list(seen.values())
+
+
+def _measured(row: Mapping[str, str]) -> str:
+    """The difference or ratio that a row of a claims file has, or the number that was held to a bound; empty where it has none."""
+    found = MEASURED.search(row["figures"])
+    return found[0] if found else row["figures"].partition("; published")[0] if row["error"] else ""
 
 
 def by_chance(rows: Iterable[dict[str, str]]) -> tuple[int, float]:

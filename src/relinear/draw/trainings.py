@@ -15,7 +15,7 @@ from relinear import records
 from relinear.core import store
 from relinear.draw.render import write_csv
 from relinear.draw.spreads import ABSOLUTE_KIND, ANY, COLUMNS, RELATIVE, RELATIVE_KIND, SHARES, SPREADS, Of, of_training
-from relinear.plan.readings import load
+from relinear.plan.measured import load
 
 SEEDED = re.compile(r"(.+)-seed\d+")
 

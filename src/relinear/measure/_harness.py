@@ -41,7 +41,8 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from relinear.machine.distributed import agreed, gathered, rank, share
 from relinear.measure._logits import credit, firsts, float32_head, shared
-from relinear.plan.strict import WORKFLOW, read_yaml
+from relinear.plan.sane import read_yaml
+from relinear.plan.strict import WORKFLOW
 
 TASKS = WORKFLOW / "tasks"
 SMOKE = TASKS.parent / "smoke" / "tasks"

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from relinear.errors import UserError
 from relinear.files import aside, sha256
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 CATALOGUE = WORKFLOW / "assets.yaml"
@@ -183,7 +183,7 @@ def known_sha256(path: Path) -> str:
 def catalogue(path: Path = CATALOGUE) -> dict[str, Asset | Own]:
     """The catalogue: name -> entry. Raises AssetError for a missing file or an invalid entry."""
     try:
-        found = {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_settings(path).items()}
+        found = {name: _asset(name, entry, f"{path.name}: {name}") for name, entry in read_yaml(path).items()}
     except ConfigError as error:
         raise AssetError(str(error)) from None
     clone = path.resolve().parents[1]

@@ -12,11 +12,11 @@ from relinear import attention, families, stages
 from relinear.plan.entries import Data, Measure, Model, Run, one_of
 from relinear.plan.near import possible
 from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, method_file, part_names, schema
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-SEED = re.compile(r"-seed\d+$")
+SEED = re.compile(r"-seed(\d+)$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")
@@ -25,7 +25,7 @@ LARGEST_SWEEP = 1000  # runs of one entry
 
 def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
     """The models of workflow/models.yaml by name. Raises ConfigError."""
-    models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_settings(workflow / "models.yaml").items()}
+    models = {name: parse(Model, entry, f"models.yaml: {name}") for name, entry in read_yaml(workflow / "models.yaml").items()}
     for name, model in models.items():
         _name("models.yaml", name)
         if SEED.search(name) or DOSE.search(name):
@@ -40,7 +40,7 @@ def read_models(workflow: Path = WORKFLOW) -> dict[str, Model]:
 def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
     """The data sets of workflow/data.yaml by name. Raises ConfigError."""
     found = {}
-    for name, entry in read_settings(workflow / "data.yaml").items():
+    for name, entry in read_yaml(workflow / "data.yaml").items():
         _name("data.yaml", name)
         if not isinstance(entry, dict) or "make" not in entry:
             raise ConfigError(f"data.yaml: {name}: needs `make`, one of {', '.join(stages.makers())}; got {entry!r}")
@@ -52,7 +52,7 @@ def read_data(workflow: Path = WORKFLOW) -> dict[str, Data]:
 
 def read_measures(metrics: list[str], data: dict[str, Data], workflow: Path = WORKFLOW) -> dict[str, Measure]:
     """The measures of measures.yaml, and every metric that it does not name as one with the metric's own defaults."""
-    measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_settings(workflow / "measures.yaml").items()}
+    measures = {name: parse(Measure, entry, f"measures.yaml: {name}") for name, entry in read_yaml(workflow / "measures.yaml").items()}
     measures |= {metric: Measure(metric=metric) for metric in metrics if metric not in measures}
     folder = Path(__file__).parents[1] / "measure"
     parts = list(dict.fromkeys(part for method in attention.available() for part in part_names(method_file(method))))
@@ -77,7 +77,7 @@ def read_runs(models: dict[str, Model], workflow: Path = WORKFLOW) -> dict[str, 
     runs: dict[str, Run] = {}
     for path in sorted((workflow / "papers").glob("*/runs.yaml")):
         where = f"{path.parent.name}/runs.yaml"
-        for entry, data in read_settings(path).items():
+        for entry, data in read_yaml(path).items():
             if not isinstance(entry, str):
                 raise ConfigError(f"{where}: a name is of letters, digits and . _ + -; got {entry!r}")
             for name, run in expand(entry, parse(Run, data, f"{where}: {entry}"), where).items():

@@ -10,8 +10,8 @@ from typing import Any
 
 from relinear import attention, records
 from relinear.core import store
+from relinear.plan.measured import Measured
 from relinear.plan.options import KEEP, method_file, schema
-from relinear.plan.readings import Measured
 from relinear.plan.strict import ConfigError
 
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's

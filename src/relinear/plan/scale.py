@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from relinear import stages
 from relinear.plan.entries import Scale, multiple, whole_tokens
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW, ConfigError, Positive, parse
 
 
@@ -36,7 +36,7 @@ def read_scale(name: str, *, budget: float = 1.0, workflow: Path = WORKFLOW) -> 
         raise ConfigError(f"budget must be a positive number; got {budget!r}")
     if name not in scales(workflow):
         raise ConfigError(f"no scale {name!r}; have {', '.join(scales(workflow))}")
-    data = read_settings(workflow / "scales" / f"{name}.yaml")
+    data = read_yaml(workflow / "scales" / f"{name}.yaml")
     where = f"scales/{name}.yaml"
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ConfigError(f"{where}: a scale's name is of letters, digits and _, since a budget and a seed end its folder; got {name!r}")

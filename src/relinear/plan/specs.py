@@ -20,7 +20,7 @@ from relinear.plan.figures import AttentionMaps, Curves, Grid, Own
 from relinear.plan.forms import check_form
 from relinear.plan.published import FILE, published, relabelled
 from relinear.plan.published import tables as published_tables
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.plan.tables import Column, Picture, Table
 
@@ -182,7 +182,7 @@ class Artefact:
 
 def papers(folder: Path) -> dict[str, Paper]:
     """Every paper below `workflow/papers`, by its folder. Raises ConfigError for a folder without a good paper.yaml."""
-    found = {sub.name: parse(Paper, read_settings(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
+    found = {sub.name: parse(Paper, read_yaml(sub / "paper.yaml"), f"{sub.name}/paper.yaml") for sub in _folders(folder)}
     for name, paper in found.items():
         for method, form in paper.forms.items():
             check_form(form, f"{name}/paper.yaml: forms: {method}", method)
@@ -217,7 +217,7 @@ def read(path: Path) -> Artefact:
 
 
 def _read(path: Path, known: Mapping[str, Paper], added: Sequence[str] = ()) -> Artefact:
-    where, data = f"{path.parent.name}/{path.name}", read_settings(path)
+    where, data = f"{path.parent.name}/{path.name}", read_yaml(path)
     same_as = data.pop(SAME_AS, None)
     base = {} if same_as is None else _base(path, same_as, data)
     data = base | data
@@ -262,7 +262,7 @@ def shared_columns(workflow: Path) -> dict[str, dict[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _shared_columns(path: Path, _: int) -> dict[str, dict[str, Any]]:
     """The same. `_`: the time of the file's last change, so that an edited file is read again."""
-    found = read_settings(path)
+    found = read_yaml(path)
     for name, column in found.items():
         parse(Column, {"name": name} | column if isinstance(column, dict) else column, f"{COLUMNS}: {name}")
     return found
@@ -284,7 +284,7 @@ def _base(path: Path, same_as: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     have = sorted(file.stem for file in path.parent.glob("*.yaml") if file.stem not in (*NO_SPECS, path.stem))
     if same_as not in have:
         raise ConfigError(f"{where}: {SAME_AS} is a table or figure of the same paper; got {same_as!r}; have {', '.join(have)}")
-    base = read_settings(path.with_name(f"{same_as}.yaml"))
+    base = read_yaml(path.with_name(f"{same_as}.yaml"))
     if SAME_AS in base:
         raise ConfigError(f"{where}: {SAME_AS} {same_as}, which is itself {SAME_AS} {base[SAME_AS]}; name that")
     if "rows" in data:

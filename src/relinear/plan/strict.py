@@ -1,10 +1,9 @@
-"""The one strict reader of every YAML below `workflow/`, and the base of all models of their content."""
+"""The base of all models of what people write by hand, and their errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from relinear.errors import UserError
@@ -53,52 +52,6 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 class ConfigError(UserError):
     """A setting, run, scale, task or asset that does not exist or does not fit."""
-
-
-class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """YAML in which a name given twice is an error and does not silently replace its first entry."""
-
-    def construct_document(self, node):
-        waiting, seen = [node], set()
-        while waiting:
-            node_here = waiting.pop()
-            if id(node_here) in seen:  # an alias
-                continue
-            seen.add(id(node_here))
-            if isinstance(node_here, yaml.MappingNode):
-                self._once(node_here)
-                waiting += [value for _, value in node_here.value]
-            elif isinstance(node_here, yaml.SequenceNode):
-                waiting += node_here.value
-        return super().construct_document(node)
-
-    @staticmethod
-    def _once(node: yaml.MappingNode) -> None:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
-        if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise yaml.YAMLError(f"{', '.join(map(repr, twice))} stands there twice, line {node.start_mark.line + 1} on")
-
-
-def read_yaml(path: Path) -> dict:
-    """The mapping that a YAML file holds.
-
-    Raises ConfigError for a file that is missing, empty, no UTF-8, no YAML or no mapping, and for a name given twice.
-    """
-    if not path.is_file():
-        have = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
-        raise ConfigError(f"no {path.parent.name}/{path.name}; {path.parent.name} has {have}")
-    where = f"{path.parent.name}/{path.name}"
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506, a SafeLoader
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
-    if data is None:
-        raise ConfigError(f"{where} is empty; it must hold names with their settings")
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} must hold names with their settings; got a {type(data).__name__}")
-    return data
 
 
 def parse(model: type[Schema], data: Any, where: str, partial: bool = False) -> Schema:

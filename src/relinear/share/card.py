@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from relinear.draw.render import markdown
 from relinear.get.assets import default_cache
+from relinear.plan.measured import load
 from relinear.plan.plan import Plan
-from relinear.plan.readings import load
 from relinear.plan.scale import scales
 from relinear.plan.strict import WORKFLOW
 from relinear.records import trained_at

@@ -15,7 +15,7 @@ from relinear.errors import UserError
 from relinear.get import assets
 from relinear.measure import _harness as harness
 from relinear.plan.plan import Plan
-from relinear.plan.strict import read_yaml
+from relinear.plan.sane import read_yaml
 from relinear.share.free import require_free
 from relinear.stages.measure import options_of
 

@@ -21,7 +21,7 @@ from relinear.plan.options import (
     part_names,
     reads_data,
 )
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import ConfigError, Strict, parse
 from relinear.stages import _stage
 from relinear.stages._work import Entry, Scaled, Work
@@ -52,7 +52,7 @@ class Task(Strict):
 def check_tasks(workflow: Path) -> None:
     """Raise ConfigError for a file of workflow/tasks that says what none does."""
     for path in sorted((workflow / "tasks").glob("*.yaml")):
-        parse(Task, read_settings(path), f"tasks/{path.name}")
+        parse(Task, read_yaml(path), f"tasks/{path.name}")
 
 
 def of_shape(measure: Measure) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from relinear.files import sha256
-from relinear.plan.sane import read_settings
+from relinear.plan.sane import read_yaml
 from relinear.plan.strict import ConfigError
 from relinear.stages import _stage
 from relinear.stages._work import Scaled, Work
@@ -32,7 +32,7 @@ def _kept(model: str, sampling: dict[str, Any], scale: Scaled) -> dict[str, str]
     folder = scale.workflow / "instructions" / model
     if not folder.is_dir():
         return {}
-    about = read_settings(folder / "about.yaml")
+    about = read_yaml(folder / "about.yaml")
     ours = {
         "teacher": {name: scale.assets[name].sha256 for name in scale.models[model].assets},
         "sampling": {name: value for name, value in sampling.items() if name != "tokens"},

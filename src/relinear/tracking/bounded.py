@@ -21,7 +21,8 @@ class Bounded:
         found = getattr(self._client, name)
         if name.startswith("_") or not callable(found):
             return found
-        return lambda *given, **named: _within(SECONDS_OF_FILES if "artifact" in name else SECONDS, lambda: found(*given, **named))
+        bound = SECONDS_OF_FILES if "artifact" in name or name == "log_text" else SECONDS
+        return lambda *given, **named: _within(bound, lambda: found(*given, **named))
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:

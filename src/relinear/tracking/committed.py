@@ -18,9 +18,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from relinear import records
@@ -36,7 +34,6 @@ from relinear.tracking import mirror
 HEADLINE = "comparison/table2.csv"  # its rows keep weights
 LARGEST = 90_000_000  # the most bytes of all committed results, and of one folder
 LINES = 250  # lines of a curve, besides its last
-SHOWN = 50  # lines of a curve in MLflow, besides its last
 PARTS_EVERY = 10  # every tenth of a curve's lines, and the last, has the parts of a loss (by layer)
 DECIMALS = 2  # decimals of an item's scores, in nats
 SCORED = {"scores", "target"}  # fields of an item that only the headline table's rows keep
@@ -209,17 +206,11 @@ def _round(source: Path, to: Path) -> None:
 def _thin(source: Path, most: int = LINES) -> list[dict[str, Any]]:
     """Lines of a curve at even distances and the last, each with its step; the parts of some."""
     lines = [json.loads(line) for line in source.read_text().splitlines()]
-    kept = _evenly(lines, most)
+    kept = mirror.evenly(lines, most)
     for place, line in enumerate(kept):
         if place % PARTS_EVERY and line is not kept[-1]:
             kept[place] = {name: value for name, value in line.items() if not isinstance(value, dict | list)}
     return [_short(line) | {"time": round(line["time"], 2)} for line in kept]
-
-
-def _evenly(lines: list[Any], most: int) -> list[Any]:
-    """At most so many lines at even distances, and the last."""
-    kept = lines[:: max(-(-len(lines) // most), 1)]
-    return kept if not lines or kept[-1] is lines[-1] else [*kept, lines[-1]]
 
 
 def _short(value: Any) -> Any:
@@ -255,29 +246,3 @@ def verify(folder: Path | str) -> None:
         raise UserError(f"{folder / wrong[0]} is not what `relinear track export` wrote ({len(wrong)} such files); export the folder again")
     if (folder / store.NODES).is_file():
         store.opened(folder).verify()
-
-
-def import_folder(uri: str, folder: Path, label: str = "reference") -> int:
-    """As `relinear.tracking.mirror.import_folder`, of results that may be committed ones, which must be as they were written."""
-    if (folder / MANIFEST).is_file():
-        verify(folder)
-    with _unpacked(folder) as nodes:
-        return mirror.import_folder(uri, nodes, label)
-
-
-@contextmanager
-def _unpacked(folder: Path) -> Iterator[Path]:
-    """While this lasts, a folder of the same name in which each node of a store has its own folder, with run.json, metrics.json and a curve of at
-    most `SHOWN` + 1 lines; tables and figures beside them. Results without a store are given as they are."""
-    if not (folder / store.NODES).is_file():
-        yield folder
-        return
-    with TemporaryDirectory() as scratch:
-        out, nodes = Path(scratch, folder.name), store.opened(folder)
-        leave = shutil.ignore_patterns(*store.FILES, "*.safetensors")
-        shutil.copytree(folder, out, ignore=leave)
-        for node in nodes.rows:
-            nodes.unpack(node, out)
-            if lines := nodes.curve(node):
-                (out / node / store.CURVE).write_text("".join(json.dumps(line) + "\n" for line in _evenly(lines, SHOWN)))
-        yield out

@@ -12,13 +12,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-from relinear.files import sha256
 from relinear.tracking import mirror, rows, store
 from relinear.tracking.store import Entry
 
 FLUSH_ENTRIES = store.BATCH
 FLUSH_SECONDS = 5.0
-WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf", ".npy", ".npz"}
 
 
 class Tracker:
@@ -101,15 +99,6 @@ class Tracker:
         self._buffer += store.step_entries(metrics, step, time)
         if len(self._buffer) >= FLUSH_ENTRIES or monotonic() - self._last_flush >= FLUSH_SECONDS:
             self._store(self._flush)
-
-    def artifact(self, path: Path | str) -> None:
-        """Copy a small file to the store; of weights and files above `mirror.LARGEST_ARTIFACT` the sha256 only."""
-        path = Path(path)
-        if path.suffix in WEIGHTS or path.stat().st_size > mirror.LARGEST_ARTIFACT:
-            tags = {f"artefact.{path.name}": sha256(path)}
-            self._store(lambda: store.log(self._client, self.run_id, tags=tags))
-        else:
-            self._store(lambda: self._client.log_artifact(self.run_id, str(path)))
 
     def finish(self, folder: Path | str) -> None:
         """Mirror a complete stage folder: final metrics, artefact hashes, run.json, metrics.json, figures.

@@ -8,13 +8,10 @@ How a run is found again: a row's carries the tag ``relinear.row``, a stage's th
 also after a rebuild. Tables and figures are artifacts of one run, `tables and figures`.
 """
 
-import gzip
 import json
 import re
 import sys
-import zlib
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from relinear import records
+from relinear.core import store as nodes
 from relinear.errors import UserError
 from relinear.files import MANIFEST
 from relinear.schemas import Line, Provenance, require
@@ -29,12 +27,12 @@ from relinear.tracking import rows, store
 from relinear.tracking.store import Entry, entries, flatten_metrics, step_entries, texts
 
 LARGEST_ARTIFACT = 5 * 2**20  # bytes
-LARGEST_HISTORY = 64 * 2**20  # bytes of a committed history, unpacked
-COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # beside run.json and metrics.json
+TEXTS = (nodes.RECORD, nodes.METRICS)  # files of a stage that are copied, also out of a store
+COPIED = {".png", ".pdf", ".svg", ".csv", ".md"}  # endings of further ones
 IDENTITY = ("scale", "run", "stage", "key", "attempt")
 NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # a scale, a run or a stage: no path, and no quote of a query
 RECORD_FIELDS = (*IDENTITY, "config_hash", "code_hash", "datasets", "git", "versions", "hardware", "started", "wall_seconds", "tags")
-CURVE = 50  # of a committed curve an import has at most this many lines, evenly, and the last
+SHOWN = 50  # lines of a committed curve in MLflow, besides its last
 CURVES = ("loss", "lr", "grad_norm")  # of a training, which its row has too
 TABLES = "tables and figures"
 PROVENANCE = ".provenance.json"  # ends the name of the file beside every table and figure
@@ -109,11 +107,12 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
             continue
         row = rows.row_of([record])
         missing.setdefault((store.root_of(record), row.base, row.name), {})[folder] = record
-        for part in _replaced(record, same):
+        first = record.get("mlflow_run_id", "")
+        for part in [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]:  # what is there of this attempt
             client.delete_run(part.info.run_id)
             same.remove(part)
     for folder in (folder for folders in missing.values() for folder in folders):
-        deque(_read_history(folder / "history.jsonl"), maxlen=0)  # before anything is written
+        curve_of(folder)  # an error comes before anything is written
     count = sum(map(len, missing.values()))
     with tqdm(total=count, desc="MLflow", unit="stage", disable=None) as progress:
         for (of, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
@@ -125,14 +124,11 @@ def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but
     return count
 
 
-def _replaced(record: dict, same: list[Any]) -> list[Any]:
-    """Those of the store's runs of one attempt that hold a part of the run with this record, and are to be replaced by it."""
-    first = record.get("mlflow_run_id", "")
-    return [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]
-
-
 def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict], missing: dict[Path, dict], known: dict, progress: tqdm) -> None:
-    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` its experiment's runs."""
+    """Write a row's run and the missing ones of its stages; `whole` are all its stages that there are files of, `known` its experiment's runs.
+
+    The stages' runs are FINISHED after all that the row has of them is written. What an end before that leaves is replaced by the next rebuild.
+    """
     spans = [_span(record) for record in missing.values()]
     begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
     row = rows.row_of(whole.values())
@@ -147,6 +143,7 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
     current = {stage: run_id for stage, (_, run_id) in latest.items()}
     numbers: dict[str, float] = {}
     of_row: dict[str, tuple[Path, dict, list[Entry]]] = {}  # by stage: what the row has of its current run
+    written: dict[str, tuple[int, int]] = {}  # start and end of the runs that this writes
     for folder, record in missing.items():  # by start
         stage, first = (record["run"], record["stage"]), _span(record)[0]
         is_current = first >= latest.get(stage, (0, ""))[0]
@@ -154,6 +151,7 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
             client.set_tag(current[stage], "current", "false")
         curve = curve_of(folder)
         run_id = _write(client, experiment, row_id, folder, record, curve, is_current)
+        written[run_id] = _span(record)
         progress.update()
         if is_current:
             latest[stage], current[stage] = (first, run_id), run_id
@@ -166,11 +164,15 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
     tags = lacking["tags"] | {"mlflow.note.content": note}
     store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), params=lacking["params"], tags=tags)
     show(client, row_id, name, of_row)
-    client.set_terminated(row_id, "FINISHED", above.info.start_time + rows.worked(client, experiment, row_id))
+    worked = sum(stop - start for run_id, (start, stop) in written.items() if run_id in current.values())
+    client.set_terminated(row_id, "FINISHED", above.info.start_time + worked + rows.worked(client, experiment, row_id))
+    for run_id, (_, stop) in written.items():
+        client.set_terminated(run_id, "FINISHED", stop)
 
 
 def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict, curve: list[Entry], is_current: bool) -> str:
-    """Write a finished stage folder by the calls that `live.Tracker` makes while a stage runs, with the original times; returns the run's id."""
+    """Write a finished stage's run by the calls that `live.Tracker` makes while a stage runs, with the original times; returns its id. The run is
+    left RUNNING."""
     begin, end = _span(record)
     about = describe(record)
     # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
@@ -179,17 +181,25 @@ def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict
     final = entries(final_numbers(folder, record), max((step for *_, step in curve), default=0), end / 1000)
     fill(client, run_id, about, curve + final)
     copy_files(client, run_id, folder)
-    client.set_terminated(run_id, "FINISHED", end)
     return run_id
 
 
 def curve_of(folder: Path) -> list[Entry]:
-    """The numbers of a stage by step, from its history; none where it has no history. Raises BrokenError."""
+    """The numbers of a stage by step, from its history; of one in a store at some steps. None where it has no history. Raises BrokenError."""
+    lines = nodes.curve(folder) or []
+    for number, line in enumerate(lines, start=1):
+        require(Line, line, f"{folder / nodes.CURVE}:{number}")
     found: list[Entry] = []
-    for line in _read_history(folder / "history.jsonl"):
+    for line in lines if nodes.packed(folder) is None else evenly(lines, SHOWN):
         step = line.pop("step")
         found += step_entries(line, step, line.pop("time"))
     return found
+
+
+def evenly(lines: list[Any], most: int) -> list[Any]:
+    """At most so many lines at even distances, and the last."""
+    kept = lines[:: max(-(-len(lines) // most), 1)]
+    return kept if not lines or kept[-1] is lines[-1] else [*kept, lines[-1]]
 
 
 def show(client: Any, row_id: str, row: str, stages: dict[str, tuple[Path, dict, list[Entry]]]) -> None:
@@ -309,9 +319,19 @@ def describe(record: dict) -> dict:
 def create(
     client: Any, experiment: str, row_id: str, about: dict, tags: dict, begin: int | None = None, is_current: bool = True, kind: str = "stage"
 ) -> str:
-    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given); returns its id. `fill` goes on."""
+    """Create a stage's run below its row's, begun at `begin` (milliseconds, now if not given), with these tags, its identity and what mlflow shows;
+    returns its id. `fill` goes on."""
+    tags = texts(tags)
+    shown = {
+        "mlflow.parentRunId": row_id,
+        "mlflow.source.name": f"relinear {about['stage']}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": tags.get("git.commit", ""),
+        "current": str(is_current).lower(),
+        rows.KIND: kind,
+    }
     # All tags in the one call: a process that dies here leaves no run that cannot be found again.
-    tags = stage_tags(row_id, about, tags) | {"current": str(is_current).lower(), rows.KIND: kind}
+    tags = {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
     return client.create_run(experiment, begin, tags, rows.label("", about["run"], about["stage"])).info.run_id
 
 
@@ -323,21 +343,14 @@ def fill(client: Any, run_id: str, about: dict, metrics: list[Entry] = ()) -> No
 
 
 def copy_files(client: Any, run_id: str, folder: Path, inside: str | None = None) -> None:
-    """Copy the small files of a stage's folder into a run, there into the folder `inside`."""
-    for path in small_files(folder):
-        client.log_artifact(run_id, str(path), inside)
-
-
-def stage_tags(row_id: str, about: dict, tags: dict) -> dict[str, str]:
-    """The tags of a stage's run: those given, its identity, and what mlflow shows."""
-    tags = texts(tags)
-    shown = {
-        "mlflow.parentRunId": row_id,
-        "mlflow.source.name": f"relinear {about['stage']}",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": tags.get("git.commit", ""),
-    }
-    return {**tags, **{field: str(about[field]) for field in IDENTITY}, **shown}
+    """Copy the small files of a stage's folder, or of its node in a store, into a run, there into the folder `inside`: records, tables, figures."""
+    for path in sorted(folder.glob("*")):
+        if _is_small(path) and (path.name in TEXTS or path.suffix in COPIED):
+            client.log_artifact(run_id, str(path), inside)
+    if nodes.packed(folder) is not None:
+        for name in TEXTS:
+            if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT:
+                client.log_text(run_id, text.decode(), f"{inside}/{name}" if inside else name)
 
 
 def dataset_inputs(datasets: list[dict]) -> list[Any]:
@@ -360,11 +373,6 @@ def folder_tags(record: dict) -> dict[str, Any]:
     return {"mlflow_run_id": record.get("mlflow_run_id", "")} | {f"artefact.{n}": file["sha256"] for n, file in record.get("artefacts", {}).items()}
 
 
-def small_files(folder: Path) -> list[Path]:
-    """The files of a stage's folder that are copied: records, tables, figures."""
-    return [path for path in sorted(folder.iterdir()) if _is_small(path) and (path.name in ("run.json", "metrics.json") or path.suffix in COPIED)]
-
-
 def _is_small(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ARTIFACT
 
@@ -373,7 +381,8 @@ def _is_small(path: Path) -> bool:
 
 
 def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = True) -> dict[Path, dict]:
-    """The stage folders below `results`, those below `but` left out, and their records, by start; a copied folder counts once.
+    """The stage folders below `results`, also those of stores there, those below `but` left out, and their records, by start; a copied folder counts
+    once.
 
     A record that cannot be believed raises BrokenError, or, unless `strict`, is left out, which a line on stderr says.
 
@@ -383,19 +392,21 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
     if not results.is_dir():
         raise UserError(f"no folder {str(results)!r}; possible: a scale's results, such as results/smollm2 or results/reference/smollm2")
     folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
-    for path in sorted(results.resolve().rglob("run.json")):
-        if any(parent in but for parent in path.parents):
+    there = {path.parent for path in results.resolve().rglob(nodes.RECORD)}
+    there |= {path.parent / name for path in results.resolve().rglob(nodes.NODES) for name in nodes.opened(path.parent).rows}
+    for folder in sorted(there):
+        if any(parent in but for parent in (folder, *folder.parents)):
             continue
         try:
-            record = read_record(path.parent)
-            _require_own(path.parent, record)
+            record = read_record(folder)
+            _require_own(folder, record)
         except records.BrokenError as error:
             if strict:
                 raise
             print(f"{error}; it counts as not finished, and is left out", file=sys.stderr)
             continue
-        if path.parent.name in (record["stage"], record["run"]):
-            folders.setdefault(_identity(record), (path.parent, record))
+        if folder.name in (record["stage"], record["run"]):
+            folders.setdefault(_identity(record), (folder, record))
     return dict(sorted(folders.values(), key=lambda item: _span(item[1])))
 
 
@@ -406,7 +417,7 @@ def read_record(folder: Path) -> dict:
         raise records.BrokenError(f"{folder} has no run.json")
     if lacking := [field for field in RECORD_FIELDS if field not in record]:
         raise records.BrokenError(f"{folder / 'run.json'} lacks {', '.join(lacking)}")
-    if (folder / "metrics.json").exists():
+    if nodes.exists(folder / nodes.METRICS):
         records.check_metrics(folder)
     return record
 
@@ -416,40 +427,17 @@ def _require_own(folder: Path, record: dict[str, Any]) -> None:
     for field, name in {**{field: record[field] for field in IDENTITY}, "root": store.root_of(record)}.items():
         if not NAME.fullmatch(str(name)):
             raise records.BrokenError(f"{folder / 'run.json'}: {field} must be of letters, digits and . _ @ + -; got {str(name)[:60]!r}")
-    if links := sorted(path.name for path in folder.iterdir() if path.is_symlink()):
+    if folder.resolve() != folder:
+        raise records.BrokenError(f"{folder} leads elsewhere; a stage's folder lies in its results")
+    if links := sorted(path.name for path in folder.glob("*") if path.is_symlink()):
         raise records.BrokenError(f"{folder / links[0]} is a link, and a stage leaves files")
 
 
 def final_numbers(folder: Path, record: dict) -> dict:
     """The numbers known once a stage is done: metrics.json, under the names of tables' columns, and what the run cost."""
-    path = folder / "metrics.json"
+    path = folder / nodes.METRICS
     cost = {name: record[name] for name in ("tokens", "wall_seconds", "peak_rss_bytes") if name in record}
-    return rows.numbers_of(record, json.loads(path.read_text()) if path.exists() else {}) | {"cost": cost}
-
-
-def _read_history(path: Path) -> Iterator[dict]:
-    """The lines of a history. Raises BrokenError for a file that cannot be read, and for a line that has not its form."""
-    packed = path.with_name(f"{path.name}.gz")  # in committed results
-    try:
-        if packed.exists():
-            with gzip.open(packed) as file:
-                data = file.read(LARGEST_HISTORY + 1)
-        else:
-            data = path.read_bytes() if path.exists() else b""
-        lines = list(enumerate(data.decode().splitlines(), start=1))
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise records.BrokenError(f"{packed if packed.exists() else path} cannot be read: {error}") from None
-    if packed.exists() and len(data) > LARGEST_HISTORY:
-        raise records.BrokenError(f"{packed} unpacks to more than {LARGEST_HISTORY} bytes; a committed curve is smaller")
-    if packed.exists() and len(lines) > CURVE:
-        lines = [*lines[: -1 : -(-len(lines) // CURVE)], lines[-1]]
-    for number, line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise records.BrokenError(f"{path}:{number} is not JSON: {error}") from None
-        require(Line, entry, f"{path}:{number}")
-        yield entry
+    return rows.numbers_of(record, json.loads(nodes.read(path)) if nodes.exists(path) else {}) | {"cost": cost}
 
 
 def _identity(record: dict) -> tuple[str, ...]:
