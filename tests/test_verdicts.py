@@ -3,12 +3,14 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 from scipy.stats import norm, t
 from synthetic import measurement, paper, reading
 
+from relinear.core import store
 from relinear.draw import About, make
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
 from relinear.draw.quote import lines_of as rows_of
@@ -308,3 +310,19 @@ def test_of_two_forms_that_a_paper_states_both_must_fail_for_a_contradiction():
     assert verdict("contradicted", "not tested") == verdict("not tested", "contradicted") == "not tested"
     with pytest.raises(ValueError, match="does not compare"):
         Claim(claim="c", source="s", left="a", right="b", column="d", op=">", either={"z": "y"})
+
+
+def test_the_form_of_a_run_whose_training_s_record_is_missing_is_not_known():
+    here = form_of(load(WORKFLOW.parent / "results/reference/lizard2048_smollm2/runs/lizard_r8/commonsense"))
+    assert here["lacking"] == [] and here["seq_len"] == [2048, 2048]
+    assert differences(here, {"seq_len": 2048}) == [] and differences(here | {"lacking": ["lizard distill"]}, {}) == []
+    assert differences(here | {"lacking": ["lizard distill"]}, {"seq_len": 2048}) == ["not known: the record of lizard distill is missing"]
+
+
+def test_a_step_without_a_record_is_lacking(tmp_path):
+    shutil.copytree(WORKFLOW.parent / "results/reference/lizard2048_smollm2", tmp_path / "copy")
+    committed = store.opened(tmp_path / "copy")
+    kept = {node: packed for node, packed in committed.all().items() if node != "runs/lizard/distill"}
+    store.write(tmp_path / "copy", kept)
+    found = form_of(load(tmp_path / "copy/runs/lizard_r8/commonsense"))
+    assert found["lacking"] == ["lizard distill"] and found["seq_len"] == [2048]

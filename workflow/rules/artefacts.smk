@@ -25,7 +25,7 @@ for artefact in plan.artefacts.values():
             rows=lambda wildcards, artefact=artefact: [
                 str(n) for n in plan.reads(artefact).values()
             ],
-            beside=artefact.beside,
+            beside=lambda wildcards, artefact=artefact: artefact.beside,
             code=lambda wildcards, artefact=artefact: plan.drawn_by(artefact),
             options=f"{artefact.paper} {artefact.stem} {plan.as_options()}",
         shell:
@@ -45,7 +45,7 @@ for paper in dict.fromkeys(artefact.paper for artefact in plan.artefacts.values(
     workflow.get_rule(paper).docstring = f"All tables and figures of {paper}."
 
 
-# A run's steps are `distill` and `finetune` (rules/train.smk); these two go on from them, for all runs of a scale.
+# A run's steps are `distill` and `finetune` (rules/nodes.smk); these two go on from them, for all runs of a scale.
 rule evaluate:
     """All evaluations: every measurement that a table or figure shows. The rule `measure` takes one of them, of one run."""
     input:

@@ -11,12 +11,13 @@ from typing import Any
 from relinear import attention, records
 from relinear.core import store
 from relinear.plan.measured import Measured
-from relinear.plan.options import KEEP, schema
+from relinear.plan.options import KEEP, method_file, schema
 from relinear.plan.strict import ConfigError
-from relinear.stages._stage import method_file
 
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's
 SEQUENCES = "seq_len"  # that of every step
+LACKING = "lacking"  # of a form: steps whose records are not here
+TRAINS = ("distill", "finetune", "pretrain", "classify")  # steps of runs, whose settings are of a form
 WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}  # for reading; others by their names
 
 Form = Mapping[str, Any]
@@ -40,26 +41,28 @@ def check_form(form: Form, where: str, method: str | None = None) -> None:
 
 def form_of(found: Measured) -> dict[str, Any]:
     """The form of a measured run, as its records and those of its steps have it: `method`, its options with their defaults, and the settings of the
-    steps behind the measurement. `seq_len` is a list, of a length a step. Raises BrokenError for a record that cannot be believed."""
+    steps behind the measurement. `seq_len` is a list, of a length a step. `lacking` names steps whose records are not here. Raises BrokenError for a
+    record that cannot be believed."""
     record = records.read(found.folder) or {}
     config = record.get("config", {})
     method, options = config.get("method", "softmax"), dict(config.get("options", {}))
     form: dict[str, Any] = {"method": method, KEEP: options.pop(KEEP, None)}
     form |= schema(method_file(method)).model_validate(options).model_dump(mode="json")
     lengths: list[int] = []
-    for step in _steps(found, record):
+    steps, lacking = _steps(found, record)
+    for step in steps:
         recipe, budget = step["config"].get("recipe", {}), step["config"].get("budget", {})
         form |= {name: recipe[name] for name in OF_STEPS if name in recipe}
         lengths += [budget["seq_len"]] if "seq_len" in budget else []
-    return form | {SEQUENCES: lengths}
+    return form | {SEQUENCES: lengths, LACKING: lacking}
 
 
-def _steps(found: Measured, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The records of the training steps behind a measurement, as far as they lie beside it."""
+def _steps(found: Measured, record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of the training steps behind a measurement, and the steps whose records do not lie beside it."""
     places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
-    folders = [found.folder.parents[2] / place for place in places if place.parts[0] == "runs"]
-    read = [step for folder in folders if (step := records.read(folder))]
-    return [step for step in read if not step.get("measure")]
+    places = [place for place in places if place.parts[0] == "runs" and place.name in TRAINS]
+    read = {place: records.read(found.folder.parents[2] / place) for place in places}
+    return [step for step in read.values() if step], [f"{place.parts[1]} {place.name}" for place, step in read.items() if not step]
 
 
 def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, Form]:
@@ -74,7 +77,9 @@ def forms_of(measured: Mapping[tuple[str, str], Measured | None]) -> dict[str, F
 
 
 def differences(form: Form, asked: Form) -> list[str]:
-    """In what a run's form is another than what is asked, in words."""
+    """In what a run's form is another than what is asked, or is not known, in words."""
+    if asked and form.get(LACKING):
+        return [f"not known: the record of {', '.join(form[LACKING])} is missing"]
     return [f"{WORDS.get(name, name)} {_word(got)} where the paper has {_word(asked[name])}" for name, got in _differing(form, asked)]
 
 
