@@ -101,8 +101,7 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
     reference, rows = root / "results/reference", []
     of: dict[Path, Artefact] = {}  # a claims file -> what it judges
     for artefact in artefacts:
-        paths = [place.with_name(f"{place.name}.claims.csv") for place in places_of(artefact, reference)]
-        of |= {path: artefact for path in paths if path.is_file()}
+        of |= dict.fromkeys(claims_files(artefact, reference), artefact)
     found: dict[tuple[str, ...], list[Path]] = {}  # a claim with its verdict, figures and reason -> the files that have it
     for path in of:
         for row in lines_of(path):
@@ -133,6 +132,15 @@ def places_of(artefact: Artefact, reference: Path) -> Iterator[Path]:
     for place in dict.fromkeys(_committed(artefact, reference)):
         if any(place.with_name(f"{place.name}.{suffix}").is_file() for suffix in SHOWN):
             yield place
+
+
+def claims_files(artefact: Artefact, reference: Path) -> list[Path]:
+    """The committed verdicts on an artefact's claims, those beside its drawings first. Of a figure whose weights are not committed there may be the
+    verdicts alone."""
+    name = f"{artefact.stem}.claims.csv"
+    drawn = [place.with_name(name) for place in places_of(artefact, reference)]
+    alone = [file for file in sorted(reference.glob(f"*/{artefact.paper}/{name}")) if file not in drawn]
+    return [file for file in (*drawn, *alone) if file.is_file()]
 
 
 def _place(artefact: Artefact, place: Path, root: Path, link: Link) -> Iterator[str]:
