@@ -97,15 +97,7 @@ def stated(root: Path = ROOT) -> list[Stated]:
 
 def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
     """The paper's own claims of a table or figure, with the rows of all folders that have it."""
-<<<<<<< HEAD
-    name = f"{artefact.stem}.claims.csv"
-    drawn = [place.with_name(name) for place in places_of(artefact, reference)]
-    # Of a figure whose weights are not committed there may be the verdicts alone.
-    alone = [file for file in sorted(reference.glob(f"*/{artefact.paper}/{name}")) if file not in drawn]
-    rows = [(file.parents[1].name, row) for file in (*drawn, *alone) if file.is_file() for row in lines_of(file)]
-=======
     rows = [(file.parents[1].name, row) for file in claims_files(artefact, reference) for row in lines_of(file)]
->>>>>>> h-one
     for claim in artefact.spec.claims:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
