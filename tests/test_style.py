@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from relinear.draw.pictures import WIDTH
 from relinear.draw.style import ALSO, LINES, LOOKS, OTHERS, lines, look_of, method_of
 from relinear.plan.figures import Curves
 from relinear.plan.specs import available
@@ -52,7 +54,7 @@ def test_a_run_looks_as_its_method(run, method):
 def test_runs_of_one_method_differ_by_their_lines():
     first, other, again, second = lines(["lizard", "supra", "lizard", "lizard_shared"])
     assert first == again and first["color"] == second["color"] != other["color"]
-    assert (first["linestyle"], second["linestyle"]) == LINES[:2] and second["markerfacecolor"] == "white"
+    assert (first["linestyle"], second["linestyle"]) == LINES[:2] and second["markerfacecolor"] == "none"
 
 
 def test_every_line_of_every_figure_of_curves_looks_its_own_way():
@@ -72,3 +74,20 @@ def test_no_figure_has_colours_of_its_own_for_methods():
     found = [path.name for path in places if re.search(r"""f?["']C(\{|[0-9]["'])""", path.read_text())]
     assert found == ["attention_maps.py"], "which shows one head, of no method's colour"
     assert set(ALSO.values()) <= set(LOOKS)
+
+
+def test_pictures_are_as_wide_as_a_page_and_their_letters_can_be_read_there():
+    """Those whose weights are not committed cannot be drawn again (`tests/test_frozen.py`)."""
+    from test_frozen import WITHOUT_WEIGHTS
+
+    drawn = [path for path in (ROOT / "results/reference").glob("*/*/*.png")]
+    wide = [path for path in drawn if (path.parents[1].name, f"{path.parent.name}_{path.stem}") not in WITHOUT_WEIGHTS]
+    for path in wide:
+        with Image.open(path) as picture:
+            assert picture.width <= 150 * WIDTH, path
+    code = [*ROOT.glob("src/relinear/draw/*.py"), *ROOT.glob("workflow/papers/*/*.py")]
+    assert wide and [path.name for path in code if re.search(r"(font|label)size=[0-8]\b", path.read_text())] == []
+    for artefact in available(ROOT / "workflow/papers").values():
+        if isinstance(artefact.spec, Curves):
+            entries = [len(artefact.spec.shown(panel)) + len(panel.published) for panel in artefact.spec.panels]
+            assert max(entries) <= 8 + (artefact.name == "lolcats_figure2"), "of whose nine series one was not run"

@@ -4,17 +4,23 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from relinear.draw.claims import Look, Value
-from relinear.plan.claims import Claim, Point
-from relinear.plan.figures import LARGEST, Cost, Sweep
+from relinear.plan.claims import Claim, Point, Scalar
+from relinear.plan.figures import LARGEST, Cost, Curves, Panel, Sweep
 from relinear.plan.strict import parse
 from relinear.records import read_committed
 
 GIB = 2**30
+HOW = (
+    "Ours: medians of decode steps recorded as CUDA graphs, at the marked points, with states and caches as large as there; "
+    "the mean over a generation is the integral between them."
+)
+SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
+FIRST_LENGTH = 512  # shorter generations are measured for the integral and not shown
 MEASURES_IT = "`snakemake benchmark`, on a machine with a GPU, measures"
 
 
@@ -99,3 +105,57 @@ def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
         return f"{point.row} at {at}: not measured" if value is None else Value(value, 0.0, f"{point.row} at {at}")
 
     return look
+
+
+# --- as curves ---
+
+
+class Curve(NamedTuple):
+    """A line of a panel. `ends`: memory ended after the last point."""
+
+    x: list[Scalar]
+    y: list[float]
+    error: list[float] | None = None
+    ends: bool = False
+
+
+class Paid(NamedTuple):
+    """The costs of a figure's runs: the file, its rows, how they were measured, and runs of other commits than the first series'."""
+
+    source: Path
+    rows: list[Row]
+    how: dict[str, Any]
+    other: dict[str, list[str]]
+
+    @property
+    def where(self) -> str:
+        """The type of the weights and the GPU."""
+        return f"random weights, {self.how['dtype']}, one {self.how['gpu']}"
+
+    def look(self, claim: Claim) -> Look:
+        """The function by which a claim reads the rows."""
+        return look_in(claim, self.rows)
+
+    def caption(self, spec: Curves) -> list[str]:
+        """Lines for a figure's caption: how the rows were measured, what the paper says, and which are of another commit."""
+        lines = [HOW, f"The paper ({spec.hardware}): {spec.published}"]
+        if commits := sorted({commit for own in self.other.values() for commit in own}):
+            own = ", ".join(sorted({str(row.commit) for row in self.rows if row.run == spec.series[0].name and row.ok}))
+            lines.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
+        return lines
+
+
+def paid(spec: Curves, source: Path) -> Paid:
+    """The costs of a figure's runs. Raises ValueError where the file has none that ran, and as `read_costs` does."""
+    rows = [row for row in read_costs(source) if row.model == spec.model and row.run in {s.run for s in spec.series}]
+    if not any(row.ok for row in rows):
+        raise ValueError(f"{source}: no row of {spec.model} for {spec.label}; {MEASURES_IT} them")
+    return Paid(source, rows, how_measured(source), elsewhere(rows, spec.series[0].name))
+
+
+def curve_of_costs(rows: Sequence[Row], run: str, panel: Panel) -> Curve:
+    """A cost of a run along a sweep."""
+    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x)]
+    fits = [row for row in own if row.ok and not (panel.x == "length" and row.at < FIRST_LENGTH)]
+    points = [(row.at, value) for row in fits if (value := row.cost(panel.y)) is not None]
+    return Curve([x for x, _ in points], [y for _, y in points], ends=any(row.status == "out of memory" for row in own))

@@ -4,99 +4,57 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Look, Value, judge_claim, value_of, write_claims
+from relinear.draw.claims import Judgement, Look, Value, judge_claim, value_of
+from relinear.draw.costs import Curve, Paid
 from relinear.draw.doses import doses, trained_on
 from relinear.draw.frame import COLUMNS, along, error, frame_of, place_of, readings_in
-from relinear.draw.pictures import save, wrap
-from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.pictures import LINE, WIDTH, finish, page, styled
+from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.draw.style import lines
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import TRAINED, Curves, Panel, Series
 from relinear.plan.specs import Artefact
 
-HOW = (
-    "Ours: medians of decode steps recorded as CUDA graphs, at the marked points, with states and caches as large as there; "
-    "the mean over a generation is the integral between them."
-)
-SWEPT = {"batch": "batch", "length": "generated tokens", "input": "input tokens"}
 BAND = re.compile(r"(\d+)-(\d+)")
-FIRST_LENGTH = 512  # shorter generations are measured for the integral and not shown
+HEIGHT = 2.5  # inches, of a row of panels
+FEW = 6  # places on a logarithmic axis that each have a tick
+Points = Mapping[tuple[str, str], pd.DataFrame]  # (series, panel) -> its points, as `points_of` gives them
 
 
-class Curve(NamedTuple):
-    """A line of a panel. `ends`: memory ended after the last point."""
-
-    x: list[Scalar]
-    y: list[float]
-    error: list[float] | None
-    ends: bool = False
-
-
-class Costs(NamedTuple):
-    """The costs of a figure's runs: the file, its rows, how they were measured, and runs of other commits than the first series'."""
-
-    source: Path
-    rows: list[costs.Row]
-    how: dict[str, Any]
-    other: dict[str, list[str]]
-
-
+@styled
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
     """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
 
     Raises FileNotFoundError and ValueError for costs that are missing or malformed.
     """
     spec: Any = artefact.spec
-    paid = _costs(spec, about) if spec.file else None
+    paid = costs.paid(spec, Path(about.files.get(spec.file, spec.file))) if spec.file else None
     frame = frame_of(measured)
-    points = {(s.name, p.name): points_of(frame, s, p, measured) for p in spec.of_readings for s in spec.shown(p)}
-    ran = {series for (series, _), own in points.items() if len(own)}
-    figure, axes = _figure(len(spec.panels), _title(spec, about, paid))
-    titles = {series.name: _with_legend(spec, series, frame) for series in spec.series}
-    undefined: list[str] = []
-    for axis, panel in zip(axes, spec.panels, strict=True):
-        if paid is not None and spec.of_costs(panel):
-            _cost_panel(axis, spec, panel, paid)
-        else:
-            _reading_panel(axis, spec, panel, points, titles, ran)
-            undefined += [line for s in spec.shown(panel) for line in _undefined(frame, titles[s.name], s, panel)]
-    caption = [*_not_in_all(spec, points, ran), *spec.caption, *_doses(spec, measured), *_caption(spec, about, paid)]
-    _legend(figure, [*dict.fromkeys(undefined), *caption])
-    written = [*save(artefact, figure, out), _provenance(artefact, spec, about, out, points, measured, paid)]
-    return [*written, *_judged(artefact, measured, about, out, points, paid)]
-
-
-def _title(spec: Curves, about: About, paid: Costs | None) -> str:
-    """The caption: the shape and the GPU of costs, the scale of readings."""
-    if paid is not None and not spec.of_readings:
-        return f"{spec.label}, at the shape of {spec.model}: random weights, {paid.how['dtype']}, one {paid.how['gpu']}"
-    return f"{spec.label}: {spec.says}\n{', '.join([about.where(), *dict.fromkeys(about.data.values())])}"
-
-
-def _caption(spec: Curves, about: About, paid: Costs | None) -> list[str]:
-    lines = []
-    if paid is not None:
-        if spec.of_readings:
-            lines.append(f"Costs: at the shape of {spec.model}, random weights, {paid.how['dtype']}, one {paid.how['gpu']}.")
-        lines += [HOW, f"The paper ({spec.hardware}): {spec.published}"]
-        if commits := sorted(set(itertools.chain(*paid.other.values()))):
-            own = ", ".join(sorted({str(row.commit) for row in paid.rows if row.run == spec.series[0].name and row.ok}))
-            lines.append(f"*: at another commit ({', '.join(commits)}) than softmax attention ({own}), by the code of then.")
-    return [*lines, *([about.demonstration] if about.demonstration and spec.of_readings else [])]
+    shown = {(p.name, s.name): (s, p) for s in spec.series for p in spec.of_readings if s in spec.shown(p)}
+    named = list(dict.fromkeys(p.name for p in spec.of_readings))
+    order = sorted(shown, key=lambda key: named.index(key[0]))
+    points = {(series, panel): points_of(frame, *shown[panel, series], measured) for panel, series in order}
+    titles = {s.name: _with_legend(spec, s, frame) + "*" * bool(paid and s.name in paid.other) for s in spec.series}
+    undefined = [line for p in spec.of_readings for s in spec.shown(p) for line in _undefined(frame, titles[s.name], s, p)]
+    caption = [*_dotted(spec), " ".join(spec.caption), *dict.fromkeys(undefined), *_not_run(spec, points, paid), *_doses(spec, measured)]
+    figure = _figure(spec, points, titles, paid, about, caption)
+    sources = {found.source.file: found.source for found in measured.values() if found}
+    read = [sources[node] for own in points.values() for node in own["node"]]
+    files = {paid.source: paid.how} if paid else None
+    return finish(artefact, about, out, figure, _cells(spec, points, paid), read, _verdicts(artefact, measured, about, points, paid), files)
 
 
 def _with_legend(spec: Curves, series: Series, frame: pd.DataFrame) -> str:
@@ -109,75 +67,66 @@ def _with_legend(spec: Curves, series: Series, frame: pd.DataFrame) -> str:
     return ", ".join(said)
 
 
+def _dotted(spec: Curves) -> list[str]:
+    """A line for the caption: what the dotted lines of all panels are."""
+    drawn = dict.fromkeys(f"{title} ({x:g})" for panel in spec.panels for title, x in (*panel.marks.items(), *panel.levels.items()))
+    return [f"Dotted: {', '.join(drawn)}."] * bool(drawn)
+
+
+def _not_run(spec: Curves, points: Points, paid: Paid | None) -> list[str]:
+    """Lines for the caption: the series that were not run, or some of whose runs were not, and for which panels."""
+    lacking: dict[str, list[str]] = {}
+    for panel in spec.panels:
+        named = [(s, _missing(s, panel, points, paid if spec.of_costs(panel) else None)) for s in spec.shown(panel)]
+        titles = [s.title + (f" ({n} of {len(s.all_runs)} runs)" if n < len(s.all_runs) else "") for s, n in named if n]
+        if titles:
+            lacking.setdefault("; ".join(titles), []).append(panel.title or panel.name)
+    every = len(spec.panels)
+    return [f"{NOT_RUN}{'' if len(of) == every else ' for ' + ', '.join(of)}: {titles}." for titles, of in lacking.items()]
+
+
+def _missing(series: Series, panel: Panel, points: Points, paid: Paid | None) -> int:
+    """How many of a series' runs a panel has nothing of."""
+    if paid:
+        return int(not any(row.ok and row.run == series.run for row in paid.rows))
+    return len(set(series.all_runs)) - points[series.name, panel.name]["node"].nunique()
+
+
 def _doses(spec: Curves, measured: Measurements) -> list[str]:
-    """Lines for the caption of a figure along training tokens: unique tokens x epochs of the steps of each point."""
+    """Lines for the caption of a figure along training tokens: unique tokens x epochs of the steps of each point, and the series that have these."""
     panel = next((panel for panel in spec.of_readings if panel.x == TRAINED), None)
-    lines = []
+    titles: dict[str, list[str]] = {}
     for series in spec.shown(panel) if panel else ():
         found = [measured.get((run, panel.measure or "")) for run in series.runs]
-        points = [" + ".join(map(str, own)) for m in found if m is not None and (own := doses(m))]
-        lines += [f"{series.title}: {'; '.join(points)} tokens."] * bool(points)
-    return lines
+        if points := [" + ".join(map(str, own)) for m in found if m is not None and (own := doses(m))]:
+            titles.setdefault("; ".join(points), []).append(series.title)
+    return [f"{'; '.join(of)}: {points} tokens." for points, of in titles.items()]
 
 
-Points = Mapping[tuple[str, str], pd.DataFrame]  # (series, panel) -> its points, as `points_of` gives them
-
-
-def _provenance(artefact: Artefact, spec: Curves, about: About, out: Path, points: Points, measured: Measurements, paid: Costs | None) -> Path:
-    """Write which file each line of each panel comes from; returns the path."""
+def _cells(spec: Curves, points: Points, paid: Paid | None) -> dict[str, dict[str, Origin]]:
+    """Which file each line of each panel comes from."""
     cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
-    for panel in spec.panels if paid is not None else ():
-        if spec.of_costs(panel):
+    for panel in spec.panels:
+        if paid and spec.of_costs(panel):
             for series in spec.shown(panel):
                 cells[series.name][f"{panel.x}.{panel.name}"] = paid.source.as_posix()
     for (series, column), own in points.items():
         files = list(dict.fromkeys(own["node"]))
         cells[series][column] = files[0] if len(files) == 1 else files or None
-    sources = {found.source.file: found.source for found in measured.values() if found}
-    shown = [sources[node] for own in points.values() for node in own["node"]]
-    files = {paid.source: paid.how} if paid is not None else None
-    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, shown, files)
+    return cells
 
 
-def _judged(artefact: Artefact, measured: Measurements, about: About, out: Path, points: Points, paid: Costs | None) -> list[Path]:
-    """The claims file of a figure that has claims. Claims on costs are judged at any scale, since costs belong to none."""
+def _verdicts(artefact: Artefact, measured: Measurements, about: About, points: Points, paid: Paid | None) -> list[Judgement]:
+    """The verdicts on a figure's claims. Claims on costs are judged at any scale, since costs belong to none."""
     spec: Any = artefact.spec
-    verdicts = []
+    readings, found = {panel.name for panel in spec.of_readings}, []
     for claim in spec.claims:
-        if paid is not None and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
+        if paid and not {point.column for point in claim.points} & readings:
             remark = costs.remark(claim, paid.rows, spec.series[0].name)
-            verdicts.append(judge_claim(artefact, claim, costs.look_in(claim, paid.rows), about, {}, remark, of_scale=False))
+            found.append(judge_claim(artefact, claim, paid.look(claim), about, {}, remark, of_scale=False))
         else:
-            verdicts.append(judge_claim(artefact, claim, _look_along(spec, measured, points), about, {}))
-    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
-
-
-# --- costs ---
-
-
-def _costs(spec: Curves, about: About) -> Costs:
-    source = Path(about.files.get(spec.file or "", spec.file or ""))
-    rows = [row for row in costs.read_costs(source) if row.model == spec.model and row.run in {s.run for s in spec.series}]
-    if not [row for row in rows if row.ok]:
-        raise ValueError(f"{source}: no row of {spec.model} for {spec.label}; {costs.MEASURES_IT} them")
-    return Costs(source, rows, costs.how_measured(source), costs.elsewhere(rows, spec.series[0].name))
-
-
-def _cost_panel(axis: Axes, spec: Curves, panel: Panel, paid: Costs) -> None:
-    for series, style in _styled(spec):
-        if series in spec.shown(panel):
-            ran = any(row.ok and row.run == series.name for row in paid.rows)
-            mark = "*" if series.name in paid.other else "" if ran else f" ({NOT_RUN})"
-            _line(axis, series.title + mark, style, curve_of_costs(paid.rows, series.name, panel))
-    _finish(axis, panel, SWEPT[panel.x], base=2)
-
-
-def curve_of_costs(rows: Sequence[costs.Row], run: str, panel: Panel) -> Curve:
-    """A cost of a run along a sweep."""
-    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x)]
-    fits = [row for row in own if row.ok and row.cost(panel.y) is not None and not (panel.x == "length" and row.at < FIRST_LENGTH)]
-    values = [value for row in fits if (value := row.cost(panel.y)) is not None]
-    return Curve([row.at for row in fits], values, None, any(row.status == "out of memory" for row in own))
+            found.append(judge_claim(artefact, claim, _look_along(spec, measured, points), about, {}))
+    return found
 
 
 # --- readings ---
@@ -214,45 +163,6 @@ def place(x: Scalar) -> Scalar:
     return (int(band[1]) + int(band[2])) / 2 if band else x
 
 
-def _reading_panel(axis: Axes, spec: Curves, panel: Panel, points: Points, titles: Mapping[str, str], ran: Iterable[str]) -> None:
-    unit, bands, levels = panel.factor, False, dict[str, tuple[float, str]]()
-    for series, style in _styled(spec):
-        if series not in spec.shown(panel):
-            continue
-        own, title = points[series.name, panel.name], titles[series.name]
-        if panel.x == TRAINED and len(own) and not own["x"].iloc[-1]:  # 0 is no point on a logarithmic axis
-            levels[f"{title}, not trained here"] = unit * own["value"].iloc[-1], style["color"]
-            continue
-        errors = [None if (e := error(stderr)) is None else unit * e for stderr in own["stderr"]]
-        bands = bands or any(place(x) != x for x in own["x"])
-        known = None if None in errors else [e or 0.0 for e in errors]
-        label = None if series.name in ran and not len(own) else title + _lacking(series, own)
-        _line(axis, label, style, Curve([place(x) for x in own["x"]], [unit * y for y in own["value"]], known))
-    for k, (title, drawn) in enumerate(panel.published.items()):
-        pairs = [(x, y) for x, ys in drawn.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
-        how = {"linestyle": ":" if 1 < len(pairs) == len(drawn) else "none", "marker": "d8+1"[k % 4]}
-        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
-    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
-    _mark(axis, panel)
-    for title, (y, color) in levels.items():
-        axis.axhline(y, label=title, color=color, linestyle="--", linewidth=1.2, zorder=0)
-
-
-def _lacking(series: Series, points: pd.DataFrame) -> str:
-    """For the legend: that a series was not run, or how many of its runs were not."""
-    ran, wanted = points["node"].nunique(), len(set(series.all_runs))
-    return "" if ran == wanted else f" ({NOT_RUN})" if not ran else f" ({wanted - ran} of {wanted} {NOT_RUN})"
-
-
-def _not_in_all(spec: Curves, points: Points, ran: Iterable[str]) -> list[str]:
-    """Lines for the caption, one a panel: the series that were not run for it, but for another panel."""
-    lines = []
-    for panel in spec.of_readings:
-        titles = [s.title for s in spec.shown(panel) if s.name in ran and not len(points[s.name, panel.name])]
-        lines += [f"{NOT_RUN} for {panel.title or panel.name}: {'; '.join(titles)}."] * bool(titles)
-    return lines
-
-
 def _look_along(spec: Curves, measured: Measurements, points: Points) -> Look:
     """The function by which claims read the panels of readings."""
 
@@ -282,32 +192,70 @@ def _undefined(frame: pd.DataFrame, title: str, series: Series, panel: Panel) ->
 # --- drawing ---
 
 
-def _figure(panels: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure with its title, and the axes of so many panels, at most three in a row."""
-    rows = (panels + 2) // 3
-    columns = -(-panels // rows)
-    figure = Figure(figsize=(max(13 / 3 * columns, 6.5), 4 * rows if rows > 1 else 4.4), layout="constrained")
-    figure.suptitle(wrap(figure, title.splitlines()))
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in grid[panels:]:
-        axis.set_axis_off()
-    return figure, grid[:panels]
+def _figure(spec: Curves, points: Points, titles: Mapping[str, str], paid: Paid | None, about: About, caption: list[str]) -> Figure:
+    """The figure: neighbouring panels that show the same series stand together, with one legend below."""
+    title = [f"{spec.label}: {spec.says}"]
+    title.append(", ".join([about.where(), *dict.fromkeys(about.data.values())]) if spec.of_readings else f"shape of {spec.model}, {paid.where}")
+    if paid:
+        caption += [f"Costs: at the shape of {spec.model}, {paid.where}."] * bool(spec.of_readings) + paid.caption(spec)
+    if about.demonstration and spec.of_readings:
+        caption.append(about.demonstration)
+    groups = [list(panels) for _, panels in itertools.groupby(spec.panels, spec.shown)]
+    heights = []
+    for panels in groups:
+        labels = [*(titles[s.name] for s in spec.shown(panels[0])), *panels[0].published]
+        heights.append(HEIGHT * -(-len(panels) // _beside(panels)) + 1.2 * LINE * -(-len(labels) // _columns(labels)))
+    figure = page(sum(heights), title, caption)
+    areas = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights).flat
+    looks = dict(zip((s.name for s in spec.series), lines([s.all_runs[0] for s in spec.series]), strict=True))
+    for area, panels in zip(areas, groups, strict=True):
+        beside = _beside(panels)
+        axes = list(area.subplots(-(-len(panels) // beside), beside, squeeze=False).flat)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        for axis, panel in zip(axes, panels, strict=False):
+            own = {s.name: looks[s.name] | {"label": titles[s.name]} for s in spec.shown(panel)}
+            if paid and spec.of_costs(panel):
+                for name, look in own.items():
+                    _line(axis, look, costs.curve_of_costs(paid.rows, name, panel))
+                _finish(axis, panel, costs.SWEPT[panel.x], base=2)
+            else:
+                _reading_panel(axis, panel, {name: points[name, panel.name] for name in own}, own)
+        _legend(area)
+    return figure
 
 
-def _styled(spec: Curves) -> Iterator[tuple[Series, dict[str, Any]]]:
-    """The series, and how their lines look: as the method of their first run."""
-    return zip(spec.series, lines([series.all_runs[0] for series in spec.series]), strict=True)
+def _beside(panels: Sequence[Panel]) -> int:
+    """How many panels stand in a row: two, or three where that leaves no gap."""
+    return len(panels) if len(panels) in (1, 3) else 2
 
 
-def _line(axis: Axes, label: str | None, style: dict[str, Any], curve: Curve) -> None:
-    """A line with a marker at each point; a large cross where memory ended after the last.
+def _reading_panel(axis: Axes, panel: Panel, points: Mapping[str, pd.DataFrame], looks: Mapping[str, dict[str, Any]]) -> None:
+    """Draw a panel of the points of each series. `looks`: series -> its label and the options of its line."""
+    unit, bands = panel.factor, False
+    for series, own in points.items():
+        if panel.x == TRAINED and len(own) and not own["x"].iloc[-1]:  # 0 is no point on a logarithmic axis
+            label, color = f"{looks[series]['label']}, not trained here", looks[series]["color"]
+            axis.axhline(unit * own["value"].iloc[-1], label=label, color=color, linestyle="--", linewidth=1.2, zorder=0)
+            continue
+        errors = [None if (e := error(stderr)) is None else unit * e for stderr in own["stderr"]]
+        bands = bands or any(place(x) != x for x in own["x"])
+        known = None if None in errors else [e or 0.0 for e in errors]
+        _line(axis, looks[series], Curve([place(x) for x in own["x"]], [unit * y for y in own["value"]], known))
+    for k, (title, drawn) in enumerate(panel.published.items()):
+        pairs = [(x, y) for x, ys in drawn.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
+        how = {"linestyle": ":" if 1 < len(pairs) == len(drawn) else "none", "marker": "d8+1"[k % 4]}
+        axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
+    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
+    _mark(axis, panel)
 
-    A line without points is in the legend alone; without a label it is not in the legend.
-    """
-    shown = "_nolegend_" if label is None else label
-    axis.errorbar(curve.x, curve.y, curve.error, label=shown, markersize=4.5, capsize=2, elinewidth=0.8, **style)
-    if curve.ends and curve.x:
-        axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=style["color"])
+
+def _line(axis: Axes, look: dict[str, Any], curve: Curve) -> None:
+    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is not drawn."""
+    if curve.x:
+        axis.errorbar(curve.x, curve.y, curve.error, markersize=4.5, capsize=2, elinewidth=0.8, **look)
+    if curve.x and curve.ends:
+        axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=look["color"])
 
 
 def _positive(axis: Axes, ruler: str) -> list[float]:
@@ -336,13 +284,17 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
         axis.set_ylim(0, None)
     if panel.limits:
         axis.set_ylim(*panel.limits)
-    axis.set_title(panel.title, fontsize=10)
+    axis.set_title(panel.title)
     axis.set(xlabel=panel.xlabel or xlabel, ylabel=panel.ylabel or (f"{panel.name}, %" if panel.unit == "percent" else panel.name))
     if base == 2:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
     elif base:
-        if max(xs := _positive(axis, "x")) < 100 * min(xs):
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 4, 5)))
+        places = sorted({float(f"{x:.1g}") for x in _positive(axis, "x")})
+        if len(places) <= FEW:
+            axis.xaxis.set_major_locator(FixedLocator(places))
+            axis.minorticks_off()
+        elif places[-1] < 100 * places[0]:
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: count(round(x)) if x >= 1000 else f"{x:g}"))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: count(round(y)) if y >= 1000 else f"{y:g}"))
@@ -351,17 +303,19 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
 
 
 def _mark(axis: Axes, panel: Panel) -> None:
-    """A grey vertical line for each mark and a horizontal one for each level, which the legend names."""
-    for i, (title, x) in enumerate(panel.marks.items()):
-        axis.axvline(x, label=f"{title}, {x:g}", color="0.5", linestyle=(":", "-.", "--", (0, (6, 2, 1, 2, 1, 2)))[i % 4], linewidth=1, zorder=0)
-    for title, y in panel.levels.items():
-        axis.axhline(y, label=f"{title}, {y:g}", color="0.5", linestyle=":", linewidth=1, zorder=0)
+    """A grey vertical line for each mark and a horizontal one for each level, which the caption names."""
+    for draw_line, places in ((axis.axvline, panel.marks), (axis.axhline, panel.levels)):
+        for place_of_line in places.values():
+            draw_line(place_of_line, color="0.5", linestyle=":", linewidth=1, zorder=0)
 
 
-def _legend(figure: Figure, caption: list[str]) -> Legend:
-    """Every label once, below, under the caption."""
-    handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    text = wrap(figure, caption, per_inch=13)
-    legend = figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, frameon=False, fontsize=9, title=text or None)
-    legend.get_title().set(fontsize=8, color="0.3", multialignment="left")
-    return legend
+def _legend(area: SubFigure) -> None:
+    """Every label of the panels once, below them, in as many columns as there is room for."""
+    handles = {label: handle for axis in area.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if handles:
+        area.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=_columns(handles), frameon=False)
+
+
+def _columns(labels: Iterable[str]) -> int:
+    """How many columns of a legend fit beside each other."""
+    return min(max(int(WIDTH / (0.6 + 0.062 * max(map(len, labels)))), 1), 4)

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator
 from pandas import DataFrame
 
@@ -19,14 +18,22 @@ from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, trained, value_of
 from relinear.draw.frame import along, frame_of, readings_in, select, split
-from relinear.draw.pictures import judge_claims, save, wrap
-from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.pictures import LETTERS, WIDTH, finish, judge_claims, page, styled
+from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import Grid, GridPanel
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row
+BESIDE, CELL = 1.6, 0.26  # inches: what stands beside the panels of a row, and the least width of a cell with a number
+EDGES = {"x": "\u25be", "y": "\u25c2"}  # the marks at the edges of a panel, along each axis
+UNITS = {"length": "length, tokens", "distance": "distance, tokens", "depth": "depth, share of the length"}
+BARS = {  # what a colour bar calls a metric whose name says less
+    "singular_values": "distance of singular values",
+    "singular_values_normalised": "distance of singular values",
+    "cosine_normalised": "cosine",
+}
 WIDE = 100  # from this ratio of a logarithmic scale's ends on, powers of ten are ticks enough
 # Reasons why a measure calls an x `not_informative` (relinear.measure.needle): each one's mark, and its words for the title.
 NOT_INFORMATIVE = {
@@ -34,9 +41,8 @@ NOT_INFORMATIVE = {
     "ceiling": ("†", "every key is found"),
     "copying": ("‡", "most answers are keys that were not asked for"),
 }
-STYLES = {"x": "dashed", "y": "dotted"}
 WRITTEN = 110  # the most cells of a panel whose numbers are written into them
-ROOM = 32  # the digits side by side that a panel is wide
+DIGIT = 0.08  # inches, the width of a digit
 
 
 class Heat(NamedTuple):
@@ -49,6 +55,7 @@ class Heat(NamedTuple):
     marks: Mapping[Scalar, str] = {}
 
 
+@styled
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
     """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
 
@@ -60,7 +67,6 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     undefined = {panel.name: why for panel in spec.panels if (why := why_not(panel, frame))}
     heats = {panel.name: heat_of(spec, panel, frame) for panel in spec.panels if found[panel.name] and panel.name not in undefined}
     shown = spec.model_copy(update={"panels": tuple(panel for panel in spec.panels if found[panel.name] or not panel.optional)})
-    pictures = save(artefact, _figure(shown, heats, undefined, about), out)
 
     def look(point: Point) -> Value | str:
         panel = spec.panel(point.row)
@@ -75,12 +81,10 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         name = f"{point.row} at {place}" if place else point.row
         return value_of(found[panel.name], reading, name, point.column or panel.metric, panel.factor)
 
-    cells: dict[str, dict[str, Origin]] = {}
-    for panel in shown.panels:
-        cells[panel.name] = {panel.metric: (m := found[panel.name]) and m.source.file}
+    cells: dict[str, dict[str, Origin]] = {p.name: {p.metric: (m := found[p.name]) and m.source.file} for p in shown.panels}
+    verdicts = judge_claims(artefact, look, about, trained({name: m.facts for name, m in found.items() if m}))
     sources = [m.source for m in found.values() if m]
-    written = [write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)]
-    return [*pictures, *written, *judge_claims(artefact, look, about, out, trained({name: m.facts for name, m in found.items() if m}))]
+    return finish(artefact, about, out, _figure(shown, heats, undefined, about), cells, sources, verdicts)
 
 
 def why_not(panel: GridPanel, frame: DataFrame) -> str:
@@ -121,64 +125,98 @@ def _ordered(values: set[Scalar]) -> list[Scalar]:
 
 
 def _figure(spec: Grid, heats: Mapping[str, Heat], undefined: Mapping[str, str], about: About) -> Figure:
-    rows = -(-len(spec.panels) // MOST_BESIDE)
-    columns = -(-len(spec.panels) // rows)
-    figure = Figure(figsize=(0.8 + 2.4 * columns, 0.9 + 3.1 * rows), layout="constrained")
-    lines = ", ".join(f"{STYLES[axis]}: {line.replace('_', ' ')}" for axis, line in spec.lines.items())
-    seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
-    poor = ", ".join(f"{mark} {words}" for mark, words in NOT_INFORMATIVE.values() if mark in seen)
-    told = (f"{spec.label}: {spec.says}", about.where(), lines, poor and f"not informative: {poor}", about.demonstration)
-    figure.suptitle(wrap(figure, filter(None, told)), fontsize=10)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    norms = _norms(spec, heats)
-    drawn: dict[tuple[int, str], list[tuple[Axes, AxesImage]]] = {}  # those of a row that have a metric, and so a colour bar
+    beside = _beside(spec, heats)
+    rows = -(-len(spec.panels) // beside)
+    tall = [max((len(heats[p.name].ys) for p in spec.panels[i * beside :][:beside] if p.name in heats), default=0) for i in range(rows)]
+    heights = [1.0 + max(1.5, 0.155 * min(n, 16)) for n in tall]
+    figure = page(sum(heights), (f"{spec.label}: {spec.says}", about.where()), _caption(spec, heats, about))
+    grid = figure.subplots(rows, beside, squeeze=False, height_ratios=heights)
+    norms, bars = _norms(spec, heats), dict[tuple[int, str], list[tuple[Axes, AxesImage]]]()  # those that share a colour bar
     for i, (axis, panel) in enumerate(zip(grid.flat, spec.panels, strict=False)):
-        axis.set_title(textwrap.fill(panel.name, 34), fontsize=9)
-        axis.set(xlabel=spec.cell.x, ylabel="" if i % columns else spec.cell.y)
-        axis.tick_params(labelsize=8)
+        axis.set_title(textwrap.fill(panel.name, int(LETTERS * 0.8 * WIDTH / beside)), pad=10 if spec.lines else None)
+        axis.set(xlabel=_named(spec.cell.x) if i + beside >= len(spec.panels) else "", ylabel="" if i % beside else _named(spec.cell.y))
         if panel.name in heats:
-            image = _heatmap(axis, panel, heats[panel.name], norms[panel.metric])
-            drawn.setdefault((i // columns, panel.metric), []).append((axis, image))
+            first = heats.get(spec.panels[i - i % beside].name)
+            axis.tick_params(labelleft=not i % beside or first is None or first.ys != heats[panel.name].ys)
+            image = _heatmap(axis, panel, heats[panel.name], norms[_scale(spec, panel)], (WIDTH - BESIDE) / beside)
+            bars.setdefault((0 if spec.limits else i // beside, _scale(spec, panel)), []).append((axis, image))
         else:
             axis.set(xticks=[], yticks=[])
             words = textwrap.fill(f"{NOT_DEFINED}: {undefined[panel.name]}", 28) if panel.name in undefined else NOT_RUN
             axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes, color="0.4")
     for axis in list(grid.flat)[len(spec.panels) :]:
         axis.set_axis_off()
-    for (_, metric), shown in drawn.items():
-        panel = next(panel for panel in spec.panels if panel.metric == metric)
-        _bar(figure, [axis for axis, _ in shown], shown[0][1], panel)
+    for (row, label), shown in bars.items():
+        whole = list(grid.flat) if spec.limits else list(grid[row])
+        alone = len({key for key in bars if key[0] == row}) == 1
+        _bar(figure, whole if alone else [axis for axis, _ in shown], [image for _, image in shown], label)
     return figure
 
 
+def _beside(spec: Grid, heats: Mapping[str, Heat]) -> int:
+    """How many panels stand in a row: as many as there is room for with their numbers, rather so many that no row has a gap."""
+    widest = max((len(heat.xs) for heat in heats.values() if _is_written(heat)), default=1)
+    fit = [n for n in range(MOST_BESIDE, 1, -1) if (WIDTH - BESIDE) / n / widest >= CELL]
+    whole = [n for n in fit if len(spec.panels) % n == 0]
+    return min([*whole, *fit, 2][0], len(spec.panels))
+
+
+def _is_written(heat: Heat) -> bool:
+    """Whether there is room for the numbers of a panel in its cells."""
+    return bool(np.isfinite(heat.values).sum() <= WRITTEN)
+
+
+def _caption(spec: Grid, heats: Mapping[str, Heat], about: About) -> list[str]:
+    """What the marks at the edges and at the columns are."""
+    lines = ", ".join(f"{EDGES[axis]} {line.replace('_', ' ')}" for axis, line in spec.lines.items())
+    seen = {mark for heat in heats.values() for marks in heat.marks.values() for mark in marks}
+    poor = ", ".join(f"{mark} {words}" for mark, words in NOT_INFORMATIVE.values() if mark in seen)
+    hatched = "Hatched: no reading." if any(np.isnan(heat.values).any() for heat in heats.values()) else ""
+    clipped = "" if spec.limits or all(map(_is_written, heats.values())) else "Beyond the ends of a colour bar lies a hundredth of the values."
+    return [" ".join(filter(None, (lines and f"{lines}.", poor and f"Not informative: {poor}.", hatched, clipped))), about.demonstration or ""]
+
+
+def _named(axis: str) -> str:
+    """An axis with its unit."""
+    return UNITS.get(axis, axis)
+
+
+def _scale(spec: Grid, panel: GridPanel) -> str:
+    """What a colour bar is of: the metrics of all panels where the figure gives its ends, else the panel's."""
+    metrics = [p.metric for p in spec.panels] if spec.limits else [panel.metric]
+    return " or ".join(dict.fromkeys(BARS.get(m, m.replace("_", " ")) for m in metrics)) + (", %" if panel.unit == "percent" else "")
+
+
 def _norms(spec: Grid, heats: Mapping[str, Heat]) -> dict[str, Normalize]:
-    """One colour scale a metric, over all its panels."""
+    """The colours of each scale, over all its panels; without numbers in the cells, a hundredth at either end has the colour of the end."""
     norms: dict[str, Normalize] = {}
-    for metric in {panel.metric for panel in spec.panels}:
-        own = [panel for panel in spec.panels if panel.metric == metric]
-        log = any(panel.log for panel in own)
-        finite = np.concatenate([np.zeros(0), *(heats[panel.name].values.ravel() for panel in own if panel.name in heats)])
+    for scale in {_scale(spec, panel) for panel in spec.panels}:
+        own = [panel for panel in spec.panels if _scale(spec, panel) == scale]
+        log, shown = any(panel.log for panel in own), [heats[panel.name] for panel in own if panel.name in heats]
+        finite = np.concatenate([np.zeros(0), *(heat.values.ravel() for heat in shown)])
         finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
-        low, high = spec.limits or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
-        norms[metric] = LogNorm(low, high, clip=True) if log and 0 < low < high else Normalize(low, high)
+        ends = (0, 100) if all(map(_is_written, shown)) else (1, 99)
+        low, high = spec.limits or (tuple(np.percentile(finite, ends)) if finite.size else (0.0, 1.0))
+        norms[scale] = LogNorm(low, high, clip=True) if log and 0 < low < high else Normalize(low, high, clip=True)
     return norms
 
 
-def _heatmap(axis: Axes, panel: GridPanel, heat: Heat, norm: Normalize) -> AxesImage:
-    """The values as colours, and as numbers where there is room for them; hatched where there is no reading."""
+def _heatmap(axis: Axes, panel: GridPanel, heat: Heat, norm: Normalize, width: float) -> AxesImage:
+    """The values as colours in a panel of some inches, and as numbers where there is room for them; hatched where there is no reading."""
     axis.set_facecolor("0.9")
     axis.patch.set(hatch="///", edgecolor="0.7", linewidth=0)
     image = axis.imshow(np.ma.masked_invalid(heat.values), norm=norm, cmap="viridis", aspect="auto", interpolation="nearest")
     for ruler, values, marks in ((axis.xaxis, heat.xs, heat.marks), (axis.yaxis, heat.ys, {})):
         step = -(-len(values) // 10)
-        ruler.set_ticks(range(0, len(values), step), labels=[f"{_tick(value)}{marks.get(value, '')}" for value in values[::step]])
+        labels = [f"{_tick(value)}\n{marks.get(value, '')}".rstrip() for value in values[::step]]
+        ruler.set_ticks(range(0, len(values), step), labels=labels)
     _mark(axis, heat)
-    if np.isfinite(heat.values).sum() <= WRITTEN:
+    if _is_written(heat):
         for (y, x), value in np.ndenumerate(heat.values):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.55
-                written = f"{value:.0f}" if panel.unit == "percent" else _digits(value, ROOM // len(heat.xs))
-                axis.text(x, y, written, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                written = f"{value:.0f}" if panel.unit == "percent" else _digits(value, int(width / len(heat.xs) / DIGIT - 0.5))
+                axis.text(x, y, written, ha="center", va="center", color="white" if dark else "black")
     return image
 
 
@@ -187,11 +225,14 @@ def _digits(value: float, room: int) -> str:
     return next((text for digits in (3, 2, 1) if len(text := f"{value:.{digits}g}") <= room), "")
 
 
-def _bar(figure: Figure, axes: list[Axes], image: AxesImage, panel: GridPanel) -> None:
-    """One colour bar for neighbours in a row that share a metric."""
-    label, norm = f"{panel.metric.replace('_', ' ')}{', %' if panel.unit == 'percent' else ''}", image.norm
-    bar = figure.colorbar(image, ax=axes, label=label, aspect=25, pad=0.04 / len(axes))
-    bar.ax.tick_params(labelsize=8)
+def _bar(figure: Figure, axes: list[Axes], images: list[AxesImage], label: str) -> None:
+    """One colour bar beside the axes, for images that share a scale, with an arrow where a value is beyond its end."""
+    norm = images[0].norm
+    values = np.concatenate([np.ma.compressed(image.get_array()) for image in images])
+    below, beyond = values.min() < norm.vmin, values.max() > norm.vmax
+    extend = "both" if below and beyond else "min" if below else "max" if beyond else "neither"
+    rows = len({axis.get_subplotspec().rowspan.start for axis in axes})
+    bar = figure.colorbar(images[0], ax=axes, label=label, aspect=25 * rows, pad=0.02, extend=extend)
     if isinstance(norm, LogNorm):
         few = (norm.vmax or 1.0) < WIDE * (norm.vmin or 1.0)  # there would be one power of ten, or none
         bar.set_ticks(LogLocator(subs=(1, 2, 3, 5, 7) if few else (1,)), minor=False)
@@ -200,11 +241,13 @@ def _bar(figure: Figure, axes: list[Axes], image: AxesImage, panel: GridPanel) -
 
 
 def _mark(axis: Axes, heat: Heat) -> None:
-    """Draw the lines across columns and rows, at the ends of the cells of these values."""
-    for axis_name, values, drawn, style in (("x", heat.xs, axis.axvline, "--"), ("y", heat.ys, axis.axhline, ":")):
-        if axis_name in heat.lines:
-            place = np.interp(heat.lines[axis_name], [0.0, *values], np.arange(len(values) + 1) - 0.5)
-            drawn(place, color="white", linestyle=style, linewidth=1.6, path_effects=[withStroke(linewidth=3.2, foreground="black")])
+    """A mark at the upper or right edge, at the end of the cells of each value, beside the numbers and not over them."""
+    for name, values in (("x", heat.xs), ("y", heat.ys)):
+        if name in heat.lines:
+            at = np.interp(heat.lines[name], [0.0, *values], np.arange(len(values) + 1) - 0.5)
+            place, coordinates = ((at, 1.0), axis.get_xaxis_transform()) if name == "x" else ((1.0, at), axis.get_yaxis_transform())
+            shift = {"va": "bottom", "ha": "center"} if name == "x" else {"va": "center", "ha": "left"}
+            axis.text(*place, EDGES[name], transform=coordinates, color="crimson", **shift)
 
 
 def _tick(value: Scalar) -> str:

@@ -10,13 +10,15 @@ from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, judge_claim, trained, value_of, write_claims
+from relinear.draw.claims import Value, trained, value_of
+from relinear.draw.pictures import judge_claims, styled, write_verdicts
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.plan.claims import Point
 from relinear.plan.figures import Own
 from relinear.plan.specs import Artefact
 
 
+@styled
 def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
     """Have `<stem>.py` write <stem>.<suffix> for each suffix in the spec's `makes`; add provenance and verdicts. Returns all paths.
 
@@ -52,11 +54,9 @@ def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) 
         return value_of(*next(readings, (None, None)), name, point.column or "")
 
     if hasattr(script, "look"):  # benchmarks are of no scale
-        verdicts = [judge_claim(artefact, claim, script.look(spec, about), about, {}, of_scale=False) for claim in spec.claims]
-    else:
-        tokens = trained({run: found.facts for run, measure in spec.reads() if (found := measured.get((run, measure)))})
-        verdicts = [judge_claim(artefact, claim, look, about, tokens) for claim in spec.claims]
-    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, verdicts)] if verdicts else []
+        return write_verdicts(artefact, judge_claims(artefact, script.look(spec, about), about, {}, of_scale=False), out)
+    tokens = trained({run: found.facts for run, measure in spec.reads() if (found := measured.get((run, measure)))})
+    return write_verdicts(artefact, judge_claims(artefact, look, about, tokens), out)
 
 
 def load(file: Path, has: str) -> Any:

@@ -81,7 +81,7 @@ def write_figure(path: Path, figure: "Figure") -> None:
     suffix = path.suffix.removeprefix(".")
     metadata = {"CreationDate": None} if suffix == "pdf" else None
     with aside(path) as unfinished:
-        figure.savefig(unfinished, format=suffix, dpi=150, bbox_inches="tight", metadata=metadata)
+        figure.savefig(unfinished, format=suffix, dpi=150, metadata=metadata)
 
 
 def paint(source: Path, to: Path) -> None:

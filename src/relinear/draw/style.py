@@ -31,6 +31,7 @@ LOOKS = {
 ALSO = {"softmax": "teacher", "lolcats": "lolcats_linear"}  # other words for these methods in names
 OTHERS = tuple(Look(grey, marker, hatch) for grey, marker, hatch in (("0.35", "*", "///"), ("0.55", "p", "ooo"), ("0.7", ">", "...")))  # in turn
 LINES = ("-", "--", ":", "-.")
+FILLS = ("full", "none", "left", "bottom")
 
 
 def method_of(run: str) -> str | None:
@@ -50,7 +51,7 @@ def lines(runs: Sequence[str]) -> list[dict[str, Any]]:
     """The options by which matplotlib draws the lines of these runs. A run that comes twice has one line; the second, third ... of a method are
     dashed, dotted ...
 
-    Their markers are hollow.
+    Their markers are hollow, or half so.
     """
     kinds: dict[Look, list[str]] = {}
     styles = []
@@ -61,6 +62,6 @@ def lines(runs: Sequence[str]) -> list[dict[str, Any]]:
             own.append(run)
         k = own.index(run)
         width = 2.2 if look == LOOKS["teacher"] and not k else 1.6
-        face = look.color if not k else "white"
-        styles.append({"color": look.color, "marker": look.marker, "markerfacecolor": face, "linestyle": LINES[k % len(LINES)], "linewidth": width})
+        face = {"markerfacecolor": look.color if not k else "none"} if k < 2 else {"fillstyle": FILLS[k % len(FILLS)], "markerfacecoloralt": "white"}
+        styles.append({"color": look.color, "marker": look.marker, "linestyle": LINES[k % len(LINES)], "linewidth": width} | face)
     return styles

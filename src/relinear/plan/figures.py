@@ -41,9 +41,10 @@ class Panel(InUnit):
     """One pair of axes: a cost `y` along a sweep `x`, or a metric along the axis `x` of its readings.
 
     `at`: the place of the readings on their other axes. `series`: the series that are shown; all if none are named.
-    `column`: the panel's name, if two panels share a metric. `published`: title -> x -> y as a paper prints them, or several
-    y for as many models. `marks`: title -> x of a vertical line; `levels`: title -> y of a horizontal line. A band on the x
-    axis, such as "64-128", is drawn in its middle, on a logarithmic axis. `limits`: the ends of the y axis.
+    Neighbours that show the same series share a legend. `column`: the panel's name, if two panels share a metric; panels of
+    one name show the same readings, of other series. `published`: title -> x -> y as a paper prints them, or several y for
+    as many models. `marks`: title -> x of a vertical line; `levels`: title -> y of a horizontal line. A band on the x axis,
+    such as "64-128", is drawn in its middle, on a logarithmic axis. `limits`: the ends of the y axis.
     """
 
     x: str
@@ -134,7 +135,8 @@ class Curves(Spec):
                 raise ValueError(f"series {series.title!r} needs either a run or runs")
         if self.file and not self.model:
             raise ValueError("costs need the `model` at whose shape they were measured")
-        once("panel (named by `column`, else by its metric)", (panel.name for panel in self.of_readings))
+        read = {(p.name, p.measure, p.metric, p.of, p.unit, p.x, str(p.at)) for p in self.of_readings}  # panels may share readings
+        once("panel (named by `column`, else by its metric)", sorted(name for name, *_ in read))
         for panel in self.panels:
             self._check_panel(panel)
         if self.file and len(self.of_readings) == len(self.panels):
@@ -269,10 +271,10 @@ class GridCell(Strict):
 class Grid(Spec):
     """Heatmaps of readings along two axes, a panel a run or a metric of a run.
 
-    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; at a metric's
-    value in a panel's measurement a line is drawn across the axis that names it, dashed at x and dotted at y; a cell is then
-    all up to its value, from the cell before. If a measurement has a reading `not_informative` at x, a mark stands there,
-    which the title explains.
+    `limits`: the ends of the colours; without them each metric has its own. `lines`: metrics without axes; a metric's value
+    in a panel's measurement has a mark at the edge, above for x and at the right for y; a cell is then all up to its value,
+    from the cell before. If a measurement has a reading `not_informative` at x, a mark stands there, which the caption
+    explains.
     """
 
     cell: GridCell

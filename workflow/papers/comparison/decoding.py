@@ -5,9 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from relinear.draw.claims import Value
+from relinear.draw.pictures import page
 from relinear.draw.render import write_figure
 from relinear.draw.style import lines
 from relinear.records import read_committed
@@ -25,8 +24,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     source = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
     how = json.loads(read_committed(source.with_suffix(".provenance.json")))
     shape = f"{how['model']['num_hidden_layers']} layers of width {how['model']['hidden_size']}, random weights, {how['dtype']}"
-    figure = Figure(figsize=(10, 4.3), layout="constrained")
-    figure.suptitle(f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})", fontsize=10)
+    figure = page(3.3, [f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})"])
     time_axis, memory_axis = figure.subplots(1, 2)
     rows = [row for row in _read(spec, about) if row["phase"] == "decode"]
     runs = list(dict.fromkeys(row["run"] for row in rows))
@@ -36,9 +34,9 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         time_axis.plot(at, [float(row["ms_per_token"]) for row in tenths], label=run, markersize=4, **style)
         memory_axis.plot(at, [float(row["process_mib"]) - float(first["process_mib"]) for row in tenths], markersize=4, **style)
         memory_axis.plot(at, [float(row["state_bytes"]) / MIB for row in tenths], **style | {"linestyle": "--", "marker": ""})
-    time_axis.set(xlabel="position (1024 tokens)", ylabel="ms per token", title="Time per generated token", ylim=(0, None))
-    memory_axis.set(xlabel="position (1024 tokens)", ylabel="MiB", title="Memory: growth of the process (solid), state (dashed)")
-    figure.legend(loc="outside lower center", ncols=len(runs), frameon=False, fontsize=9)
+    time_axis.set(xlabel="position, 1024 tokens", ylabel="ms per token", title="time of a generated token", ylim=(0, None))
+    memory_axis.set(xlabel="position, 1024 tokens", ylabel="MiB", title="growth of the process (solid), state (dashed)")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     for axis in (time_axis, memory_axis):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)

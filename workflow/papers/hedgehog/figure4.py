@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from relinear.draw.pictures import wrap
+from relinear.draw.pictures import page
 from relinear.draw.render import NOT_RUN
 from relinear.draw.style import look_of
 
@@ -19,9 +19,7 @@ AROUND = ((1, 0), (0, 1), (0, -1), (-1, 0), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7)
 def figure(spec, rows, about) -> Figure:
     """The points, each with its name beside it. `rows`: the rows of the table (`relinear.draw.cells.Row`)."""
     first, second, *_ = spec.columns
-    shown = Figure(figsize=(7.0, 5.2), layout="constrained")
-    lines = [f"{spec.label}: {spec.says}", about.where(), about.demonstration]
-    shown.suptitle(wrap(shown, filter(None, lines)), fontsize=10)
+    shown = page(4.6, [f"{spec.label}: {spec.says}", about.where(), about.demonstration])
     axis = shown.subplots()
     missing, points = [], list[tuple[str, float, float]]()
     for i, row in enumerate(rows):
@@ -37,7 +35,7 @@ def figure(spec, rows, about) -> Figure:
     for column, ruler in ((first, axis.set_xlabel), (second, axis.set_ylabel)):
         ruler(column.heading + (", %" if column.unit == "percent" else ""))
     if missing:
-        axis.set_title(f"{NOT_RUN}: {', '.join(missing)}", fontsize=8, color="0.4")
+        axis.set_title(f"{NOT_RUN}: {', '.join(missing)}", color="0.4")
     axis.margins(0.12)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
@@ -57,7 +55,7 @@ def _label(figure: Figure, axis: Axes, points: list[tuple[str, float, float]]) -
             across, up = (("left", "center", "right")[1 - (d > 0) + (d < 0)] for d in (dx, dy))
             place = {"ha": across, "va": {"left": "bottom", "center": "center", "right": "top"}[up]}
             arrow = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if away > AWAY[0] else None
-            label = axis.annotate(text, (x, y), (away * dx, away * dy), textcoords="offset points", fontsize=8, arrowprops=arrow, **place)
+            label = axis.annotate(text, (x, y), (away * dx, away * dy), textcoords="offset points", arrowprops=arrow, **place)
             label.update_positions(renderer)
             box = Text.get_window_extent(label, renderer)  # an Annotation's own has the line in it
             if not any(box.overlaps(other) for other in others) and axis.bbox.padded(4 * size).containsx(box.x1) and axis.bbox.containsx(box.x0):

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from relinear.draw.kernels import earlier, look_at, read
+from relinear.draw.pictures import page
 from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
 SHAPE = {"mode": "forward", "B": "1", "H": "12", "D": "64"}
+TITLE = "Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200"
 LINES = {  # op, provider (None: any but the torch form) -> its name and its look
     ("linear_attention", "relinear"): ("Hedgehog (fused)", look_of("hedgehog")),
     ("softmax attention", None): ("softmax, FlashAttention", look_of("softmax")),
@@ -21,7 +22,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write figure6.png and figure6.pdf. Lines with rows of another commit than the last are starred."""
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
     rows = [row for row in read(path) if all(row[k] == v for k, v in SHAPE.items())]
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = page(3.0, [TITLE], ["* measured at another commit" * any(earlier(row, rows) for row in rows)])
     axes = figure.subplots(1, 2)
     for (op, provider), (label, look) in LINES.items():
         own = sorted((r for r in rows if r["op"] == op and provider in (None, r["provider"])), key=lambda r: int(r["T"]))
@@ -29,15 +30,13 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         for axis, column in zip(axes, ("ms", "gib"), strict=True):
             axis.plot([int(r["T"]) for r in own], [float(r[column]) for r in own], marker=look.marker, markersize=4, label=label, color=look.color)
     for axis, ylabel in zip(axes, ("time, ms", "peak memory above the inputs, GiB"), strict=True):
-        axis.set(yscale="log", xlabel="sequence length", ylabel=ylabel)
+        axis.set(yscale="log", xlabel="sequence length, tokens", ylabel=ylabel)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    starred = "; * measured at another commit" * any(line.get_label().endswith("*") for line in axes[0].lines)
-    figure.suptitle(f"Hedgehog Figure 6: one layer, 12 heads of 64, forward, batch 1, bfloat16, one H200{starred}", fontsize=10)
     made = [out / f"figure6.{suffix}" for suffix in spec.makes]
     for path in made:
         write_figure(path, figure)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 
-from relinear.draw.attention_maps import tensors_in
-from relinear.draw.pictures import wrap
+from relinear.draw.pictures import page
 from relinear.draw.render import NOT_RUN, write_figure
+from relinear.draw.weights import tensors_in
 
 PARTS = {"linear": "gated linear attention", "window": "sliding window", "meta": "meta tokens"}
 DARKEST = 0.01  # the darkest colour is this share of the largest weight, and all below
@@ -18,17 +17,16 @@ DARKEST = 0.01  # the darkest colour is this share of the largest weight, and al
 def draw(spec, measured, about, out: Path) -> list[Path]:
     """Write figure2.png and figure2.pdf."""
     given, found = spec.options, measured[spec.reads()[0]]
-    rows = {f"as drawn: equal scores,\ngamma {given['gamma']}": drawn(**given)}
+    rows = {f"as drawn: equal scores, gamma {given['gamma']}": drawn(**given)}
     if found:
         name, weights = trained(found.folder / "parts.safetensors")
-        rows[f"{spec.reads()[0][0]},\n{name}"] = weights
+        rows[f"{spec.reads()[0][0]}, {name}"] = weights
     else:
-        rows[f"{spec.reads()[0][0]}:\n{NOT_RUN}"] = {}
-    figure = Figure(figsize=(11.5, 6.4), layout="constrained")
-    title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens; {about.where()}"
-    figure.suptitle(wrap(figure, filter(None, [title, about.demonstration])), fontsize=10)
+        rows[f"{spec.reads()[0][0]}: {NOT_RUN}"] = {}
+    title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens"
+    figure = page(4.8, [title, about.where(), about.demonstration])
     for area, (title, weights) in zip(figure.subfigures(2, 1), rows.items(), strict=True):
-        area.supylabel(title, fontsize=10)
+        area.suptitle(title)
         if weights:
             _row(area, weights)
     made = [out / f"figure2.{suffix}" for suffix in spec.makes]
@@ -62,8 +60,9 @@ def _row(area, weights: dict[str, np.ndarray]) -> None:
     axes = area.subplots(1, len(shown))
     for axis, (part, values) in zip(axes, shown.items(), strict=True):
         image = axis.imshow(np.ma.masked_equal(values, 0), norm=LogNorm(DARKEST * most, most, clip=True), cmap="viridis", interpolation="nearest")
-        axis.set_title(PARTS.get(part, part), fontsize=9)
+        axis.set_title(PARTS.get(part, part))
         axis.set(xlabel="key position", xticks=range(0, len(values), 3), yticks=range(0, len(values), 3))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("query position")
-    area.colorbar(image, ax=list(axes), label="weight, log scale", extend="min", shrink=0.9)
+    bar = area.colorbar(image, ax=list(axes), label="weight, log scale", extend="min")
+    bar.ax.yaxis.set_major_formatter("{x:g}")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, write_figure
 from relinear.plan.items import read_items
 
-WIDTH = 110  # characters of a line
+WIDTH = 100  # characters of a line
 SIZE, LEADING, MARGIN = 9, 13, 14  # points
 CHARACTER = 0.602 * SIZE  # DejaVu Sans Mono, which matplotlib brings
 STYLES = {
