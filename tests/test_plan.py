@@ -14,7 +14,7 @@ import typer.testing
 import yaml
 
 from relinear import cli, records, stages
-from relinear.draw.planned import raised_rates
+from relinear.draw.planned import changes
 from relinear.plan import plan as module
 from relinear.plan import scale as scales
 from relinear.plan.names import short
@@ -214,7 +214,7 @@ def test_a_method_may_learn_more_slowly_than_the_adapter_beside_it(workflow):
 )
 def test_a_table_says_to_what_its_scale_raises_learning_rates(scale, name, said):
     p = Plan(scale=scale)
-    found = raised_rates(p, p.artefacts[name])
+    found = changes(p, p.artefacts[name])
     assert found == (said and said + "it compares methods, not the papers' recipes.")
 
 

@@ -251,7 +251,8 @@ def test_what_is_committed_is_what_was_exported_of_what_its_records_name(folder)
         for reading in readings:
             mine = items[items["task"] == reading["of"]]
             assert len(mine) == reading["n"], (scored, reading)
-            assert mine[reading["metric"]].mean() == pytest.approx(reading["value"]), (scored, reading)
+            if reading["metric"] != "tied":  # the share of items whose largest scores are equal, which items do not keep
+                assert mine[reading["metric"]].mean() == pytest.approx(reading["value"]), (scored, reading)
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(results, tmp_path, monkeypatch):

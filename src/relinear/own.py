@@ -9,7 +9,7 @@ import functools
 import gc
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -201,8 +201,13 @@ def recipe_of(plan: Plan, method: str) -> Run:
         raise UserError(
             f"the run {name!r} {unfit or 'has softmax attention'}; possible: a run that linearizes a pretrained decoder, such as lolcats_window"
         )
-    steps = tuple({stage: {**settings, "data": PAPERS} for stage, settings in step.items()} for step in recipe.steps)
+    amounts = {"dose", *_training.OF_BUDGET}  # those of one's own training are given, or the defaults of one's own scale
+    steps = tuple({stage: {**_without(settings, amounts), "data": PAPERS} for stage, settings in step.items()} for step in recipe.steps)
     return recipe.model_copy(update={"steps": steps})
+
+
+def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def found(given: str, kind: str, known: Mapping[str, Any]) -> Asset | Own:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pandas import DataFrame
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of
+from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of, freedom_of
 from relinear.draw.doses import doses, trained_on
 from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select, split
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
@@ -297,8 +297,11 @@ def look_in(rows: list[Row]) -> Look:
         if isinstance(value, str):
             return value
         apart = cell.seed_sd / math.sqrt(len(cell.seeds)) if isinstance(cell.seed_sd, float) else 0.0
-        freedom = len(cell.seeds) - 1.0 if apart else math.inf
-        trainings = min((part.trainings for _, part in cell.behind), default=sum(bool(score.of) for score in cell.seeds))
+        freedom, trainings = len(cell.seeds) - 1.0 if apart else math.inf, sum(bool(score.of) for score in cell.seeds)
+        if cell.behind:
+            parts = [(abs(weight) * part.apart, part.freedom) for weight, part in cell.behind]
+            apart, freedom = math.hypot(*(sd for sd, _ in parts)), freedom_of(parts)
+            trainings = min((part.trainings for _, part in cell.behind if part.trainings), default=0)
         n = cell.n if isinstance(cell.n, int) else None
         return value._replace(
             pulls=_mean_pulls(cell.seeds), apart=apart, freedom=freedom, n=n, trainings=trainings, of=cell.seeds[0].of if cell.seeds else (),

@@ -144,7 +144,7 @@ def _lent(value: Value, spreads: Spreads) -> Value:
     if value.behind:
         lent = [(abs(weight) * spread.sd, spread.freedom) for weight, part in value.behind if (spread := _spread(part, spreads))]
         apart = math.hypot(value.apart, *(sd for sd, _ in lent))
-        freedom = _freedom([(value.apart, value.freedom), *lent])
+        freedom = freedom_of([(value.apart, value.freedom), *lent])
         return value._replace(stderr=math.hypot(value.items, apart), apart=apart, freedom=freedom)
     if not (spread := _spread(value, spreads)):
         return value
@@ -163,7 +163,8 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
     """
     if claim.untrained is None:
         return ""
-    control = claim.model_copy(update={"left": claim.left.model_copy(update={"row": claim.untrained}), "untrained": None, "requires": ()})
+    left = claim.left.model_copy(update={"row": claim.untrained})
+    control = claim.model_copy(update={"left": left, "untrained": None, "requires": (), "one_of": None})
     judged = judge(control, look)
     if judged.verdict == "contradicted":
         return ""
@@ -295,14 +296,14 @@ def error_of(left: Value, right: Value, by: float = 1.0) -> Error:
     own = [(left.items, _less_one(left.n)), (by * right.items, _less_one(right.n))] if paired is None else [(paired.stderr, len(paired.items) - 1.0)]
     trained = [(left.apart, left.freedom), (by * right.apart, right.freedom)]
     items, training = (math.hypot(*(part for part, _ in parts)) for parts in (own, trained))
-    return Error(items, training, _freedom([*own, *trained]), paired)
+    return Error(items, training, freedom_of([*own, *trained]), paired)
 
 
 def _less_one(n: int | None) -> float:
     return math.inf if n is None or n < 2 else n - 1.0
 
 
-def _freedom(parts: Sequence[tuple[float, float]]) -> float:
+def freedom_of(parts: Sequence[tuple[float, float]]) -> float:
     """The degrees of freedom of independent errors together, after Welch and Satterthwaite."""
     whole = math.fsum(part**2 for part, _ in parts)
     below = math.fsum(part**4 / freedom for part, freedom in parts if part and not math.isinf(freedom))
@@ -356,7 +357,7 @@ def _ratio(claim: Claim, values: list[Value], own: list[Value], column: str, rem
     """`left / right op ratio`, or `left op ratio`. Values without an error, such as costs, are compared plainly."""
     bound, left, right = claim.ratio or 0.0, values[0], values[1] if len(values) > 1 else None
     ours = left.value
-    error = Error(left.items, left.apart, _freedom([(left.items, _less_one(left.n)), (left.apart, left.freedom)]), None)
+    error = Error(left.items, left.apart, freedom_of([(left.items, _less_one(left.n)), (left.apart, left.freedom)]), None)
     figures = f"{column}{', '.join(f'{value.name}: {value}' for value in own)}"
     if right is not None:
         if right.value == 0:

@@ -12,7 +12,7 @@ from relinear.draw import About
 from relinear.draw.claims import Judgement, Look, judge_claim, write_claims
 from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import write_figure
-from relinear.plan.readings import Source
+from relinear.plan.measured import Source
 from relinear.plan.specs import Artefact
 
 WIDTH = 8.0  # inches, the width of a page's column: letters have the size there that they have here

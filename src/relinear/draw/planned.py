@@ -56,7 +56,7 @@ def _draw(plan: Plan, artefact: Artefact, measured: Measurements, out: Path, how
 def _about(plan: Plan, artefact: Artefact) -> About:
     """The facts that a table or figure states about its scale: the models that its runs begin with, and the data that stand in."""
     models = dict.fromkeys(plan.run(plan.name(run)).model for run, _ in artefact.reads())
-    warnings = [plan.config.demonstration, raised_rates(plan, artefact)]
+    warnings = [plan.config.demonstration, changes(plan, artefact)]
     names = {measure: plan.measures[measure].data for _, measure in artefact.reads() if measure != GATE}
     return About(
         scale=plan.scale, budget=plan.budget, seed=plan.seed, teacher=", ".join(models) or None,
@@ -68,15 +68,21 @@ def _about(plan: Plan, artefact: Artefact) -> About:
     )  # fmt: skip
 
 
-def raised_rates(plan: Plan, artefact: Artefact) -> str | None:
-    """A sentence that says to what the scale raises learning rates of the runs that an artefact shows; None where it raises none."""
+def changes(plan: Plan, artefact: Artefact) -> str | None:
+    """How the scale changes the recipes of the runs that an artefact shows: raised learning rates, shorter sequences. None if it changes none."""
     runs = dict.fromkeys(plan.name(run) for run, measure in artefact.reads() if not of_shape(plan.measures[measure]))
     steps = dict.fromkeys(step for run in runs for link in plan.chain(run) for step in link.steps)
-    raised = {(step.stage, floor) for step in steps if (floor := plan.work(step).raised) is not None}
-    if not raised:
-        return None
-    rates = " and ".join(f"{floor:g} ({stage})" for stage, floor in sorted(raised))
-    return f"This scale raises learning rates to at least {rates}: it compares methods, not the papers' recipes."
+    works = {step: plan.work(step) for step in steps}
+    raised = {(step.stage, work.raised) for step, work in works.items() if work.raised is not None}
+    cut = {(work.shortened, work.settings["budget"]["seq_len"], step.stage) for step, work in works.items() if work.shortened}
+    said = []
+    if raised:
+        rates = " and ".join(f"{floor:g} ({stage})" for stage, floor in sorted(raised))
+        said.append(f"This scale raises learning rates to at least {rates}: it compares methods, not the papers' recipes.")
+    for asked in sorted({asked for asked, _, _ in cut}):
+        had = " and ".join(f"{tokens} ({stage})" for of, tokens, stage in sorted(cut) if of == asked)
+        said.append(f"It cuts training sequences of {asked} tokens to {had}.")
+    return " ".join(said) or None
 
 
 def _own_data(plan: Plan, artefact: Artefact) -> dict[str, str]:

@@ -78,7 +78,8 @@ def _pool(parts: list[Part]) -> Pool:
 
 def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str], list[float]]]]:
     """Each committed run that was trained again, and the values of each of its readings over these trainings, by what they are of, whether a part was
-    switched off, and where."""
+    switched off, and where. A measurement of which several folders hold copies counts once."""
+    seen: set[tuple[str, str]] = set()  # key and start
     for place in store.campaigns(reference):
         folder = place / "runs"
         seeds: dict[str, list[Path]] = defaultdict(list)
@@ -90,8 +91,9 @@ def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str],
             for path in (folder / run, *repeats):
                 for measure in store.parts(path):
                     record = records.believed(measure)
-                    if record is None or not record.get("measure"):
+                    if record is None or not record.get("measure") or (record["key"], record["started"]) in seen:
                         continue
+                    seen.add((record["key"], record["started"]))
                     found = load(measure)
                     for reading in found.readings:
                         of = of_training(found, reading)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from relinear.plan.readings import Measured
+from relinear.plan.measured import Measured
 
 # (layer, head) -> softmax [T, T], method [T, T]
 Pairs = Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]]

@@ -88,7 +88,7 @@ class Claim(Strict):
     (chance: in the column's unit, or a point that measures it; a table knows the chance of tasks with choices). `dose`: row
     -> training tokens of all steps in the paper; if ours had fewer, there is no verdict. `recipe`: what else in our training
     differs from the paper's; then there is no verdict either. `one_of`: of which recipes the paper takes the best, if ours is
-    one of them; a verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
+    one of them and more is better; a verdict on the left side then stands only if a better recipe could not turn it. `either`: rows by another
     form of the method that the paper states, too ({hedgehog: hedgehog_exp}); the claim is contradicted only if both forms
     contradict it, and reproduced if one of them does. `requires`: preconditions. `untrained`: a row on which nothing
     was trained; if the claim holds for that row in place of `left`, too, it is not reproduced. `proxy`: the number that the

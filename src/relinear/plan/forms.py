@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from relinear import attention, records
+from relinear import attention, records, stages
 from relinear.core import store
 from relinear.plan.measured import Measured
 from relinear.plan.options import KEEP, method_file, schema
@@ -17,7 +17,6 @@ from relinear.plan.strict import ConfigError
 OF_STEPS = ("loss", "kind", "train_method", "lora_rank", "lora_targets")  # settings of recipes; `loss` is the transfer's
 SEQUENCES = "seq_len"  # that of every step
 LACKING = "lacking"  # of a form: steps whose records are not here
-TRAINS = ("distill", "finetune", "pretrain", "classify")  # steps of runs, whose settings are of a form
 WORDS = {"seq_len": "sequences of", "kind": "trained weights", "loss": "transfer by"}  # for reading; others by their names
 
 Form = Mapping[str, Any]
@@ -60,7 +59,7 @@ def form_of(found: Measured) -> dict[str, Any]:
 def _steps(found: Measured, record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the training steps behind a measurement, and the steps whose records do not lie beside it."""
     places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
-    places = [place for place in places if place.parts[0] == "runs" and place.name in TRAINS]
+    places = [place for place in places if place.parts[0] == "runs" and place.name in stages.training()]
     read = {place: records.read(found.folder.parents[2] / place) for place in places}
     return [step for step in read.values() if step], [f"{place.parts[1]} {place.name}" for place, step in read.items() if not step]
 

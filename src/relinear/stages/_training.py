@@ -122,6 +122,7 @@ class Step(_stage.Stage):
             parents={"model": Node("model", entry.model), "text": text, **entry.trained},
             refused=_stage.first(self.reasons(entry, scale, recipe, budget)),
             raised=floor if lowest < floor else None,
+            shortened=recipe.seq_len if recipe.seq_len and budget["seq_len"] < recipe.seq_len else None,
             sequences=budget["batch_size"] * budget["accumulate"],
         )  # fmt: skip
 

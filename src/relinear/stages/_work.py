@@ -124,4 +124,5 @@ class Work:
     refused: str | None = None  # why the work cannot be done
     beyond: str | None = None  # a measurement: why its lengths are beyond what the model reads
     raised: float | None = None  # a training: the scale's least learning rate, where the run asks for a lower one
+    shortened: int | None = None  # a training: the tokens of a sequence that the run asks for, where the scale has less
     sequences: int | None = None  # a training: those of one step, which processes share evenly
