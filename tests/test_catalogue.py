@@ -208,7 +208,7 @@ def test_a_run_carries_its_model_and_seed_to_the_one_it_comes_after(planned, end
         ({"a": BASE | {"after": "b"}, "b": BASE | {"after": "c"}, "c": BASE | {"after": "a"}}, ["circle", "a -> b -> c -> a"]),
         ({"a": BASE | {"after": "a"}}, ["circle", "a -> a"]),
         ({"a": BASE | {"after": "a/distill"}}, ["circle", "a -> a"]),
-        ({"a": BASE | {"after": "lizzard"}}, ["'a'", "'lizzard'", "lolcats_linear, lolcats_window"]),
+        ({"a": BASE | {"after": "lizzard"}}, ["'a'", "'lizzard'", "near it: lizard"]),
         ({"a": BASE | {"after": "supra/distill"}}, ["'supra/distill'", "no step 'distill'", "it has finetune"]),
         ({"a": BASE | {"after": "teacher/finetune"}}, ["no step 'finetune'", "it has none"]),
         ({"a": BASE | {"after": "hedgehog", "model": "mistral-7b"}}, ["'mistral-7b'", "'hedgehog'", "'llama-3-8b'"]),
@@ -508,6 +508,7 @@ KINDS = {
     "runs": ("papers/lizard/runs.yaml", lambda workflow: catalogue.read_runs(catalogue.read_models(workflow), workflow)),
     "paper": ("papers/lizard/paper.yaml", lambda workflow: specs.available(workflow / "papers")),
     "spec": ("papers/lolcats/figure3.yaml", lambda workflow: specs.available(workflow / "papers")),
+    "columns": ("columns.yaml", lambda workflow: specs.available(workflow / "papers")),
     "instructions": ("instructions/smollm2-135m-instruct/about.yaml", _instructions),
     "task": ("tasks/piqa.yaml", _task),
 }

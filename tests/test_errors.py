@@ -153,7 +153,7 @@ CASES = {
     "unknown key below": (scale(lambda s: s["train"]["distill"].update(epoch=1)), {}, ["'epoch'", "smoke.yaml: train: distill", "epochs, seq_len"]),
     "too little to measure with": (scale(lambda s: s["text"].update(heldout_tokens=256)), {}, ["heldout_tokens", "at least 512", "256"]),
     "transfer beyond the model": (scale(lambda s: s["train"]["distill"].update(seq_len=4096)), {}, ["distill.seq_len 4096", "2048"]),
-    "finetuning beyond the model": (step("finetune", seq_len=4096), {}, ["'lizard'", "finetune.seq_len 4096", "2048"]),
+    "finetuning beyond the model": (scale(lambda s: s["train"]["finetune"].update(seq_len=4096)), {}, ["'t2r'", "finetune.seq_len 4096", "2048"]),
     "prompts beyond the model": (scale(lambda s: s["measures"]["lm_eval"].update(max_length=4096)), {}, ["max_length 4096", "2048"]),
     "a missing key": (scale(lambda s: s.pop("hardware")), {}, ["hardware", "required"]),
     "not a mapping": (lambda workflow: (workflow / "scales/smoke.yaml").write_text("- 1\n"), {}, ["smoke.yaml"]),

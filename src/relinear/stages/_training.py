@@ -94,7 +94,7 @@ class Step(_stage.Stage):
         stage = entry.node.stage
         given = parse(self.Budget, of_scale(scale, stage), f"scales/{scale.name}.yaml: train: {stage}")
         length = scale.sequence(data := scale.data_for(recipe.data, entry.model))
-        if length and recipe.seq_len not in (None, length):
+        if length and recipe.seq_len not in (None, length) and not stages.makes(scale.data[data].make, "pictures"):
             raise ConfigError(
                 f"run {entry.node.name!r}: {stage}.seq_len {recipe.seq_len}, and data {data!r} are sequences of {length} tokens; leave it out"
             )

@@ -66,8 +66,8 @@ class Stage(_training.Step):
             yield f"{node}: the classes of {model!r} are read from its first token; got pool: {recipe.pool}, possible: first"
         yield from super().reasons(entry, scale, recipe, budget)
         before = [step for step in entry.trained.values() if step.stage == node.stage]
-        if not before or sees:
-            return
+        if not before or sees or scale.data_for(Options(**entry.recipes[before[-1]]).data, model) not in able:
+            return  # data without labels are told of the step that reads them
         ours, theirs = _head(recipe, entry, scale), _head(Options(**entry.recipes[before[-1]]), entry, scale)
         if ours != theirs:
             yield (
