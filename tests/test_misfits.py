@@ -230,6 +230,13 @@ def test_a_metric_yields_what_it_says(metric):
     assert found <= set(metric_yields(metric_file(metric)))
 
 
+@pytest.mark.parametrize("metric", metrics())
+def test_a_metric_says_each_reading_that_its_file_writes(metric):
+    """A name that is missing in YIELDS would refuse a column that the metric has."""
+    written = set(re.findall(r'Reading\(\s*"(\w+)"', metric_file(metric).read_text()))
+    assert written <= set(metric_yields(metric_file(metric)))
+
+
 def test_what_a_metric_needs_is_read_from_its_file():
     assert reads_data(metric_file("perplexity")) and reads_data(metric_file("lm_eval"))
     assert not reads_data(metric_file("needle")) and not reads_data(metric_file("state_bytes"))

@@ -16,7 +16,7 @@ from relinear.plan.job import Job
 from relinear.plan.readings import Reading
 
 NEEDS = ("next_token", "documents")
-YIELDS = ("kl", "top1", "perplexity_ratio")
+YIELDS = ("kl", "top1", "perplexity_ratio", "tied")
 
 
 class Options(_documents.Options):

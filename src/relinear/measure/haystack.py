@@ -25,7 +25,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive
 
 NEEDS = ("next_token",)
-YIELDS = ("f1", "contains", "gain")
+YIELDS = ("f1", "contains", "gain", "tied")
 
 SCORES = ("f1", "contains", "gain")
 # Without a passage, and behind all passages, so that a window sees them: they show how short an answer is.

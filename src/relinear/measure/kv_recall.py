@@ -26,7 +26,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
-YIELDS = ("exact_match", "choice", "nats", "chance", "length")
+YIELDS = ("exact_match", "choice", "nats", "chance", "length", "tied")
 
 OF = "pairs"
 SCORES = ("exact_match", "choice", "nats")

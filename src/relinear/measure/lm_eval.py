@@ -12,7 +12,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token", "tasks")
-YIELDS = ("acc", "acc_norm")
+YIELDS = ("acc", "acc_norm", "tied")
 
 METRICS = ("acc", "acc_norm", "tied")
 

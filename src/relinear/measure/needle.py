@@ -24,7 +24,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
-YIELDS = ("exact_match", "choice", "token_accuracy", "nats", "chance", "error", "not_informative")
+YIELDS = ("exact_match", "choice", "token_accuracy", "nats", "chance", "error", "not_informative", "tied")
 
 OF = "needle"
 SCORES = ("exact_match", "choice", "token_accuracy", "nats")

@@ -17,7 +17,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.strict import Positive, Strict
 
 NEEDS = ("next_token",)
-YIELDS = ("rouge1", "rouge2", "rougeL", "ended")
+YIELDS = ("rouge1", "rouge2", "rougeL", "ended", "tied")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
