@@ -300,7 +300,13 @@ STATED = {  # numbers that are written by hand: settings, versions, licences, si
     "docs/results.md": [*("2510.05901", "2608.28444"), "under Apache-2.0", "Qwen2.5-Coder-1.5B"],
     "docs/running.md": [
         *("opens the runs in MLflow on 127.0.0.1", "| 2 CPU cores, 8 GB |", "one GPU of 80 GB", "CC BY-SA 4.0", "CC BY 4.0", "above 1 MiB the size"),
-        *("| Python | 3.11, 3.12 or 3.13, with venv and pip; 3.14 is not tested.", "| 3 GB on disk", "| a clone | 0.3 GB |", "leaves 1.3 GB in", "less than 4 GiB of memory"),
+        *(
+            "| Python | 3.11, 3.12 or 3.13, with venv and pip; 3.14 is not tested.",
+            "| 3 GB on disk",
+            "| a clone | 0.3 GB |",
+            "leaves 1.3 GB in",
+            "less than 4 GiB of memory",
+        ),
     ],
 }
 UNITS = "times|ms|GiB|MiB|MB|GB|minutes|points|seconds|s|TB/s|tokens/s|hours"

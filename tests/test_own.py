@@ -177,7 +177,11 @@ def test_recipes_are_the_papers(here):
     for method, run in {"lolcats": "lolcats_window", "lizard": "lizard", "supra": "supra", "t2r": "t2r", "hedgehog": "hedgehog"}.items():
         plan = own.planned("llama", "my-text.jsonl", method, here / "out", amounts=own.Amounts(tokens=1024, seq_len=128, accumulate=2))[1]
         mine = plan.runs[method]
-        assert (mine.method, mine.options, mine.steps) == (runs[run].method, runs[run].options, runs[run].steps)
+        amounts = {"dose", "epochs", "seq_len", "batch_size", "accumulate"}  # these are of one's own training
+        steps = [{stage: {k: v for k, v in given.items() if k not in amounts} for stage, given in step.items()} for step in runs[run].steps]
+        assert (mine.method, mine.options, list(mine.steps)) == (runs[run].method, runs[run].options, steps)
+        lengths = [plan.settings(plan.node(stage, method))["budget"]["seq_len"] for step in steps for stage in step]
+        assert set(lengths) == {128}, "the length that was asked for, also where the paper has one"
         assert plan.text("alpaca", "llama").name == "my-text@llama" and plan.data["my-text"].options["sources"] == ["my-text"]
 
 

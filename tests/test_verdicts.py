@@ -248,11 +248,16 @@ def test_no_claim_of_a_paper_is_judged_by_a_number_that_its_table_does_not_print
     assert found == []
 
 
-def test_one_of_eight_recipes_judges_nothing_of_recall():
+def test_one_of_eight_recipes_judges_of_recall_what_a_better_one_could_not_turn():
+    judged = {}
     for file in (*REFERENCE.glob("*/hedgehog/*.claims.csv"),):
         for row in rows_of(file):
             if "recall_" in row["compared"] and " ar" in row["compared"] and "floor" not in row["compared"].split()[:2]:
-                assert row["verdict"] == UNTESTED, (file, row["claim"])
+                stands = {">": "reproduced", "<": "contradicted"}[">" if " > " in row["compared"] else "<"]
+                assert row["verdict"] in (UNTESTED, stands), (file, row["claim"])
+                judged[row["compared"]] = row["verdict"]
+    assert judged["recall_taylor ar > 99.00"] == "reproduced" and judged["recall_hedgehog ar > 99.00"] == UNTESTED
+    assert judged["recall_elu ar < recall_elu floor by -3.00"] == UNTESTED
 
 
 def test_a_proxy_and_a_question_of_ours_contradict_no_paper():

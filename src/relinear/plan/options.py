@@ -118,7 +118,11 @@ class Definitions:
         for part in list(ast.walk(node)):
             if isinstance(part, ast.Name) and part.id in self._nodes:
                 self._carry_out(part.id)
-        exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)  # our own source
+        try:
+            exec(compile(ast.Module([node], []), f"<{self._made['__name__']}>", "exec"), self._made)  # our own source
+        except NameError:
+            self._nodes[name] = node  # who asks again is told again
+            raise
 
 
 @functools.cache
