@@ -17,7 +17,7 @@ from relinear.linearize.model import linearize
 from relinear.measure import _contexts, _rope, haystack, qasper_yes_no
 from relinear.measure._contexts import ALONE, Prompt
 from relinear.measure._limit import limit_of
-from relinear.plan import readings as measurements
+from relinear.plan import measured as measurements
 from relinear.plan.items import read_items
 from relinear.plan.job import Job
 from relinear.plan.plan import Plan
