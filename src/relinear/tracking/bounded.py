@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-SECONDS = 20  # for a whole answer; every job of a command waits so long once
+SECONDS = 15  # for a whole answer; every job of a command waits so long once
 SECONDS_OF_FILES = 600  # for calls that send or fetch files
 
 
