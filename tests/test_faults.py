@@ -55,7 +55,7 @@ def test_malformed_settings_are_refused_in_words_before_any_work():
 
 def test_settings_are_drawn_from_every_schema_and_most_are_malformed():
     found = drawn(sorted(settings()), INPUTS)
-    assert {kind(setting.name) for setting in found} == {*OF_ENTRIES, "paper", "scales", "spec", "tasks"}
+    assert {kind(setting.name) for setting in found} == {*OF_ENTRIES, "columns.yaml", "paper", "scales", "spec", "tasks"}
     assert sum(setting.refused for setting in found) > INPUTS / 2 and {setting.at for setting in found} == {
         setting.at for setting in drawn(sorted(settings()), INPUTS)
     }
