@@ -1,5 +1,6 @@
 """The teacher's own instructions: one seed gives the same ones, interrupted or not; a teacher that can write none is a clear error."""
 
+import importlib
 import json
 import lzma
 import shutil
@@ -84,7 +85,8 @@ def test_batches_that_are_kept_are_taken_and_only_the_rest_is_written(tmp_path, 
     name = "instructions/mine/00000.json.xz"
     (plan.workflow / name).parent.mkdir()
     (plan.workflow / name).write_bytes(lzma.compress(json.dumps(records).encode()))
-    monkeypatch.setattr(Plan, "kept", lambda self, model, sampling: {name: digest((self.workflow / name).read_bytes().hex())})
+    kept, written_stage = plan.workflow / name, importlib.import_module("relinear.stages.written")
+    monkeypatch.setattr(written_stage, "_kept", lambda model, sampling, scale: {name: digest(kept.read_bytes().hex())})
     node = plan.node("written", "stories@tiny")
     before = plan.key(node)
     folder = made(plan, "written stories@tiny")

@@ -1,13 +1,13 @@
 """NOTICE names whatever is committed that was made from the work of others, with its licence."""
 
-import json
-import lzma
 import re
 import subprocess
 
 import pytest
 import yaml
 from conftest import ROOT
+
+from relinear.core import store
 
 NOTICE = (ROOT / "NOTICE").read_text()
 PLAIN = {
@@ -44,12 +44,11 @@ def test_weights_are_named_by_their_folder():
 def test_texts_in_committed_items_are_named_by_their_measurement():
     """One training of each measurement; all have the same fields."""
     seen, texts = set(), set()
-    for name in committed("results/reference/*items.json.xz"):
-        measure = name.split("/")[-2]
-        if measure in seen:
+    for node in (node for place in store.campaigns(ROOT / "results/reference") for node in store.nodes(place)):
+        measure = node.name
+        if measure in seen or not (items := store.columns(node)):
             continue
         seen.add(measure)
-        items = json.loads(lzma.decompress((ROOT / name).read_bytes()))
         texts |= {(measure, field) for field, values in items.items() if field not in PLAIN and any(isinstance(x, str) for x in values)}
     assert ("haystack", "written") in texts and ("needle", "answer") in texts and ("qasper_yes_no", "gold") in texts
     for measure, field in texts:
