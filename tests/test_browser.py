@@ -67,13 +67,12 @@ def test_the_printed_link_opens_the_runs(ui):
     assert {*SHOWN, "inputs", "tables and figures"} == set(named(open_page(ui["runs"]))), "no stage among them: each is below its row"
 
 
-def test_rows_are_compared_by_window_rank_and_gate_by_bytes_and_by_what_differs(ui):
+def test_rows_are_compared_by_window_rank_and_gate(ui):
     page = open_page(ui["rows"], seconds=90)
     assert set(named(page)) == set(SHOWN), "rows and nothing else"
     texts = set(re.findall(r">([^<>]+)<", page))
-    # A chart is drawn when it comes into view, and losses stand above the last of them; the test below has every column.
-    assert {"window", "rank", "gate", "state_mib", "ppl", "avg_no_mmlu"} <= texts
-    assert {"finetune.lr", "method"} <= texts, "what differs"
+    # A chart is drawn when it comes into view, and losses stand above the later ones; the test below has every column.
+    assert {"window", "rank", "gate"} <= texts
     assert "Error loading" not in page
 
 
