@@ -67,12 +67,12 @@ def test_the_printed_link_opens_the_runs(ui):
     assert {*SHOWN, "inputs", "tables and figures"} == set(named(open_page(ui["runs"]))), "no stage among them: each is below its row"
 
 
-def test_rows_are_compared_by_window_rank_and_gate(ui):
-    page = open_page(ui["rows"], seconds=90)
+def test_rows_are_compared_by_window_rank_and_gate_by_bytes_and_by_what_differs(ui):
+    page = open_page(ui["rows"], seconds=90, size=(2400, 3000))  # a chart is drawn where it is seen
     assert set(named(page)) == set(SHOWN), "rows and nothing else"
     texts = set(re.findall(r">([^<>]+)<", page))
-    # A chart is drawn when it comes into view, and losses stand above the later ones; the test below has every column.
-    assert {"window", "rank", "gate"} <= texts
+    assert {"window", "rank", "gate", "state_mib", "ppl_long", "ppl", "avg_no_mmlu"} <= texts
+    assert {"finetune.lr", "method"} <= texts, "what differs"
     assert "Error loading" not in page
 
 

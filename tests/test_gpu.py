@@ -30,10 +30,12 @@ def distance(a, b):
 @pytest.mark.parametrize("case", [c for c in CASES if c[0] != "softmax"], ids=name)
 def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypatch):
     torch.manual_seed(0)
-    model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).cuda().eval(), case[0], **case[1])
+    # Features that are turned after their map have both signs, and a denominator can be 2e-4 of the terms that it sums. Rounding the weights of pairs to
+    # bfloat16 then moves the logits by 0.009 in the median of 60 texts and by up to 0.086: that case is compared in float32.
+    signed = case[0] == "supra" and case[1].get("variant") == "code" and case[1].get("normalizer") == "denominator"
+    dtype = torch.float32 if signed else torch.bfloat16
+    model = linearize(LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype).cuda().eval(), case[0], **case[1])
     ids = torch.randint(0, 512, (2, 301), device="cuda")
-    # SUPRA's released map is turned after its map, so that its denominators have both signs and come near zero, where rounding to bfloat16 grows.
-    bound = 2e-1 if case[1].get("variant") == "code" and case[1].get("normalizer") == "denominator" else 2e-2
     logits, gradients = {}, {}
     for path in ("torch", "triton"):
         monkeypatch.setenv("RELINEAR_KERNELS", path)
@@ -44,15 +46,15 @@ def test_kernels_equal_the_torch_form_whole_in_pieces_and_padded(case, monkeypat
             mask = torch.ones(2, 320, device="cuda", dtype=torch.long)
             mask[:, :19] = 0
             padded = model(torch.cat([ids[:, :19], ids], 1), attention_mask=mask, use_cache=False).logits[:, 19:]
-        assert distance(torch.cat(pieces, 1), logits[path]) < bound
-        assert distance(padded, logits[path]) < bound
+        assert distance(torch.cat(pieces, 1), logits[path]) < 2e-2
+        assert distance(padded, logits[path]) < 2e-2
         if case[0] != "supra" and model.method_parameters():  # a map without parameters has nothing to transfer
             for loss in DISTILL_LOSSES:
                 model.zero_grad()
                 for method, inputs in layer_inputs(model, record(model, ids)):
                     method.distill_loss(inputs, loss).backward()
                 gradients[path, loss] = torch.cat([p.grad.flatten() for p in model.method_parameters().values() if p.grad is not None])
-    assert distance(logits["triton"], logits["torch"]) < bound
+    assert distance(logits["triton"], logits["torch"]) < 2e-2
     for path, loss in gradients:
         assert distance(gradients[path, loss], gradients["torch", loss]) < 1e-1
 
