@@ -210,12 +210,13 @@ def judge_claim(
 
 def _of_forms(first: Judgement, second: Judgement, either: Mapping[str, str]) -> Judgement:
     """One verdict on a claim by two forms of a method that its paper states. The claim's own form speaks if its verdict is the common one."""
+    named = [(first, " and ".join(either)), (second, " and ".join(either.values()))]
     verdicts = {first.verdict, second.verdict}
     verdict: Verdict = "reproduced" if "reproduced" in verdicts else "contradicted" if verdicts == {"contradicted"} else UNTESTED
-    speaks, silent = (second, first) if second.verdict == verdict != first.verdict else (first, second)
-    rows = [" and ".join(names) for names in (either, either.values())]
-    by = dict(zip((id(first), id(second)), rows, strict=True))
-    reason = f"by {by[id(speaks)]}: {speaks.reason}; by {by[id(silent)]}, a form that the paper states, too: {silent.verdict}, {silent.reason}"
+    if second.verdict == verdict != first.verdict:
+        named.reverse()
+    (speaks, rows), (silent, others) = named
+    reason = f"by {rows}: {speaks.reason}; by {others}, a form that the paper states, too: {silent.verdict}, {silent.reason}"
     figures = " | ".join(judgement.figures for judgement in (speaks, silent) if judgement.figures)
     return speaks._replace(verdict=verdict, figures=figures, reason=reason, compared=f"{first.compared}, or {second.compared}")
 
