@@ -77,7 +77,7 @@ def test_the_same_nodes_give_the_same_bytes_in_any_order(place, tmp_path):
 
 
 def test_a_node_of_the_same_name_replaces_the_older_one_and_the_others_stay(place):
-    store.append(place, {"runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")})
+    store.write(place, store.joined(place, {"runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")}))
     found = store.opened(place).all()
     assert found == {**NODES, "runs/lizard/mmlu": packed(key="new"), "runs/t2r/mmlu": packed("t2r")}
 

@@ -8,8 +8,8 @@ from typing import Any
 from relinear import records
 from relinear.core import store
 from relinear.errors import UserError
-from relinear.plan.catalogue import SEED
 from relinear.plan.measured import load
+from relinear.plan.names import split
 from relinear.plan.near import possible
 
 REFERENCE = "reference"  # the folder of committed results in one's results
@@ -67,8 +67,8 @@ def _other_seeds(folder: Path, place: Path) -> str:
     """The same node of the run's further trainings."""
     if folder.parents[1].name != "runs":
         return ""
-    base = SEED.sub("", folder.parent.name)
-    others = [run for run in store.runs(place) if SEED.sub("", run) == base and run != folder.parent.name]
+    base, _ = split(folder.parent.name)
+    others = [run for run in store.runs(place) if split(run)[0] == base and run != folder.parent.name]
     found = [f"{run}/{folder.name}" for run in others if store.has(place / "runs" / run / folder.name)]
     return f"; other seeds: {', '.join(found)}" if found else ""
 

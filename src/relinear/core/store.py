@@ -287,9 +287,9 @@ def write(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
     _write(place / NODES, _table_of(told, {name: _own_column(name, [each[name] for each in about]) for name in _OWN}, exact=True))
 
 
-def append(place: Path, packed_nodes: Mapping[str, Packed]) -> None:
-    """Add nodes to the store in a folder, which may have none yet. A node of the same name replaces the older one."""
-    write(place, {**(opened(place).all() if (place / NODES).is_file() else {}), **packed_nodes})
+def joined(place: Path, packed_nodes: Mapping[str, Packed]) -> dict[str, Packed]:
+    """The nodes of the store in a folder, which may have none, and these. A node of the same name is the new one."""
+    return {**(opened(place).all() if (place / NODES).is_file() else {}), **packed_nodes}
 
 
 # --- values, columns and files ---

@@ -11,12 +11,13 @@ from pandas import DataFrame
 from relinear.draw import About, Measurements
 from relinear.draw.claims import OFF_THE_FLOOR, Look, Value, check_number, error_of, freedom_of
 from relinear.draw.doses import doses, trained_on
-from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select, split
+from relinear.draw.frame import along, frame_of, over_trainings, readings_in, score, select
 from relinear.draw.paired import Pulls, mean, minus, scale_pulls
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, number
 from relinear.draw.spreads import Of, of_training
 from relinear.plan.claims import GATE, Point
 from relinear.plan.measured import Measured, Source
+from relinear.plan.names import split
 from relinear.plan.readings import Reading
 from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
 

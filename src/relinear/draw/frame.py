@@ -12,8 +12,8 @@ import pandas as pd
 
 from relinear.core import store
 from relinear.draw import Measurements
-from relinear.plan.catalogue import SEED
 from relinear.plan.measured import load
+from relinear.plan.names import split
 from relinear.plan.readings import At, Reading
 
 COLUMNS = ("node", "run", "seed", "measure", "metric", "of", "at", "value", "stderr", "n", "why")
@@ -53,12 +53,6 @@ def frame_of(measured: Measurements) -> pd.DataFrame:
             own = (reading.metric, reading.of, place_of(reading.at), reading.value, reading.stderr, reading.n, reading.why)
             rows.append((found.source.file, run, seed, measure, *own))
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype({"seed": int, "value": float, "stderr": float, "n": int})
-
-
-def split(run: str) -> tuple[str, int]:
-    """A run's name without the suffix of a further training, and that training's seed; 0 for the first."""
-    further = SEED.search(run)
-    return (run[: further.start()], int(further[1])) if further else (run, 0)
 
 
 def place_of(at: At) -> str:

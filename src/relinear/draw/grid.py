@@ -17,12 +17,13 @@ from pandas import DataFrame
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Value, trained, value_of
-from relinear.draw.frame import along, frame_of, readings_in, select, split
+from relinear.draw.frame import along, frame_of, readings_in, select
 from relinear.draw.pictures import LETTERS, WIDTH, finish, judge_claims, page, styled
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
 from relinear.plan.figures import Grid, GridPanel
+from relinear.plan.names import split
 from relinear.plan.specs import Artefact
 
 MOST_BESIDE = 4  # panels in a row

@@ -13,11 +13,10 @@ from relinear.draw import About, Measurements, make, spreads, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
-from relinear.plan.catalogue import SEED
 from relinear.plan.claims import GATE
 from relinear.plan.forms import forms_of
 from relinear.plan.measured import Measured, load
-from relinear.plan.names import ROOT, Node
+from relinear.plan.names import ROOT, Node, split
 from relinear.plan.plan import Plan
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import Address, Table
@@ -196,7 +195,7 @@ def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
     for run, measure in reads:
         found[run, measure] = None
         for own in have:
-            if SEED.sub("", own) == run:
+            if split(own)[0] == run:
                 found[own, measure] = measured_in(folder / "runs" / own, measure)
     return found
 

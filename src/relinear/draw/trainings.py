@@ -4,7 +4,6 @@
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ from relinear.core import store
 from relinear.draw.render import write_csv
 from relinear.draw.spreads import ABSOLUTE_KIND, ANY, COLUMNS, RELATIVE, RELATIVE_KIND, SHARES, SPREADS, Of, of_training
 from relinear.plan.measured import load
-
-SEEDED = re.compile(r"(.+)-seed\d+")
+from relinear.plan.names import split
 
 
 def spreads_of(reference: Path) -> list[dict[str, str | float]]:
@@ -84,8 +82,9 @@ def _repeated(reference: Path) -> Iterator[tuple[str, dict[tuple[Of, bool, str],
         folder = place / "runs"
         seeds: dict[str, list[Path]] = defaultdict(list)
         for name in store.runs(place):
-            if made := SEEDED.fullmatch(name):
-                seeds[made[1]].append(folder / name)
+            base, _ = split(name)
+            if base != name:
+                seeds[base].append(folder / name)
         for run, repeats in seeds.items():
             values: dict[tuple[Of, bool, str], list[float]] = defaultdict(list)
             for path in (folder / run, *repeats):

@@ -10,13 +10,13 @@ from typing import Any
 
 from relinear import attention, families, stages
 from relinear.plan.entries import Data, Measure, Model, Run, one_of
+from relinear.plan.names import SEED
 from relinear.plan.near import possible
 from relinear.plan.options import KEEP, SourceError, adds_parameters, check_names, check_values, method_file, part_names, schema
 from relinear.plan.sane import read_yaml
 from relinear.plan.strict import WORKFLOW, ConfigError, Strict, parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-SEED = re.compile(r"-seed(\d+)$")
 DOSE = re.compile(r"-x[\d.e+-]+$")
 MEASURE = re.compile(r"[A-Za-z0-9][\w-]*")  # a folder in a run's, and a word of a pattern
 FIELD = re.compile(r"\{(\w+)\}")

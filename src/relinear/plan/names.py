@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from relinear.plan.entries import Run
 
 DERIVED = re.compile(r"(?P<base>[^@]+?)(@(?P<model>[\w.+-]+?))?(-seed(?P<seed>\d+))?")
+SEED = re.compile(r"-seed(\d+)$")
 TEXT = re.compile(r"(?P<data>[^@]+)@(?P<model>[\w.+-]+?)(-x(?P<dose>[\d.e+-]+))?")
 ROOT = re.compile(r"(?P<scale>[A-Za-z]\w*?)(?:-x(?P<budget>[\d.e+-]+?))?(?:-seed(?P<seed>\d+))?")  # a scale's folder, as `Plan.root` names it
 
@@ -59,3 +60,9 @@ def digest(value: Any) -> str:
 def short(number: float) -> str:
     """A number as folders are named by it: `2`, `0.5`; different ones never alike."""
     return repr(float(number)).removesuffix(".0")
+
+
+def split(run: str) -> tuple[str, int]:
+    """A run's name without the suffix of a further training, and that training's seed; 0 for the first."""
+    further = SEED.search(run)
+    return (run[: further.start()], int(further[1])) if further else (run, 0)

@@ -31,8 +31,9 @@ class Campaign(NamedTuple):
 
 def campaigns(results: Path, but: Path | None = None) -> Iterator[Campaign]:
     """The campaigns below a folder, but not below the folder `but`. A file that cannot be read is left out, which stderr says."""
-    for path in sorted(results.rglob("*.json")):
-        if store.ARTIFACTS in path.parts or path.name in (mirror.MANIFEST, "run.json", "metrics.json") or but in path.parents:
+    left_out = but and but.resolve()
+    for path in mirror.files_below(results, "*.json"):
+        if path.name in (mirror.MANIFEST, "run.json", "metrics.json") or left_out in path.parents:
             continue
         table = path.with_name(path.name.removesuffix(BESIDE) + ".csv")
         if path.name.endswith(BESIDE) != table.is_file():

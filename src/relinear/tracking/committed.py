@@ -80,7 +80,7 @@ def export(
         for name in older:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / name, scratch / name)
-        store.write(scratch, {**(store.opened(out).all() if add else {}), **{name: _packed(folder, rows) for name, folder in nodes.items()}})
+        store.write(scratch, store.joined(out if add else scratch, {name: _packed(folder, rows) for name, folder in nodes.items()}))
         for name, source in kept.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             if (change := _change(source)) is None:

@@ -266,7 +266,7 @@ def tables(uri: str, results: Path | str, root: str | None = None) -> None:
 def _drawn(root: Path, but: Collection[Path] = ()) -> dict[str, dict[Path, str]]:
     """By experiment, the files of the tables and figures below `root`, those below `but` left out, and the folder of each, relative to `root`."""
     found: dict[str, dict[Path, str]] = {}
-    for path in _found(root, f"*{PROVENANCE}"):
+    for path in files_below(root, f"*{PROVENANCE}"):
         if store.ARTIFACTS in path.parts:
             continue
         try:
@@ -380,7 +380,7 @@ def _is_small(path: Path) -> bool:
 # The files
 
 
-def _found(root: Path, pattern: str) -> list[Path]:
+def files_below(root: Path, pattern: str) -> list[Path]:
     """The files of a pattern below a folder, sorted, without mlflow's own copies, which are parts of what was there."""
     root = root.resolve()
     return [path for path in sorted(root.rglob(pattern)) if store.ARTIFACTS not in path.relative_to(root).parts]
@@ -398,8 +398,8 @@ def _stage_folders(results: Path, but: Collection[Path] = (), strict: bool = Tru
     if not results.is_dir():
         raise UserError(f"no folder {str(results)!r}; possible: a scale's results, such as results/smollm2 or results/reference/smollm2")
     folders: dict[tuple[str, ...], tuple[Path, dict]] = {}
-    there = {path.parent for path in _found(results, nodes.RECORD)}
-    there |= {path.parent / name for path in _found(results, nodes.NODES) for name in nodes.opened(path.parent).rows}
+    there = {path.parent for path in files_below(results, nodes.RECORD)}
+    there |= {path.parent / name for path in files_below(results, nodes.NODES) for name in nodes.opened(path.parent).rows}
     for folder in sorted(there):
         if any(parent in but for parent in (folder, *folder.parents)):
             continue
