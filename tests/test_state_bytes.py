@@ -61,6 +61,31 @@ def test_how_many_positions_the_hybrids_are_worth():
     assert {m: positions_of(m, LLAMA) for m in HELD} == {"lolcats": 585, "lizard": 1172}
 
 
+@over_shapes
+@pytest.mark.parametrize(("counted", "number", "by"), [("_bf16", 2, "heads"), ("_key_heads", 4, "groups"), ("_key_heads_bf16", 2, "groups")])
+@pytest.mark.parametrize("method", HYBRIDS)
+def test_a_window_of_bytes_counted_otherwise_holds_no_more_and_one_position_more_would(method, counted, number, by, heads):
+    features = 2 * (min(64, heads.dim) if method == "lolcats" else heads.dim)
+    near = {"lolcats": 65, "lizard": 132}[method]
+    position = 2 * 2 * heads.groups * heads.dim
+    theirs = near * position + number * getattr(heads, by) * features * (heads.dim + 2)
+    ours = state_bytes(layer("window", {"bytes_of": f"{method}{counted}"}, heads), 1)
+    assert theirs - position < ours <= theirs
+
+
+def test_how_many_positions_the_hybrids_are_worth_by_other_accountings():
+    """Those that the audit of the bytes asked for."""
+    counted = ("bf16", "key_heads", "key_heads_bf16")
+    assert [positions_of(f"lizard_{c}", SMOLLM2) for c in counted] == [330, 264, 198]
+    assert [positions_of(f"lolcats_{c}", SMOLLM2) for c in counted] == [263, 197, 131]
+
+
+def test_lizard_with_a_larger_window_and_states_of_key_heads_has_the_bytes_of_lizard():
+    runs = Plan().runs
+    wide = layer("lizard", runs["lizard_shared_window_392"].options, SMOLLM2)
+    assert state_bytes(wide, 1) == state_bytes(layer("lizard", HYBRIDS["lizard"], SMOLLM2), 1)
+
+
 def test_the_hybrids_that_windows_are_compared_with_are_those_of_the_table():
     """`bytes_of` names a method; the sizes it uses are those of the papers' runs."""
     runs = Plan().runs

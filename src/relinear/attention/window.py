@@ -6,7 +6,8 @@ finetuning may train the weights around it.
 
 `bytes_of`, in place of `window`: as many positions, sinks included, as a layer of that method holds bytes at the teacher's heads, and no more:
 `lolcats` its released form with a window of 64, `lizard` its defaults (a window of 128, 4 meta tokens). Keys and values are counted with 2
-bytes a number, linear states with 4, as deployed; `measure/state_bytes.py` counts the layers themselves.
+bytes a number; linear states for each query head with 4, as deployed, which `measure/state_bytes.py` counts, too. The other three accountings
+of a method's linear states: `_bf16` with 2 bytes a number, `_key_heads` one state for each key head, `_key_heads_bf16` both.
 """
 
 from typing import Literal
@@ -21,6 +22,8 @@ from relinear_kernels.sliding_window_attention_reference import sliding_window_w
 WINDOW = 128
 # The sizes of the compared layers: positions of keys and values, and columns of each sign of a linear state's features (None: the head's dimension).
 HELD = {"lolcats": (64 + 1, 64), "lizard": (128 + 4, None)}
+# How a method's linear states are counted: whether there is one for each key head in place of each query head, and the bytes of a number.
+COUNTED = {"": (False, 4), "_bf16": (False, 2), "_key_heads": (True, 4), "_key_heads_bf16": (True, 2)}
 
 
 class Options(_base.Options):
@@ -28,7 +31,13 @@ class Options(_base.Options):
 
     window: int = Field(default=WINDOW, ge=1)
     sinks: int = Field(default=4, ge=0)
-    bytes_of: Literal["lolcats", "lizard"] | None = None
+    bytes_of: (
+        Literal[
+            "lolcats", "lolcats_bf16", "lolcats_key_heads", "lolcats_key_heads_bf16",
+            "lizard", "lizard_bf16", "lizard_key_heads", "lizard_key_heads_bf16",
+        ]
+        | None
+    ) = None  # fmt: skip
 
     @model_validator(mode="after")
     def _one_size(self):
@@ -37,11 +46,14 @@ class Options(_base.Options):
         return self
 
 
-def positions_of(method: str, heads: Heads) -> int:
-    """The most positions whose keys and values, 2 bytes a number, take no more than the state of a layer of `lolcats` or `lizard`."""
+def positions_of(bytes_of: str, heads: Heads) -> int:
+    """The most positions whose keys and values, 2 bytes a number, take no more than the state of a layer of a method, counted as `bytes_of` says."""
+    method, joint, counted = bytes_of.partition("_")
     near, columns = HELD[method]
+    by_key_heads, number = COUNTED[joint + counted]
     features = 2 * (heads.dim if columns is None else min(columns, heads.dim))
-    linear = 4 * heads.heads * features * (heads.dim + 2)  # for each feature a row of values, its sum, and the reference that it is held relative to
+    states = heads.groups if by_key_heads else heads.heads
+    linear = number * states * features * (heads.dim + 2)  # for each feature a row of values, its sum, and the reference that it is held relative to
     return near + linear // (2 * 2 * heads.groups * heads.dim)
 
 
