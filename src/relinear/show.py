@@ -48,6 +48,8 @@ def lines(name: str, results: Path) -> Iterator[str]:
     yield f"record    {store.named(folder)}"
     yield f"key       {record['key']}"
     device = hardware.get("gpu") or hardware.get("cpu") or hardware.get("device") or "a machine that the record does not name"
+    if not hardware.get("gpu") and hardware.get("instructions"):
+        device += f" ({hardware['instructions']})"
     yield f"made      {record.get('started')}, in {record.get('wall_seconds', 0):.0f} s, on {device}, {hardware.get('dtype', '')}".rstrip(", ")
     yield f"commit    {git.get('commit')}{' and changes that were not committed' if git.get('dirty') else ''}"
     yield f"versions  {', '.join(f'{library} {version}' for library, version in record.get('versions', {}).items())}"

@@ -27,6 +27,7 @@ from relinear import records, stages, weights
 from relinear.errors import UserError
 from relinear.files import sha256, write_json
 from relinear.get import assets
+from relinear.machine import cpu
 from relinear.machine.disk import in_the_way, sync
 from relinear.machine.mode import as_umask
 from relinear.plan.code import kernel_hashes
@@ -57,7 +58,7 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
         name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links,
         seed=settings.get("seed", plan.seed), device=(plan.device or hardware.device) if stage.device else "cpu",
         dtype=hardware.dtype, engine=hardware.engine, checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
-        hardware={"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        hardware={"cpu": cpu.model(), "instructions": cpu.instructions(), "cores": os.cpu_count()},
     )  # fmt: skip
 
 

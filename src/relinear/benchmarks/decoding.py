@@ -31,6 +31,7 @@ from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.linearize.model import linearize
 from relinear.linearize.state import RecurrentCache, nbytes
+from relinear.machine import cpu
 
 MODEL = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -186,12 +187,6 @@ def earlier(campaign: Campaign) -> list[dict]:
     return [{k: v if k in ("phase", "run") else number(v) if v else None for k, v in row.items()} for row in campaign.rows]
 
 
-def processor() -> str:
-    """The processor's name, as Linux gives it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
 def measure_all(campaign: Campaign, kept: list[dict], tokens: int, jobs: int) -> list[dict]:
     """The rows of all runs, `jobs` of them side by side. A run of `kept`, the rows of earlier calls, at as many tokens is not measured again."""
     rows = []
@@ -234,7 +229,7 @@ def main(
     figures = figures_of(rows)
     if rows != kept:  # else the provenance stays that of the call that measured
         campaign.describe(
-            **about, seconds=round(time.monotonic() - began), cpu=processor(), cores=os.cpu_count(), threads=1,
+            **about, seconds=round(time.monotonic() - began), cpu=cpu.model(), cores=os.cpu_count(), threads=1,
             memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), dtype="float32", model=MODEL, runs=RUNS,
             targets=TARGETS, reached=figures, rows_of_earlier_calls=len(kept),
             timing=f"decode: median of each tenth, through generate(); prefill: median of {REPEATS} passes; turns: medians, {TURN} tokens a turn",
