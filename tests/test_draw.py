@@ -14,8 +14,9 @@ import pytest
 import yaml
 from synthetic import everything, measurement, paper, reading
 
-from relinear.draw import About, make
+from relinear.draw import About
 from relinear.draw.claims import UNTESTED, Judgement, Value, judge
+from relinear.draw.drawing import make
 from relinear.draw.render import count, number
 from relinear.draw.table import _counts
 from relinear.plan.chance import chance_of

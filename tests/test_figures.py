@@ -14,12 +14,13 @@ from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, make, own, pictures, render
+from relinear.draw import About, costs, own, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
 from relinear.draw.costs import curve_of_costs
 from relinear.draw.curves import _finish, points_of
+from relinear.draw.drawing import make
 from relinear.draw.frame import frame_of
 from relinear.draw.grid import heat_of
 from relinear.draw.weights import per_head

@@ -13,9 +13,9 @@ from synthetic import measurement, paper, reading
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED, value_of
 from relinear.draw.claims import judge as judged
+from relinear.draw.drawing import make as draw
 from relinear.draw.paired import Pulls, mean, minus, pulls_of
 from relinear.draw.render import number
-from relinear.draw.table import draw
 from relinear.measure.perplexity import Window, over_windows
 from relinear.plan.claims import Claim
 from relinear.plan.measured import load

@@ -16,8 +16,9 @@ from synthetic import measurement, paper, reading
 from relinear import stages
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED
+from relinear.draw.drawing import make as draw
 from relinear.draw.frame import frame_of
-from relinear.draw.grid import draw, heat_of
+from relinear.draw.grid import heat_of
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import needles, passkeys

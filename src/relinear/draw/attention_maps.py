@@ -4,7 +4,7 @@ Or the weights of several runs side by side, each in the head that its measureme
 """
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import Judgement, Value, trained, value_of
-from relinear.draw.pictures import finish, judge_claims, page, styled, write_verdicts
+from relinear.draw.claims import Value, judge_claim, trained, value_of
+from relinear.draw.drawing import Drawn
+from relinear.draw.pictures import page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN
 from relinear.draw.weights import Pairs, per_head, read_points, read_weights
@@ -36,9 +37,8 @@ OF_PLACES = (
 OWN_SCALES = "Each panel of bars, points or counts has a scale of its own."
 
 
-@styled
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """Maps of attention weights. Claims are on readings and need no weights.
 
     Weights are `softmax.<layer>.<head>` and `method.<layer>.<head>` of the measurement's weights.safetensors. Raises FileNotFoundError where
     it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
@@ -47,23 +47,14 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     runs = {run: measured.get((run, measure)) for run, measure in spec.reads()}
     shown = ("weights", *DISTANCES) if spec.run else ("map",) if spec.places else spec.rows
     cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
-    sources = [found.source for found in runs.values() if found]
-    return finish(artefact, about, out, _figure(spec, runs, about), cells, sources, _verdicts(artefact, runs, about))
 
-
-def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write the verdicts on a figure's claims, which are on readings and need no weights; returns the file, or nothing where there are no claims."""
-    runs = {run: measured.get((run, measure)) for run, measure in artefact.spec.reads()}
-    return write_verdicts(artefact, _verdicts(artefact, runs, about), out)
-
-
-def _verdicts(artefact: Artefact, runs: Mapping[str, Measured | None], about: About) -> list[Judgement]:
     def look(point: Point) -> Value | str:
         found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    return judge_claims(artefact, look, about, trained({run: m.facts for run, m in runs.items() if m}))
+    judge = partial(judge_claim, artefact, about, look, trained({run: m.facts for run, m in runs.items() if m}))
+    return Drawn(saving(artefact, lambda: _figure(spec, runs, about)), judge, cells, [found.source for found in runs.values() if found])
 
 
 def _figure(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:

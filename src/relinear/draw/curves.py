@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from relinear.draw.cells import FAILED, gate_of
 from relinear.draw.claims import Judgement, Look, Value, judge_claim, value_of
 from relinear.draw.costs import Curve, Paid
 from relinear.draw.doses import doses, trained_on
+from relinear.draw.drawing import Drawn
 from relinear.draw.frame import COLUMNS, along, error, frame_of, place_of, readings_in
-from relinear.draw.pictures import LINE, WIDTH, finish, page, styled
+from relinear.draw.pictures import LINE, WIDTH, page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.draw.style import lines
-from relinear.plan.claims import Point, Scalar
+from relinear.plan.claims import Claim, Point, Scalar
 from relinear.plan.figures import TRAINED, Curves, Panel, Series
 from relinear.plan.specs import Artefact
 
@@ -34,12 +36,8 @@ FEW = 6  # places on a logarithmic axis that each have a tick
 Points = Mapping[tuple[str, str], pd.DataFrame]  # (series, panel) -> its points, as `points_of` gives them
 
 
-@styled
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
-
-    Raises FileNotFoundError and ValueError for costs that are missing or malformed.
-    """
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """Lines along sweeps and axes. Raises FileNotFoundError and ValueError for costs that are missing or malformed."""
     spec: Any = artefact.spec
     paid = costs.paid(spec, Path(about.files.get(spec.file, spec.file))) if spec.file else None
     frame = frame_of(measured)
@@ -50,11 +48,11 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     titles = {s.name: _with_legend(spec, s, frame) + "*" * bool(paid and s.name in paid.other) for s in spec.series}
     undefined = [line for p in spec.of_readings for s in spec.shown(p) for line in _undefined(frame, titles[s.name], s, p)]
     caption = [*_dotted(spec), " ".join(spec.caption), *dict.fromkeys(undefined), *_not_run(spec, points, paid), *_doses(spec, measured)]
-    figure = _figure(spec, points, titles, paid, about, caption)
     sources = {found.source.file: found.source for found in measured.values() if found}
     read = [sources[node] for own in points.values() for node in own["node"]]
-    files = {paid.source: paid.how} if paid else None
-    return finish(artefact, about, out, figure, _cells(spec, points, paid), read, _verdicts(artefact, measured, about, points, paid), files)
+    files = {paid.source: paid.how} if paid else {}
+    write = saving(artefact, lambda: _figure(spec, points, titles, paid, about, caption))
+    return Drawn(write, partial(_judge, artefact, measured, about, points, paid), _cells(spec, points, paid), read, files)
 
 
 def _with_legend(spec: Curves, series: Series, frame: pd.DataFrame) -> str:
@@ -116,17 +114,13 @@ def _cells(spec: Curves, points: Points, paid: Paid | None) -> dict[str, dict[st
     return cells
 
 
-def _verdicts(artefact: Artefact, measured: Measurements, about: About, points: Points, paid: Paid | None) -> list[Judgement]:
-    """The verdicts on a figure's claims. Claims on costs are judged at any scale, since costs belong to none."""
+def _judge(artefact: Artefact, measured: Measurements, about: About, points: Points, paid: Paid | None, claim: Claim) -> Judgement:
+    """The verdict on a claim. Claims on costs are judged at any scale, since costs belong to none."""
     spec: Any = artefact.spec
-    readings, found = {panel.name for panel in spec.of_readings}, []
-    for claim in spec.claims:
-        if paid and not {point.column for point in claim.points} & readings:
-            remark = costs.remark(claim, paid.rows, spec.series[0].name)
-            found.append(judge_claim(artefact, claim, paid.look(claim), about, {}, remark, of_scale=False))
-        else:
-            found.append(judge_claim(artefact, claim, _look_along(spec, measured, points), about, {}))
-    return found
+    if paid and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
+        remark = costs.remark(claim, paid.rows, spec.series[0].name)
+        return judge_claim(artefact, about, paid.look(claim), {}, claim, remark, of_scale=False)
+    return judge_claim(artefact, about, _look_along(spec, measured, points), {}, claim)
 
 
 # --- readings ---

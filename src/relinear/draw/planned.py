@@ -9,7 +9,8 @@ from pathlib import Path
 
 from relinear import records
 from relinear.core import store
-from relinear.draw import About, Measurements, make, spreads, verdicts
+from relinear.draw import About, Measurements, spreads
+from relinear.draw.drawing import make, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json

@@ -1,13 +1,15 @@
 """Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every cell."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
-from relinear.draw.claims import Judgement, judge_claim, tally, write_claims
-from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.claims import Judgement, judge_claim, tally
+from relinear.draw.drawing import Drawn
+from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
@@ -16,33 +18,23 @@ BELOW = "**Published**, for other teachers and budgets: compare order and distan
 OVER_SEEDS = "A {} of several seeds is their mean, its error that of the items and of the seeds."
 
 
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.csv, .md, .claims.csv and .provenance.json into `out`; returns their paths.
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """A table as CSV and Markdown. A number that was not measured at this scale is `not run`.
 
-    A number that was not measured at this scale is `not run`. Raises ValueError for a metric that a finished measurement does not have.
+    Raises ValueError for a metric that a finished measurement does not have.
     """
     spec: Any = artefact.spec
     everything = rows_of(spec, measured, about)
     rows = [row for row in everything if row.was_run or not row.line.optional]
-    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
-    names = _names(spec, rows)
-    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    tokens = tokens_of(rows)
-    look = look_in(everything)
-    judgements = [judge_claim(artefact, claim, look, about, tokens) for claim in spec.claims]
-    write_claims(files["claims.csv"], artefact, judgements)
-    write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
-    write_provenance_of(artefact, spec, rows, about, out)
-    return list(files.values())
+    names, values = _names(spec, rows), [_csv_row(spec, row, about) for row in rows]
 
+    def write(out: Path, judgements: Sequence[Judgement]) -> None:
+        write_csv(out / f"{artefact.stem}.csv", names, [{name: own.get(name, NOT_RUN) for name in names} for own in values])
+        write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about))
 
-def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
-    """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
-    names = _names(spec, rows)
-    shown = {row.line.name: (row, _csv_row(spec, row, about)) for row in rows}
-    cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
-    sources = [source for row in rows for source in row.sources]
-    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
+    cells = {row.line.name: _origins(artefact, spec, row, names, own) for row, own in zip(rows, values, strict=True)}
+    judge = partial(judge_claim, artefact, about, look_in(everything), tokens_of(rows))
+    return Drawn(write, judge, cells, [source for row in rows for source in row.sources])
 
 
 def _names(spec: Table, rows: list[Row]) -> list[str]:
@@ -111,7 +103,7 @@ def _one(files: tuple[str, ...]) -> Origin:
 # --- Markdown ---
 
 
-def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list[Judgement], about: About) -> str:
+def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequence[Judgement], about: About) -> str:
     """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
     shown = {(entry.model, entry.source) for line in spec.lines for entry in spec.printed(line.name)}
     below = len(shown) > 1  # in a table of their own, which names the model and the source of each row
@@ -138,7 +130,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _counts(spec: Table, judgements: list[Judgement]) -> str:
+def _counts(spec: Table, judgements: Sequence[Judgement]) -> str:
     """How many of the papers' claims, and how many of our own questions, have each verdict."""
     theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if not claim.ours]
     ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.ours]
