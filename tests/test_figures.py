@@ -18,7 +18,6 @@ from relinear.draw import About, costs, own, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
-from relinear.draw.costs import curve_of_costs
 from relinear.draw.curves import _finish, points_of
 from relinear.draw.drawing import make
 from relinear.draw.frame import frame_of
@@ -406,7 +405,7 @@ def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
 def test_a_logarithmic_axis_begins_where_its_data_do(scale):
     axis = Figure().subplots()
     axis.plot([1024, 4096, 16384], [scale * 3, scale * 40, scale * 900])
-    _finish(axis, Panel(x="length", y="cache_gib", log=True), "tokens", 2)
+    _finish(axis, Panel(x="length", y="cache_gib", log=True), 2)
     (left, _), (low, high) = axis.get_xlim(), axis.get_ylim()
     assert 512 < left < 1024 and 1.5 * scale < low < 3 * scale and 900 * scale < high < 1800 * scale
 
@@ -515,9 +514,9 @@ def test_rows_of_another_commit_than_the_first_series_are_marked():
 
 def test_a_curve_of_costs_is_in_gib_ends_with_memory_and_leaves_out_what_is_measured_to_integrate_over():
     rows = [row(sweep="length", generated=n) for n in (1, 512, 1024)] + [row(sweep="length", generated=2048, status="out of memory")]
-    curve = curve_of_costs(rows, "teacher", Panel(x="length", y="peak_gib"))
-    assert curve.x == [512, 1024] and curve.y == [2.0, 2.0] and curve.ends
-    assert not curve_of_costs(rows, "lizard", Panel(x="length", y="peak_gib")).x
+    curve = costs.points(rows, "teacher", Panel(x="length", y="peak_gib"))
+    assert list(curve["x"]) == [512, 1024, 2048] and list(curve["value"][:2]) == [2.0, 2.0] and list(curve["why"]) == ["", "", "out of memory"]
+    assert curve["value"].isna()[2] and not len(costs.points(rows, "lizard", Panel(x="length", y="peak_gib")))
 
 
 @pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])

@@ -67,8 +67,13 @@ class Panel(InUnit):
 
     @property
     def name(self) -> str:
-        """The name by which claims and provenance call it: its `column`, else the cost or metric on its y axis."""
+        """The name by which claims call it: its `column`, else the cost or metric on its y axis."""
         return self.column or self.y or self.metric or ""
+
+    @property
+    def key(self) -> str:
+        """The name by which provenance calls it: several panels may show a cost along several sweeps."""
+        return f"{self.x}.{self.name}" if self.y else self.name
 
 
 class Beside(Strict):
@@ -361,7 +366,8 @@ class Own(Spec):
 
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's `look` to find."""
-        return list(dict.fromkeys(need.run for need in self.needs)) or [point.row for claim in self.claims for point in (*claim.points, *claim.requires)]
+        said = (point.row for claim in self.claims for point in (*claim.points, *claim.requires))
+        return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
