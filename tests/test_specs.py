@@ -50,18 +50,18 @@ def test_every_spec_of_the_repository_is_right_and_called_as_its_label_is():
     assert {"comparison_table2", "lolcats_table1", "lizard_figure5", "supra_figure1", *(f"lolcats_figure{n}" for n in range(2, 7))} <= set(found)
     for name, artefact in found.items():
         assert name == f"{artefact.paper}_{artefact.stem}" and ROOT / artefact.path == artefact.file
-        assert artefact.says and "\n" not in artefact.says
+        assert artefact.spec.says and "\n" not in artefact.spec.says
         assert artefact.reads() or artefact.files()
-        assert len(artefact.outputs("r")) == len(set(artefact.outputs("r"))) and "provenance.json" in artefact.suffixes
+        assert len(artefact.outputs("r")) == len(set(artefact.outputs("r"))) and "provenance.json" in artefact.spec.suffixes
 
 
 def test_a_label_stands_in_one_spec_and_in_its_paper_s_list():
     found, listed = available(PAPERS), papers(PAPERS)
-    labels = [artefact.label for artefact in found.values()]
+    labels = [artefact.spec.label for artefact in found.values()]
     assert len(labels) == len(set(labels))
     every = [label for paper in listed.values() for label in paper.labels]
     assert len(every) == len(set(every)) == 63
-    assert set(every) >= {artefact.label for artefact in found.values() if artefact.paper not in ("comparison", "t2r")}  # ours
+    assert set(every) >= {artefact.spec.label for artefact in found.values() if artefact.paper not in ("comparison", "t2r")}  # ours
 
 
 def test_published_averages_are_the_means_of_their_cells():
@@ -109,7 +109,7 @@ def test_a_row_with_measured_columns_reads_its_gate_and_each_measurement_once(tm
     again = {"name": "stem", "measure": "mmlu", "metric": "acc", "of": "stem"}
     artefact = read(paper(tmp_path, columns=[ACC, again], rows=[{"run": "lizard"}, {"run": "t2r", "cells": {"stem": {"run": "teacher"}}}]))
     assert artefact.reads() == [
-        ("lizard", "mmlu"), ("lizard", "gate"), ("t2r", "mmlu"), ("teacher", "mmlu"), ("t2r", "gate"), ("teacher", "gate"),
+        ("lizard", "mmlu"), ("lizard", "gate"), ("t2r", "mmlu"), ("t2r", "gate"), ("teacher", "mmlu"), ("teacher", "gate"),
     ]  # fmt: skip
 
 
@@ -170,9 +170,9 @@ def test_a_table_makes_a_csv_and_a_figure_pictures_and_claims_where_it_has_some(
     if spec.get("draw") == "picture":
         path.with_suffix(".py").write_text("")
     artefact = read(path)
-    assert set(artefact.suffixes) == suffixes
+    assert set(artefact.spec.suffixes) == suffixes
     assert set(artefact.outputs("results/mini/lizard")) == {f"results/mini/lizard/table1.{suffix}" for suffix in suffixes}
-    assert artefact.modules == [f"relinear.draw.{spec.get('draw', 'table')}"]
+    assert artefact.module == f"relinear.draw.{spec.get('draw', 'table')}"
 
 
 def test_a_spec_may_be_another_one_under_a_label_of_its_own(tmp_path):

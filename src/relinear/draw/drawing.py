@@ -37,7 +37,7 @@ def make(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     drawn = _drawn(artefact, measured, about)
     judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
     drawn.write(out, judgements)
-    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
+    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.spec.suffixes}
     write_provenance(files["provenance.json"], artefact, about.scale, drawn.cells, drawn.sources, drawn.files)
     if "claims.csv" in files:
         write_claims(files["claims.csv"], artefact, judgements)
@@ -60,4 +60,4 @@ def _drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items() if found else ():
             if (got := getattr(found, what)) != expected:
                 raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")
-    return import_module(f"relinear.draw.{artefact.shape}").drawn(artefact, measured, about)
+    return import_module(artefact.module).drawn(artefact, measured, about)

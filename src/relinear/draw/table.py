@@ -111,7 +111,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequ
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
     caption |= {f"{column}_chance": f"{chance:g}" for column in rows[0].cells if (chance := spec.chance(column)) is not None}
     lines = [
-        f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
+        f"**{artefact.spec.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS.format(what) for what in _of_several_seeds(rows)],

@@ -14,7 +14,6 @@ Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
 OURS = "our question"  # the `source` of a claim that no paper makes
 GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
-FIGURE = ("png", "pdf", "provenance.json")
 
 
 class Misprint(Strict):
@@ -192,7 +191,6 @@ class Spec(Strict):
     `forms`: row -> settings in which its form differs from its paper's (`forms` in paper.yaml); null asks for no value.
     """
 
-    suffixes: ClassVar[tuple[str, ...]] = FIGURE
     gated: ClassVar[bool] = False  # whether it reads the gate of each run
     called: ClassVar[str] = "row"  # what a claim's `row` is there
 
@@ -204,6 +202,16 @@ class Spec(Strict):
     forms: dict[str, dict[str, Any]] = {}
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its shape writes."""
+        return ("png", "pdf")
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of all files of it."""
+        return (*self.made, "provenance.json", *["claims.csv"] * bool(self.claims))
 
     def addresses(self, scale: str | None = None) -> Iterable[Address]:
         """The place of every reading; at a scale, without those that are left out there."""

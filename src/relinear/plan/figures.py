@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from relinear.plan.claims import FIGURE, Address, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import Address, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
@@ -357,7 +357,7 @@ class Own(Spec):
 
     needs: tuple[Needed, ...]
     inputs: tuple[str, ...] = ()
-    makes: tuple[str, ...] = FIGURE[:2]
+    makes: tuple[str, ...] = ("png", "pdf")
     options: dict[str, Scalar | bool | None | tuple[Scalar, ...] | dict[str, Scalar]] = {}
 
     def addresses(self, scale: str | None = None) -> Iterator[Address]:
@@ -368,6 +368,11 @@ class Own(Spec):
         """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's `look` to find."""
         said = (point.row for claim in self.claims for point in (*claim.points, *claim.requires))
         return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its file writes."""
+        return self.makes
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""

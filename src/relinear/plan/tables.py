@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from relinear import stages
 from relinear.plan.chance import chance_of
-from relinear.plan.claims import FIGURE, Address, Claim, InUnit, Point, Scalar, Spec, known, once
+from relinear.plan.claims import Address, Claim, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
 
@@ -155,7 +155,6 @@ class Table(Spec):
     follow.
     """
 
-    suffixes = ("csv", "md", "claims.csv", "provenance.json")
     gated = True
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
 
@@ -168,6 +167,16 @@ class Table(Spec):
     caption: tuple[str, ...] = ()
     csv: tuple[str, ...] = ()
     _published: dict[str, tuple[Entry, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its shape writes."""
+        return ("csv", "md")
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of all files of it: a table has a file of claims, if it makes none."""
+        return (*self.made, "claims.csv", "provenance.json")
 
     def put_beside(self, published: Mapping[str, tuple[Entry, ...]]) -> None:
         """Set the published numbers: row -> what papers print there."""
@@ -358,4 +367,5 @@ def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
 class Picture(Table):
     """A table whose rows `<stem>.py` beside the spec draws: `def figure(spec, rows, about)`, which returns a matplotlib figure."""
 
-    suffixes = FIGURE
+    made = Spec.made
+    suffixes = Spec.suffixes
