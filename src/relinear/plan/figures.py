@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from relinear.plan.claims import Address, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
@@ -188,53 +188,53 @@ class Curves(Spec):
 # --- attention maps ---
 
 
+class RunShown(Strict):
+    """A run whose weights are shown, and the measure that kept them, if not the figure's."""
+
+    run: str
+    measure: str | None = None
+
+
 class AttentionMaps(Spec):
     """Attention weights, in one of three forms.
 
     With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs` (title -> run)
     and `places` ((layer, head), as the measurement numbers them): a column a run, a row a place. With `runs` alone: a column
     a run, in the head that the measurement kept, and `rows`. `softmax`: the title of a first column, softmax attention's
-    weights. `others`: run -> the measure that it is shown by, if not `measure`. `limits`: the ends of the colours of a
-    distance, so that figures can be compared.
+    weights.
 
     Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k; `scores`, the
     histogram of scores; `relative`, weights over their query's largest against scores less the largest, in all kept heads.
     """
 
     run: str | None = None
-    runs: dict[str, str] = {}
+    runs: dict[str, Annotated[RunShown, BeforeValidator(lambda given: {"run": given} if isinstance(given, str) else given)]] = {}
     rows: tuple[Literal["map", "query", "points", "scores", "relative"], ...] = ("map", "query")
     places: tuple[tuple[int, int], ...] = ()
     softmax: str | None = None
     measure: str = "fidelity"
-    others: dict[str, str] = {}
     caption: tuple[str, ...] = ()
-    limits: dict[Literal["kl", "mse"], tuple[float, float]] = {}
 
-    def measure_of(self, run: str) -> str:
-        """The measure whose maps are drawn of a run."""
-        return self.others.get(run, self.measure)
+    @property
+    def shown(self) -> tuple[RunShown, ...]:
+        """All runs that are shown."""
+        return (RunShown(run=self.run),) if self.run else tuple(self.runs.values())
 
     def addresses(self, scale: str | None = None) -> Iterator[Address]:
         """The measurements that left weights."""
-        return (Address(run, self.measure_of(run)) for run in self.names())
+        return (Address(shown.run, shown.measure or self.measure) for shown in self.shown)
 
     def names(self) -> list[str]:
         """What a claim may name as `row`: the runs."""
-        return [self.run] if self.run else list(self.runs.values())
+        return [shown.run for shown in self.shown]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
-        once("run", self.runs.values())
-        if self.run and (self.places or self.softmax or self.others):
-            raise ValueError("places, softmax and others are of several `runs`; got a `run`")
-        for run in self.others:
-            known("run", run, self.runs.values(), "others")
-        for metric, (low, high) in self.limits.items():
-            if not 0 < low < high:
-                raise ValueError(f"limits of {metric} are [{low:g}, {high:g}]; they must rise, and begin above 0")
+        once("run", self.names())
+        if self.run and (self.places or self.softmax):
+            raise ValueError("places and softmax are of several `runs`; got a `run`")
         super().check()
 
     def check_place(self, point: Point, where: str) -> None:
