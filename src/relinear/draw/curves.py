@@ -16,7 +16,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
-from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.cells import disagree
 from relinear.draw.claims import Judgement, Look, Value, judge_claim, value_of
 from relinear.draw.costs import Paid
 from relinear.draw.doses import doses, trained_on
@@ -160,8 +160,8 @@ def _look_along(spec: Curves, measured: Measurements, points: Points) -> Look:
         series = next(series for series in spec.series if series.name == point.row)
         panel = next(panel for panel in spec.of_readings if panel.name == point.column)
         [at], run = point.at.values(), series.run or ""
-        if gate_of(measured, run) == FAILED:
-            return f"{run} failed its gate: its parallel and recurrent forms disagree"
+        if why := disagree(measured, run):
+            return why
         own = points[series.name, panel.key]
         reading = next((reading for _, _, reading in readings_in(own[own["x"] == at])), None)
         return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.factor)

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from pandas import DataFrame
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.cells import disagree
 from relinear.draw.claims import Value, judge_claim, trained, value_of
 from relinear.draw.drawing import Drawn
 from relinear.draw.frame import along, frame_of, readings_in, select
@@ -68,8 +68,8 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
 
     def look(point: Point) -> Value | str:
         panel = spec.panel(point.row)
-        if gate_of(measured, panel.run) == FAILED:
-            return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
+        if why := disagree(measured, panel.run):
+            return why
         if panel.name in undefined:
             return f"{point.row}: {panel.metric} is {NOT_DEFINED}: {undefined[panel.name]}"
         rows = select(frame, panel.run, panel.measure, panel.metric, panel.of, point.at)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.cells import disagree
 from relinear.draw.claims import Value, judge_claim, trained, value_of
 from relinear.draw.drawing import Drawn
 from relinear.draw.pictures import styled
@@ -36,8 +36,8 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
             raise ValueError(f"{artefact.stem}.py drew {', '.join(sorted(p.name for p in got)) or 'nothing'}; {artefact.path} makes {spec.makes}")
 
     def look(point: Point) -> Value | str:
-        if gate_of(measured, point.row) == FAILED:
-            return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
+        if why := disagree(measured, point.row):
+            return why
         own = [m for run, measure in spec.reads() if run == point.row and (m := measured.get((run, measure)))]
         readings = ((m, reading) for m in own if (reading := m.find(point.column or "", at=point.at or None)))
         name = " at ".join(filter(None, (point.row, point.place)))
