@@ -1,7 +1,7 @@
 """Tables and figures that a file beside their spec draws.
 
-The file has `draw(spec, measured, about, out)`, which returns the paths that it wrote. If its claims are about a benchmark,
-it also has `look(spec, about)`, which returns the function that finds a number at a point.
+The file has `figure(spec, measured, about)`, which returns a matplotlib figure, or `draw(spec, measured, about, out)`, which returns the paths that
+it wrote. If its claims are about a benchmark, it also has `look(spec, about)`, which returns the function that finds a number at a point.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from relinear.draw import About, Measurements
 from relinear.draw.cells import disagree
 from relinear.draw.claims import Value, judge_claim, trained, value_of
 from relinear.draw.drawing import Drawn
-from relinear.draw.pictures import styled
+from relinear.draw.pictures import saving, styled
 from relinear.draw.provenance import Origin
 from relinear.plan.claims import Point
 from relinear.plan.figures import Own
@@ -26,7 +26,7 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     Raises ValueError where the file has no `draw`, or draws other files than the spec says.
     """
     spec: Own | Any = artefact.spec
-    script = load(artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)")
+    script = load(artefact.file.with_suffix(".py"), "draw(spec, measured, about, out)", "figure(spec, measured, about)")
 
     @styled
     def write(out: Path, _: Any) -> None:
@@ -52,16 +52,18 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
         judge = partial(judge_claim, artefact, about, script.look(spec, about), {}, of_scale=False)
     else:
         judge = partial(judge_claim, artefact, about, look, trained({run: m.facts for (run, _), m in found.items() if m}))
+    if hasattr(script, "figure"):
+        write = saving(artefact, lambda: script.figure(spec, measured, about))
     return Drawn(write, judge, cells, [m.source for m in found.values() if m], files)
 
 
-def load(file: Path, has: str) -> Any:
-    """The module that a file is. Raises ValueError if it does not have the function `has`, such as `draw(spec, measured, about, out)`."""
+def load(file: Path, *has: str) -> Any:
+    """The module that a file is. Raises ValueError if it has none of the functions `has`, such as `draw(spec, measured, about, out)`."""
     described = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
     if described is None or described.loader is None:
         raise ValueError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(described)
     described.loader.exec_module(module)
-    if not hasattr(module, has.partition("(")[0]):
-        raise ValueError(f"{file} has no `{has}`")
+    if not any(hasattr(module, function.partition("(")[0]) for function in has):
+        raise ValueError(f"{file} has no `{'` and no `'.join(has)}`")
     return module
