@@ -26,13 +26,15 @@ def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
     spec: Any = artefact.spec
     everything = rows_of(spec, measured, about)
     rows = [row for row in everything if row.was_run or not row.line.optional]
-    names, values = _names(spec, rows), [_csv_row(spec, row, about) for row in rows]
+    names = _names(spec, rows)
+    shown = [{name: own.get(name, (NOT_RUN, None)) for name in names} for own in (_csv_row(artefact, spec, row, about) for row in rows)]
 
     def write(out: Path, judgements: Sequence[Judgement]) -> None:
-        write_csv(out / f"{artefact.stem}.csv", names, [{name: own.get(name, NOT_RUN) for name in names} for own in values])
+        write_csv(out / f"{artefact.stem}.csv", names, [{name: value for name, (value, _) in own.items()} for own in shown])
         write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about))
 
-    cells = {row.line.name: _origins(artefact, spec, row, names, own) for row, own in zip(rows, values, strict=True)}
+    origins = [{name: None if value in (None, NOT_RUN) else origin for name, (value, origin) in own.items()} for own in shown]
+    cells = dict(zip((row.line.name for row in rows), origins, strict=True))
     judge = partial(judge_claim, artefact, about, look_in(everything), tokens_of(rows))
     return Drawn(write, judge, cells, [source for row in rows for source in row.sources])
 
@@ -50,43 +52,32 @@ def _differs(row: Row, cell: Cell) -> bool:
     return cell.trainings not in (None, row.seeds)
 
 
-def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
-    """All cells of a row that a CSV can have; a number that its measurements lack is `not run`."""
-    line, facts = row.line, row.facts
-    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.texts}}
-    if facts:
-        found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
-        found |= {
-            name: facts["tokens"].get(name.removesuffix("_tokens"), 0)
-            for name in spec.csv or spec.csv_names
-            if "tokens" in facts and name.endswith("_tokens")
-        }
+def _csv_row(artefact: Artefact, spec: Table, row: Row, about: About) -> dict[str, tuple[Any, Origin]]:
+    """All cells of a row that a CSV can have, each with the file or the entry of a spec that it comes from, several where it is of several.
+
+    A number that the row's measurements lack is `not run`.
+    """
+    line, facts, entry = row.line, row.facts, f"{artefact.rows_path}#/{row.line.entry}"
+    found: dict[str, tuple[Any, Origin]] = {"row": (line.name, entry), "run": (line.run, entry), "gate": (row.gate, _one(row.gate_files))}
+    found |= {text: (line.text.get(text), entry) for text in spec.texts}
+    of_run = {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds} if facts else {}
+    if "tokens" in facts:
+        steps = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
+        of_run |= {name: facts["tokens"].get(name.removesuffix("_tokens"), 0) for name in steps}
     if "doses" in facts:
-        found["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
-    found["gate"] = row.gate
-    for column, cell in row.cells.items():
-        found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
-        found[f"{column}_seeds"] = cell.trainings if cell.was_run else cell.n
-    found |= {f"{c.name}_data": _data(c, about) for c in spec.columns if c.names_data and row.cells[c.name].was_run}
+        of_run["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
+    found |= {name: (value, row.facts_file) for name, value in of_run.items()}
+    columns = {column.name: column for column in spec.columns}
+    for name, cell in row.cells.items():
+        origin = _one(cell.files) if cell.files else f"{entry}/cells/{name}" if name in line.given else entry
+        parts = {"": cell.value, "_stderr": cell.stderr, "_n": cell.n, "_seed_sd": cell.seed_sd, "_seeds": cell.trainings if cell.was_run else cell.n}
+        if columns[name].names_data and cell.was_run:
+            parts["_data"] = _data(columns[name], about)
+        found |= {f"{name}{part}": (value, origin) for part, value in parts.items()}
     published = spec.published(line.name)
-    found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
-    return found | {"published_model": published and published.model, "published_source": published and published.source}
-
-
-def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], cells: dict[str, Any]) -> dict[str, Origin]:
-    """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
-    line, entry = row.line, f"{artefact.rows_path}#/{row.line.entry}"
-    origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
-    origins |= dict.fromkeys(("row", "run", *spec.texts), entry) | {"gate": _one(row.gate_files)}
-    for column, cell in row.cells.items():
-        said = f"{entry}/cells/{column}" if column in line.given else entry
-        by_definition = _one(cell.files) if cell.files else said
-        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
-    if published := spec.published(line.name):
-        told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
-        origins |= {f"published_{column}": f"{told}/{column}" for column in published.values}
-        origins |= dict.fromkeys(("published_model", "published_source"), told)
-    return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
+    told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
+    found |= {f"published_{name}": (published.values.get(name) if published else None, f"{told}/{name}") for name in row.cells}
+    return found | {"published_model": (published and published.model, told), "published_source": (published and published.source, told)}
 
 
 def _of_several_seeds(rows: list[Row]) -> list[str]:
