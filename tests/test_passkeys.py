@@ -290,7 +290,7 @@ def plane(run, found, window=None, tokens=60_500_000):
             readings.append(reading(m, found(length, length), 0.01, 60, "needle", length=length, beyond=256))
     readings.append(reading("trained_length", 2048, None, 1, "needle"))
     readings += [reading("window", window, None, 1, "needle")] if window else []
-    return {(run, "needle_plane"): measurement(run, "needle_plane", *readings, tokens={"finetune": tokens})}
+    return {(run, "needle_plane"): measurement(run, "needle_plane", *readings, tokens={"finetune": tokens})._replace(scale="smollm2")}
 
 
 def figure(tmp_path, able=1.0, tokens=60_500_000):
