@@ -110,7 +110,7 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
         row = dict(zip(COLUMNS, result, strict=True))
         if name in (row["paper"], *(of[path].paper for path in paths)):
             where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
-            tested = ", ".join(dict.fromkeys(of[path].label for path in paths))
+            tested = ", ".join(dict.fromkeys(of[path].spec.label for path in paths))
             own = [row[column] for column in ("whose", "verdict", "figures", "reason")]
             rows.append([row["claim"], row["source"], tested, ", ".join(where), *own])
     tested = {artefact.name for artefact in of.values()}
