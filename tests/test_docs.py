@@ -92,7 +92,7 @@ def test_a_browser_shows_the_report_of_a_paper(site, name):
     assert shown["images"] and not shown["blank"]
     for artefact in available(ROOT / "workflow/papers").values():
         if artefact.paper == name:
-            assert artefact.label in shown["text"] and f"snakemake {artefact.name}" in shown["text"]
+            assert artefact.spec.label in shown["text"] and f"snakemake {artefact.name}" in shown["text"]
     for path in (path for path in reported()[name][1] if path.endswith("claims.csv")):
         for claim in (claim for claim in rows_of(ROOT / path) if claim["paper"] == name):
             assert re.search(rf"\t{claim['verdict']}\t.*{re.escape(' '.join(claim['reason'].split())[:30])}", shown["text"]), claim
@@ -141,7 +141,7 @@ def test_the_report_has_every_table_figure_and_claim_that_is_committed():
     found = reported()
     text = "".join(page for page, _ in found.values())
     for artefact in available(ROOT / "workflow/papers").values():
-        assert f"\n## {artefact.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
+        assert f"\n## {artefact.spec.label}\n" in found[artefact.paper][0] and f"`snakemake {artefact.name}`" in text
     links = set().union(*(paths for _, paths in found.values()))
     assert not [path for path in links if not store.exists(ROOT / path)]
     for suffix in ("png", "claims.csv", "provenance.json"):
@@ -204,7 +204,7 @@ def test_a_table_that_was_not_run_has_its_claims_on_the_page():
     found = reported()
     for artefact in available(ROOT / "workflow/papers").values():
         if not list(report.places_of(artefact, REFERENCE)):
-            own, claims = (found[artefact.paper][0].split(f"\n## {title}\n")[1].split("\n## ")[0] for title in (artefact.label, "Claims"))
+            own, claims = (found[artefact.paper][0].split(f"\n## {title}\n")[1].split("\n## ")[0] for title in (artefact.spec.label, "Claims"))
             assert "Not run yet." in own
             assert len(re.findall(rf"{artefact.path}\) *\| (?:paper|ours)[^|]*\| not run ", claims)) == len(artefact.spec.claims)
 

@@ -14,10 +14,12 @@ import pytest
 import yaml
 from synthetic import everything, measurement, paper, reading
 
-from relinear.draw import About, make
+from relinear.draw import About
 from relinear.draw.claims import UNTESTED, Judgement, Value, judge
+from relinear.draw.drawing import make, verdicts
 from relinear.draw.render import count, number
 from relinear.draw.table import _counts
+from relinear.errors import UserError
 from relinear.plan.chance import chance_of
 from relinear.plan.claims import Claim
 from relinear.plan.specs import read
@@ -46,6 +48,14 @@ def rows(path, key="run"):
 
 
 # --- the headline table ---
+
+
+def test_the_verdicts_of_a_table_are_written_without_it(measured, tmp_path):
+    made = {path.name: path.read_bytes() for path in make(TABLE2, measured, MINI, tmp_path / "all")}
+    [alone] = verdicts(TABLE2, measured, MINI, tmp_path / "alone")
+    assert [alone] == list((tmp_path / "alone").iterdir()) and alone.read_bytes() == made[alone.name]
+    with pytest.raises(UserError, match="comparison_table2 has no claims"):
+        verdicts(replace(TABLE2, spec=TABLE2.spec.model_copy(update={"claims": ()})), measured, MINI, tmp_path)
 
 
 def test_columns_are_the_contract(measured, tmp_path):

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig
 from relinear import linearize
 from relinear.benchmarks import generation as efficiency
 from relinear.benchmarks.generation import COLUMNS, ORDER, RUNS, Log, Sweeps, agrees, build, measure_all, next_batch, plain
-from relinear.draw import About, make
+from relinear.draw import About
+from relinear.draw.drawing import make
 from relinear.errors import UserError
 from relinear.linearize.graph import Decoder
 from relinear.plan import specs

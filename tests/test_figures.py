@@ -14,12 +14,12 @@ from matplotlib.text import Text
 from safetensors.numpy import save_file
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, costs, make, own, pictures, render
+from relinear.draw import About, costs, own, pictures, render
 from relinear.draw.attention_maps import _figure as _maps
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
-from relinear.draw.costs import curve_of_costs
 from relinear.draw.curves import _finish, points_of
+from relinear.draw.drawing import make
 from relinear.draw.frame import frame_of
 from relinear.draw.grid import heat_of
 from relinear.draw.weights import per_head
@@ -109,13 +109,12 @@ def test_maps_say_that_a_scale_is_a_demonstration(tmp_path):
 
 def test_figures_that_are_compared_share_their_colours(tmp_path):
     """LoLCATs Figures 3 to 6: the colours of weights and of all heads' distances do not depend on a run's own range."""
-    limits, seen = [read(LOLCATS / f"figure{n}.yaml").spec.limits for n in (3, 4, 5, 6)], []
-    assert limits[0].keys() == {"kl", "mse"} and all(own == limits[0] for own in limits)
+    seen = []
     for scale in (1.0, 0.1):
         found = fidelity(tmp_path, "lolcats_exp", weights([(0, 0), (1, 3)], sharp=2 + scale), scale=scale)["lolcats_exp", "fidelity"]
         images = [image for axis in _maps(read(LOLCATS / "figure3.yaml").spec, {"lolcats_exp": found}, MINI).axes for image in axis.get_images()]
         seen.append([image.get_clim() for image in images])
-    assert seen[0] == seen[1] == [(0.01 / 64, 1.0)] * 4 + [limits[0]["kl"], limits[0]["mse"]]
+    assert seen[0] == seen[1] == [(0.01 / 64, 1.0)] * 4 + [(0.005, 10), (1e-6, 2)]
 
 
 def test_a_map_of_missing_or_broken_weights_is_refused(tmp_path):
@@ -295,14 +294,14 @@ def test_softmax_weights_over_their_largest_are_one_curve_of_scores_less_the_lar
     assert y.max() == 1 and not np.allclose(y, np.exp(x), atol=0.1)
 
 
-@pytest.mark.parametrize(("given", "says"), [({"others": {"c": "x"}}, "'c'.*a, b"), ({"run": "a", "runs": {}}, "are of several `runs`; got a `run`")])
-def test_what_belongs_to_several_runs_names_them(tmp_path, given, says):
-    with pytest.raises(ConfigError, match=says):
-        read(paper(tmp_path, stem="figure4", **{**TWO, **given}))
+def test_what_belongs_to_several_runs_names_them(tmp_path):
+    with pytest.raises(ConfigError, match="are of several `runs`; got a `run`"):
+        read(paper(tmp_path, stem="figure4", **{**TWO, "run": "a", "runs": {}}))
 
 
 def test_a_run_may_be_shown_by_another_measure(tmp_path):
-    assert read(paper(tmp_path, stem="figure4", others={"b": "elsewhere"}, **TWO)).reads() == [("a", "heads"), ("b", "elsewhere")]
+    runs = {"A": "a", "B": {"run": "b", "measure": "elsewhere"}}
+    assert read(paper(tmp_path, stem="figure4", **TWO | {"runs": runs})).reads() == [("a", "heads"), ("b", "elsewhere")]
 
 
 # --- Lizard's Figure 3 ---
@@ -405,7 +404,7 @@ def test_names_in_a_scatter_plot_lie_over_no_point_and_no_other_name(tmp_path):
 def test_a_logarithmic_axis_begins_where_its_data_do(scale):
     axis = Figure().subplots()
     axis.plot([1024, 4096, 16384], [scale * 3, scale * 40, scale * 900])
-    _finish(axis, Panel(x="length", y="cache_gib", log=True), "tokens", 2)
+    _finish(axis, Panel(x="length", y="cache_gib", log=True), 2)
     (left, _), (low, high) = axis.get_xlim(), axis.get_ylim()
     assert 512 < left < 1024 and 1.5 * scale < low < 3 * scale and 900 * scale < high < 1800 * scale
 
@@ -514,9 +513,9 @@ def test_rows_of_another_commit_than_the_first_series_are_marked():
 
 def test_a_curve_of_costs_is_in_gib_ends_with_memory_and_leaves_out_what_is_measured_to_integrate_over():
     rows = [row(sweep="length", generated=n) for n in (1, 512, 1024)] + [row(sweep="length", generated=2048, status="out of memory")]
-    curve = curve_of_costs(rows, "teacher", Panel(x="length", y="peak_gib"))
-    assert curve.x == [512, 1024] and curve.y == [2.0, 2.0] and curve.ends
-    assert not curve_of_costs(rows, "lizard", Panel(x="length", y="peak_gib")).x
+    curve = costs.points(rows, "teacher", Panel(x="length", y="peak_gib"))
+    assert list(curve["x"]) == [512, 1024, 2048] and list(curve["value"][:2]) == [2.0, 2.0] and list(curve["why"]) == ["", "", "out of memory"]
+    assert curve["value"].isna()[2] and not len(costs.points(rows, "lizard", Panel(x="length", y="peak_gib")))
 
 
 @pytest.mark.parametrize("spec", ["lolcats/figure2", "lizard/figure5", "supra/figure1"])
@@ -559,7 +558,7 @@ def test_a_file_beside_its_spec_draws_what_no_shape_does(tmp_path):
     path = paper(tmp_path, stem="figure2", needs=[{"run": "lizard", "measure": "gates"}], claims=claims)
     path.with_suffix(".py").write_text(OWN)
     artefact = read(path)
-    assert artefact.shape == "own" and artefact.script == path.with_suffix(".py") and artefact.reads() == [("lizard", "gates")]
+    assert artefact.spec.draw == "own" and artefact.script == path.with_suffix(".py") and artefact.reads() == [("lizard", "gates")]
     measured = {("lizard", "gates"): measurement("lizard", "gates", reading("gamma", 0.9, head=1), reading("gamma", 0.1, head=2))}
     verdict, unlike = verdicts(draw(artefact, measured, tmp_path / "out"))
     assert verdict["verdict"] == "reproduced" and "lizard at 1 gamma: 0.90 ± 0.01" in verdict["figures"]

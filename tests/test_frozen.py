@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from relinear.draw import About, make, own
+from relinear.draw import About, own
+from relinear.draw.drawing import make
 from relinear.draw.planned import draw_committed
 from relinear.errors import UserError
 from relinear.files import sha256

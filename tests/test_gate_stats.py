@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from relinear.attention import load as method
 from relinear.attention import options
 from relinear.attention._base import Heads, Inputs
-from relinear.draw import About, make
+from relinear.draw import About
+from relinear.draw.drawing import make
 from relinear.measure.gate_stats import METRICS, WEIGHTS, gates, parts_of, seen
 from relinear.plan.measured import load
 from relinear.plan.plan import Plan

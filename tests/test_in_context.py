@@ -10,11 +10,12 @@ import torch
 from conftest import made
 from synthetic import measurement, paper, reading
 
-from relinear.draw import About, make
+from relinear.draw import About
 from relinear.draw.cells import rows_of
 from relinear.draw.claims import UNTESTED, judge
+from relinear.draw.drawing import make
+from relinear.draw.drawing import make as draw
 from relinear.draw.planned import draw_planned
-from relinear.draw.table import draw
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer, number_tokenizer
 from relinear.get import needles

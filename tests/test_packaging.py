@@ -243,7 +243,7 @@ def test_snakemake_lists_every_rule_with_what_it_makes():
     assert all(listed[name] == stages.stage(name).help for name in stages.available() if name != "measure")
     artefacts = available(ROOT / "workflow" / "papers").values()
     for artefact in artefacts:
-        assert listed[artefact.name].startswith(f"{artefact.label}: "), "the paper's own label leads to its rule"
+        assert listed[artefact.name].startswith(f"{artefact.spec.label}: "), "the paper's own label leads to its rule"
     assert {artefact.paper for artefact in artefacts} <= set(listed), "a paper is a target, too"
     for label in ("LoLCATs Table 1", *(f"LoLCATs Figure {number}" for number in range(2, 7)), "Lizard Figure 5", "SUPRA Figure 1"):
         assert [name for name, said in listed.items() if said.startswith(f"{label}:")], f"no rule for {label}"

@@ -13,9 +13,9 @@ from synthetic import measurement, paper, reading
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED, value_of
 from relinear.draw.claims import judge as judged
+from relinear.draw.drawing import make as draw
 from relinear.draw.paired import Pulls, mean, minus, pulls_of
 from relinear.draw.render import number
-from relinear.draw.table import draw
 from relinear.measure.perplexity import Window, over_windows
 from relinear.plan.claims import Claim
 from relinear.plan.measured import load
@@ -219,7 +219,7 @@ def streams(tmp_path_factory):
     measures = {"teacher": "perplexity", "t2r": "perplexity_before"}
     found = {(run, "perplexity"): load(made(plan, f"measure {run} {measure}")) for run, measure in measures.items()}
     assert all(each.facts["collapsed"] for each in found.values()), "random models predict no better than chance, and nothing is judged by such"
-    return {place: each._replace(facts=each.facts | {"collapsed": False}) for place, each in found.items()}
+    return {place: each._replace(measure="perplexity", facts=each.facts | {"collapsed": False}) for place, each in found.items()}
 
 
 def test_perplexity_is_paired_window_by_window(streams, tmp_path):
@@ -231,7 +231,7 @@ def test_perplexity_is_paired_window_by_window(streams, tmp_path):
     columns = [{"name": "ppl", "measure": "perplexity", "metric": "perplexity"}]
     claim = CLAIM | {"left": "teacher", "right": "t2r", "column": "ppl"}
     artefact = read(paper(tmp_path, columns=columns, rows=[{"run": run} for run, _ in streams], claims=[claim]))
-    draw(artefact, streams, About("mini"), tmp_path / "out")
+    draw(artefact, streams, About(next(iter(streams.values())).scale), tmp_path / "out")
     [row] = csv.DictReader((tmp_path / "out/table1.claims.csv").read_text().splitlines())
     difference = minus(*(pulls_of(*each) for each in both))
     assert f"{number(difference.stderr)} (paired)" in row["figures"] and "of 4 items" in row["figures"], row["figures"]

@@ -16,8 +16,9 @@ from synthetic import measurement, paper, reading
 from relinear import stages
 from relinear.draw import About
 from relinear.draw.claims import UNTESTED
+from relinear.draw.drawing import make as draw
 from relinear.draw.frame import frame_of
-from relinear.draw.grid import draw, heat_of
+from relinear.draw.grid import heat_of
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import needles, passkeys
@@ -289,7 +290,7 @@ def plane(run, found, window=None, tokens=60_500_000):
             readings.append(reading(m, found(length, length), 0.01, 60, "needle", length=length, beyond=256))
     readings.append(reading("trained_length", 2048, None, 1, "needle"))
     readings += [reading("window", window, None, 1, "needle")] if window else []
-    return {(run, "needle_plane"): measurement(run, "needle_plane", *readings, tokens={"finetune": tokens})}
+    return {(run, "needle_plane"): measurement(run, "needle_plane", *readings, tokens={"finetune": tokens})._replace(scale="smollm2")}
 
 
 def figure(tmp_path, able=1.0, tokens=60_500_000):

@@ -13,8 +13,9 @@ from conftest import made
 from synthetic import measurement, paper, reading
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from relinear.draw import About, make
+from relinear.draw import About
 from relinear.draw.curves import place, points_of
+from relinear.draw.drawing import make
 from relinear.draw.frame import frame_of
 from relinear.errors import UserError
 from relinear.families import load

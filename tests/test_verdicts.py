@@ -11,8 +11,9 @@ from scipy.stats import norm, t
 from synthetic import measurement, paper, reading
 
 from relinear.core import store
-from relinear.draw import About, make
+from relinear.draw import About
 from relinear.draw.claims import BY_CHANCE, UNTESTED, Value, judge, value_of
+from relinear.draw.drawing import make
 from relinear.draw.quote import lines_of as rows_of
 from relinear.draw.spreads import COLUMNS, SPREADS, Of, Spreads, committed
 from relinear.draw.trainings import spreads_of

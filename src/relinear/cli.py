@@ -257,7 +257,7 @@ def draw(
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="An error where a measurement is not finished, in place of `not run`.")] = False,
     claims: Annotated[
-        bool, typer.Option("--claims", help="With --committed, the verdicts alone: of a figure whose attention weights are not committed.")
+        bool, typer.Option("--claims", help="With --committed, the verdicts alone, also of a figure whose attention weights are not committed.")
     ] = False,
 ) -> None:
     """Draw a paper's table or figure from finished measurements; those that were not run say so."""

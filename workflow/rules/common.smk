@@ -164,7 +164,7 @@ def shown(artefact):
     about = {
         "caption": "../report.rst",
         "category": artefact.paper,
-        "subcategory": artefact.label,
+        "subcategory": artefact.spec.label,
     }
     marked = lambda path: report(path, labels={"file": Path(path).name}, **about)
     return [

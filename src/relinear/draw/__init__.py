@@ -1,20 +1,16 @@
 """Tables and figures: measurements in, files out; no training, no network, no torch.
 
 The spec of a table or figure (`relinear.plan.specs`) names a shape, and the shape is a module of this folder: `table`, `picture`,
-`curves`, `attention_maps`, `grid`, `own`. Each offers `draw(artefact, measured, about, out)`, which writes <stem>.<suffix> for each of the artefact's
-suffixes.
+`curves`, `attention_maps`, `grid`, `own`. Each offers `drawn(artefact, measured, about)`, which returns what `relinear.draw.drawing` writes.
 """
 
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from relinear.draw.spreads import UNASKED, Spreads
-from relinear.errors import UserError
 from relinear.plan.forms import Form
 from relinear.plan.measured import Measured
-from relinear.plan.specs import Artefact
 
 Measurements = Mapping[tuple[str, str], Measured | None]  # by (run, measure); None: left out at this scale, or not finished
 
@@ -56,36 +52,3 @@ class About(NamedTuple):
             f"{self.kind} {self.teacher}" * bool(self.teacher),
         )
         return ", ".join(filter(None, own))
-
-
-def make(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Draw a table or figure into the folder `out`; returns the files.
-
-    Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never lands in a foreign row), and for
-    readings that are malformed; FileNotFoundError for a file of a measurement that is missing.
-    """
-    _check(measured, about)
-    return import_module(f"{__name__}.{artefact.shape}").draw(artefact, measured, about, out)
-
-
-def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write the verdicts on the claims of a figure into the folder `out`, without drawing it; returns the file.
-
-    Raises ValueError as `make` does, UserError for an artefact without claims and for a shape that judges only what it draws.
-    """
-    _check(measured, about)
-    judged = getattr(import_module(f"{__name__}.{artefact.shape}"), "judged", None)
-    if judged is None or not artefact.spec.claims:
-        why = "has no claims" if judged else f"is drawn with its verdicts, as every {artefact.shape}; leave --claims out"
-        raise UserError(f"{artefact.name} {why}")
-    return judged(artefact, measured, about, out)
-
-
-def _check(measured: Measurements, about: About) -> None:
-    """Raises ValueError for a measurement of another run, measure or scale than it is given as."""
-    for (run, measure), found in measured.items():
-        if found is None:
-            continue
-        for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items():
-            if (got := getattr(found, what)) != expected:
-                raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")

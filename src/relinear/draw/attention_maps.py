@@ -4,7 +4,7 @@ Or the weights of several runs side by side, each in the head that its measureme
 """
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from relinear.draw import About, Measurements
-from relinear.draw.claims import Judgement, Value, trained, value_of
-from relinear.draw.pictures import finish, judge_claims, page, styled, write_verdicts
+from relinear.draw.claims import Value, judge_claim, trained, value_of
+from relinear.draw.drawing import Drawn
+from relinear.draw.pictures import page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN
 from relinear.draw.weights import Pairs, per_head, read_points, read_weights
@@ -26,7 +27,8 @@ from relinear.plan.measured import Measured
 from relinear.plan.specs import Artefact
 
 TINY = float(np.finfo(np.float32).tiny)
-DISTANCES = {"kl": "KL of weights", "mse": "MSE of outputs"}
+# Distance -> its title, and the ends of its colours, the same in all figures, which are compared.
+DISTANCES = {"kl": ("KL of weights", (0.005, 10.0)), "mse": ("MSE of outputs", (1.0e-6, 2.0))}
 BESIDE = 5  # columns beside each other
 Sides = list[tuple[str, Measured | None, int]]
 OF_PLACES = (
@@ -36,9 +38,8 @@ OF_PLACES = (
 OWN_SCALES = "Each panel of bars, points or counts has a scale of its own."
 
 
-@styled
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; returns their paths.
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """Maps of attention weights. Claims are on readings and need no weights.
 
     Weights are `softmax.<layer>.<head>` and `method.<layer>.<head>` of the measurement's weights.safetensors. Raises FileNotFoundError where
     it is missing, ValueError for weights that are unpaired or not finite, and for heads without distances.
@@ -47,34 +48,25 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
     runs = {run: measured.get((run, measure)) for run, measure in spec.reads()}
     shown = ("weights", *DISTANCES) if spec.run else ("map",) if spec.places else spec.rows
     cells: dict[str, dict[str, Origin]] = {run: dict.fromkeys(shown, found and found.source.file) for run, found in runs.items()}
-    sources = [found.source for found in runs.values() if found]
-    return finish(artefact, about, out, _figure(spec, runs, about), cells, sources, _verdicts(artefact, runs, about))
 
-
-def judged(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write the verdicts on a figure's claims, which are on readings and need no weights; returns the file, or nothing where there are no claims."""
-    runs = {run: measured.get((run, measure)) for run, measure in artefact.spec.reads()}
-    return write_verdicts(artefact, _verdicts(artefact, runs, about), out)
-
-
-def _verdicts(artefact: Artefact, runs: Mapping[str, Measured | None], about: About) -> list[Judgement]:
     def look(point: Point) -> Value | str:
         found = runs[point.row]
         reading = found and found.find(point.column or "", "attention", point.at or None)
         return value_of(found, reading, " at ".join(filter(None, (point.row, point.place))), point.column or "")
 
-    return judge_claims(artefact, look, about, trained({run: m.facts for run, m in runs.items() if m}))
+    judge = partial(judge_claim, artefact, about, look, trained({run: m.facts for run, m in runs.items() if m}))
+    return Drawn(saving(artefact, lambda: _figure(spec, runs, about)), judge, cells, [found.source for found in runs.values() if found])
 
 
 def _figure(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: About) -> Figure:
     title = f"{spec.label}: {spec.says}"
     if spec.run:
-        return _figure_of_one(runs[spec.run], spec.limits, (title, f"run {spec.run}, {about.where()}", about.demonstration))
+        return _figure_of_one(runs[spec.run], (title, f"run {spec.run}, {about.where()}", about.demonstration))
     data = ", ".join(dict.fromkeys(about.data[measure] for _, measure in spec.reads() if measure in about.data))
     titles = (title, " on ".join(filter(None, (about.where(), data))), about.demonstration)
     first = [(spec.softmax, next(filter(None, runs.values()), None), 0)] if spec.softmax else []
     # The title and the measurement of each column, and which weights of a pair it shows: 0 softmax attention's, which every run has, 1 the method's.
-    sides: Sides = [*first, *((title, runs[run], 1) for title, run in spec.runs.items())]
+    sides: Sides = [*first, *((title, runs[shown.run], 1) for title, shown in spec.runs.items())]
     if spec.places:
         return _figure_of_places(sides, spec.places, titles, (*OF_PLACES, " ".join(spec.caption)))
     own = OWN_SCALES if set(spec.rows) - {"map", "relative"} else ""
@@ -84,15 +76,15 @@ def _figure(spec: AttentionMaps, runs: Mapping[str, Measured | None], about: Abo
 # --- one run ---
 
 
-def _figure_of_one(found: Measured | None, limits: Mapping[str, tuple[float, float]], titles: tuple[str | None, ...]) -> Figure:
-    """Weights of some heads on the left, the distances of all heads on the right. `limits`: the ends of a distance's colours."""
+def _figure_of_one(found: Measured | None, titles: tuple[str | None, ...]) -> Figure:
+    """Weights of some heads on the left, the distances of all heads on the right."""
     if found is None:
         return page(0.5, (*titles, NOT_RUN))
     pairs, distances = read_weights(found.folder / "weights.safetensors"), {metric: per_head(found, metric) for metric in DISTANCES}
     figure = page(0.8 + 2.3 * max(2, len(pairs)), titles)
     left, right = figure.subfigures(1, 2, width_ratios=[5, 3])
     _draw_pairs(left, pairs, distances)
-    _draw_heads(right, distances, limits)
+    _draw_heads(right, distances)
     return figure
 
 
@@ -109,23 +101,20 @@ def _draw_pairs(area: SubFigure, pairs: Pairs, distances: Mapping[str, np.ndarra
     _bar_of_weights(area, images[0], list(axes.flat), location="bottom")
 
 
-def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray], limits: Mapping[str, tuple[float, float]]) -> None:
-    """KL and MSE of every head, layers downwards, each with a logarithmic colour scale: from `limits`, or its own."""
+def _draw_heads(area: SubFigure, distances: Mapping[str, np.ndarray]) -> None:
+    """KL and MSE of every head, layers downwards, each with a logarithmic colour scale."""
     axes = area.subplots(1, 2, sharey=True)
-    for axis, (metric, title) in zip(axes, DISTANCES.items(), strict=True):
+    for axis, (metric, (title, ends)) in zip(axes, DISTANCES.items(), strict=True):
         values = distances[metric]
-        low, high = limits.get(metric) or (values[values > 0].min(initial=np.inf), values.max())
-        norm = LogNorm(low, high, clip=True) if low < high else None  # all equal, or all zero: nothing to scale
-        image = axis.imshow(values, norm=norm, cmap="viridis", interpolation="nearest", aspect="auto")
+        image = axis.imshow(values, norm=LogNorm(*ends, clip=True), cmap="viridis", interpolation="nearest", aspect="auto")
         axis.set_title(f"{title}\nmean {values.mean():.2g}")
         axis.set(xlabel="head", ylabel="layer" if axis is axes[0] else "")
         for ruler in (axis.xaxis, axis.yaxis):
             ruler.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        bar = area.colorbar(image, ax=axis, location="bottom", extend="both" if metric in limits else "neither", aspect=12)
-        if norm:
-            bar.set_label("log scale")
-            bar.set_ticks([low, high], labels=[f"{tick:.2g}" for tick in (low, high)])  # more ticks run into each other
-            bar.minorticks_off()
+        bar = area.colorbar(image, ax=axis, location="bottom", extend="both", aspect=12)
+        bar.set_label("log scale")
+        bar.set_ticks(ends, labels=[f"{tick:.2g}" for tick in ends])  # more ticks run into each other
+        bar.minorticks_off()
 
 
 def _draw_map(axis: Axes, weights: np.ndarray) -> AxesImage:

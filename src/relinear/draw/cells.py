@@ -22,6 +22,7 @@ from relinear.plan.readings import Reading
 from relinear.plan.tables import Address, Column, Line, Recovery, Table, Ties, Undefined
 
 PASSED, FAILED = "passed", "failed"
+DISAGREE = "failed its gate: its parallel and recurrent forms disagree"
 
 
 class Part(NamedTuple):
@@ -100,6 +101,11 @@ def rows_of(spec: Table, measured: Measurements, about: About) -> list[Row]:
             for row in rows:
                 row.cells[column.name] = _tied(column.ties, row, rows, column.factor)
     return rows
+
+
+def disagree(measured: Measurements, run: str) -> str:
+    """Why no number of a run can judge: it failed its gate. Empty where it did not."""
+    return f"{run} {DISAGREE}" if gate_of(measured, run) == FAILED else ""
 
 
 def gate_of(measured: Measurements, run: str) -> str:
@@ -291,7 +297,7 @@ def look_in(rows: list[Row]) -> Look:
         if not cell.was_run:
             return f"{point.row}: {column} was not run" if cell.value == NOT_RUN else f"{point.row}: {column} is {cell.value}"
         if row.gate == FAILED:
-            return f"{point.row} failed its gate: its parallel and recurrent forms disagree"
+            return f"{point.row} {DISAGREE}"
         if row.facts.get("collapsed"):
             return f"{point.row} collapsed in training: it predicts no better than chance"
         value = check_number(cell.value, cell.stderr, point.row, column)

@@ -7,10 +7,11 @@ that much worse". `{left: {row: lizard, at: {input: 32768}}, column: peak_gib, o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from scipy.special import ndtr, stdtrit
 
+from relinear.draw import About
 from relinear.draw.paired import Pulls, minus, scale_pulls
 from relinear.draw.render import count, number, plus_minus, write_csv
 from relinear.draw.spreads import UNASKED, Of, Spread, Spreads, of_training
@@ -172,24 +173,8 @@ def _kept_untrained(claim: Claim, look: Look) -> str:
     return f"not informative: {claim.untrained}, on which nothing was trained, {said}: {judged.reason}"
 
 
-class Circumstances(Protocol):
-    """What `relinear.draw.About` says of the measurements, as far as a verdict hangs on it."""
-
-    @property
-    def nothing_to_judge(self) -> str | None:
-        """Why no claim can be judged at the scale."""
-
-    @property
-    def forms(self) -> Mapping[str, Form]:
-        """Run -> its form."""
-
-    @property
-    def spreads(self) -> Spreads:
-        """How far trainings of a method are apart."""
-
-
 def judge_claim(
-    artefact: Artefact, claim: Claim, look: Look, about: Circumstances, tokens: Mapping[str, int], remark: str = "", of_scale: bool = True
+    artefact: Artefact, about: About, look: Look, tokens: Mapping[str, int], claim: Claim, remark: str = "", of_scale: bool = True
 ) -> Judgement:
     """Judge a claim of a table or figure.
 

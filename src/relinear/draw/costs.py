@@ -2,14 +2,17 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pandas as pd
 from pydantic import BaseModel
 
 from relinear.draw.claims import Look, Value
-from relinear.plan.claims import Claim, Point, Scalar
+from relinear.draw.frame import COLUMNS
+from relinear.plan.claims import Claim, Point
 from relinear.plan.figures import LARGEST, Cost, Curves, Panel, Sweep
 from relinear.plan.strict import parse
 from relinear.records import read_committed
@@ -107,16 +110,7 @@ def look_in(claim: Claim, rows: Sequence[Row]) -> Look:
     return look
 
 
-# --- as curves ---
-
-
-class Curve(NamedTuple):
-    """A line of a panel. `ends`: memory ended after the last point."""
-
-    x: list[Scalar]
-    y: list[float]
-    error: list[float] | None = None
-    ends: bool = False
+# --- as points of curves ---
 
 
 class Paid(NamedTuple):
@@ -153,9 +147,11 @@ def paid(spec: Curves, source: Path) -> Paid:
     return Paid(source, rows, how_measured(source), elsewhere(rows, spec.series[0].name))
 
 
-def curve_of_costs(rows: Sequence[Row], run: str, panel: Panel) -> Curve:
-    """A cost of a run along a sweep."""
-    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x)]
-    fits = [row for row in own if row.ok and not (panel.x == "length" and row.at < FIRST_LENGTH)]
-    points = [(row.at, value) for row in fits if (value := row.cost(panel.y)) is not None]
-    return Curve([x for x, _ in points], [y for _, y in points], ends=any(row.status == "out of memory" for row in own))
+def points(rows: Sequence[Row], run: str, panel: Panel) -> pd.DataFrame:
+    """A cost of a run along a sweep, as rows of the frame of readings with their place `x`. Where memory ended, `why` says so in place of a value."""
+    own = [row for row in rows if (row.run, row.sweep) == (run, panel.x) and not (panel.x == "length" and row.at < FIRST_LENGTH)]
+    told = [(row, row.cost(panel.y) if row.ok else None, "" if row.ok else row.status) for row in own if row.status != "wrong"]
+    found = [
+        (run, run, 0, "costs", panel.y, row.model, "{}", value, math.nan, 1, why, row.at) for row, value, why in told if why or value is not None
+    ]
+    return pd.DataFrame(found, columns=[*COLUMNS, "x"])

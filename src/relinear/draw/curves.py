@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from relinear.draw import About, Measurements, costs
-from relinear.draw.cells import FAILED, gate_of
+from relinear.draw.cells import disagree
 from relinear.draw.claims import Judgement, Look, Value, judge_claim, value_of
-from relinear.draw.costs import Curve, Paid
+from relinear.draw.costs import Paid
 from relinear.draw.doses import doses, trained_on
+from relinear.draw.drawing import Drawn
 from relinear.draw.frame import COLUMNS, along, error, frame_of, place_of, readings_in
-from relinear.draw.pictures import LINE, WIDTH, finish, page, styled
+from relinear.draw.pictures import LINE, WIDTH, page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.draw.style import lines
-from relinear.plan.claims import Point, Scalar
+from relinear.plan.claims import Claim, Point, Scalar
 from relinear.plan.figures import TRAINED, Curves, Panel, Series
+from relinear.plan.measured import Source
 from relinear.plan.specs import Artefact
 
 BAND = re.compile(r"(\d+)-(\d+)")
@@ -34,27 +37,24 @@ FEW = 6  # places on a logarithmic axis that each have a tick
 Points = Mapping[tuple[str, str], pd.DataFrame]  # (series, panel) -> its points, as `points_of` gives them
 
 
-@styled
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
-
-    Raises FileNotFoundError and ValueError for costs that are missing or malformed.
-    """
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """Lines along sweeps and axes. Raises FileNotFoundError and ValueError for costs that are missing or malformed."""
     spec: Any = artefact.spec
     paid = costs.paid(spec, Path(about.files.get(spec.file, spec.file))) if spec.file else None
     frame = frame_of(measured)
-    shown = {(p.name, s.name): (s, p) for s in spec.series for p in spec.of_readings if s in spec.shown(p)}
-    named = list(dict.fromkeys(p.name for p in spec.of_readings))
-    order = sorted(shown, key=lambda key: named.index(key[0]))
-    points = {(series, panel): points_of(frame, *shown[panel, series], measured) for panel, series in order}
+    points: dict[tuple[str, str], pd.DataFrame] = {}
+    for key in dict.fromkeys(panel.key for panel in spec.panels):
+        shown = [(s, panel) for s in spec.series for panel in spec.panels if panel.key == key and s in spec.shown(panel)]
+        for s, panel in shown:
+            points[s.name, key] = costs.points(paid.rows, s.name, panel) if spec.of_costs(panel) else points_of(frame, s, panel, measured)
     titles = {s.name: _with_legend(spec, s, frame) + "*" * bool(paid and s.name in paid.other) for s in spec.series}
     undefined = [line for p in spec.of_readings for s in spec.shown(p) for line in _undefined(frame, titles[s.name], s, p)]
-    caption = [*_dotted(spec), " ".join(spec.caption), *dict.fromkeys(undefined), *_not_run(spec, points, paid), *_doses(spec, measured)]
-    figure = _figure(spec, points, titles, paid, about, caption)
+    caption = [*_dotted(spec), " ".join(spec.caption), *dict.fromkeys(undefined), *_not_run(spec, points), *_doses(spec, measured)]
     sources = {found.source.file: found.source for found in measured.values() if found}
-    read = [sources[node] for own in points.values() for node in own["node"]]
-    files = {paid.source: paid.how} if paid else None
-    return finish(artefact, about, out, figure, _cells(spec, points, paid), read, _verdicts(artefact, measured, about, points, paid), files)
+    read = [sources[node] for own in points.values() for node in own["node"] if node in sources]
+    files = {paid.source: paid.how} if paid else {}
+    write = saving(artefact, lambda: _figure(spec, points, titles, paid, about, caption))
+    return Drawn(write, partial(_judge, artefact, measured, about, points, paid), _cells(spec, points, sources, paid), read, files)
 
 
 def _with_legend(spec: Curves, series: Series, frame: pd.DataFrame) -> str:
@@ -73,23 +73,20 @@ def _dotted(spec: Curves) -> list[str]:
     return [f"Dotted: {', '.join(drawn)}."] * bool(drawn)
 
 
-def _not_run(spec: Curves, points: Points, paid: Paid | None) -> list[str]:
+def _not_run(spec: Curves, points: Points) -> list[str]:
     """Lines for the caption: the series that were not run, or some of whose runs were not, and for which panels."""
     lacking: dict[str, list[str]] = {}
     for panel in spec.panels:
-        named = [(s, _missing(s, panel, points, paid if spec.of_costs(panel) else None)) for s in spec.shown(panel)]
+        alike = [other.key for other in spec.panels if spec.of_costs(other)] if spec.of_costs(panel) else [panel.key]  # costs are run together
+        named = []
+        for s in spec.shown(panel):
+            own = [points[s.name, key].query("why == ''")["node"] for key in alike if (s.name, key) in points]
+            named.append((s, len(set(s.all_runs)) - len(set().union(*own))))
         titles = [s.title + (f" ({n} of {len(s.all_runs)} runs)" if n < len(s.all_runs) else "") for s, n in named if n]
         if titles:
             lacking.setdefault("; ".join(titles), []).append(panel.title or panel.name)
     every = len(spec.panels)
     return [f"{NOT_RUN}{'' if len(of) == every else ' for ' + ', '.join(of)}: {titles}." for titles, of in lacking.items()]
-
-
-def _missing(series: Series, panel: Panel, points: Points, paid: Paid | None) -> int:
-    """How many of a series' runs a panel has nothing of."""
-    if paid:
-        return int(not any(row.ok and row.run == series.run for row in paid.rows))
-    return len(set(series.all_runs)) - points[series.name, panel.name]["node"].nunique()
 
 
 def _doses(spec: Curves, measured: Measurements) -> list[str]:
@@ -103,30 +100,23 @@ def _doses(spec: Curves, measured: Measurements) -> list[str]:
     return [f"{'; '.join(of)}: {points} tokens." for points, of in titles.items()]
 
 
-def _cells(spec: Curves, points: Points, paid: Paid | None) -> dict[str, dict[str, Origin]]:
+def _cells(spec: Curves, points: Points, sources: Mapping[str, Source], paid: Paid | None) -> dict[str, dict[str, Origin]]:
     """Which file each line of each panel comes from."""
     cells: dict[str, dict[str, Origin]] = {s.name: {} for s in spec.series}
-    for panel in spec.panels:
-        if paid and spec.of_costs(panel):
-            for series in spec.shown(panel):
-                cells[series.name][f"{panel.x}.{panel.name}"] = paid.source.as_posix()
+    of_costs = {panel.key for panel in spec.panels if spec.of_costs(panel)}
     for (series, column), own in points.items():
-        files = list(dict.fromkeys(own["node"]))
+        files = [paid.source.as_posix()] if paid and column in of_costs else list(dict.fromkeys(own["node"]))
         cells[series][column] = files[0] if len(files) == 1 else files or None
     return cells
 
 
-def _verdicts(artefact: Artefact, measured: Measurements, about: About, points: Points, paid: Paid | None) -> list[Judgement]:
-    """The verdicts on a figure's claims. Claims on costs are judged at any scale, since costs belong to none."""
+def _judge(artefact: Artefact, measured: Measurements, about: About, points: Points, paid: Paid | None, claim: Claim) -> Judgement:
+    """The verdict on a claim. Claims on costs are judged at any scale, since costs belong to none."""
     spec: Any = artefact.spec
-    readings, found = {panel.name for panel in spec.of_readings}, []
-    for claim in spec.claims:
-        if paid and not {point.column for point in claim.points} & readings:
-            remark = costs.remark(claim, paid.rows, spec.series[0].name)
-            found.append(judge_claim(artefact, claim, paid.look(claim), about, {}, remark, of_scale=False))
-        else:
-            found.append(judge_claim(artefact, claim, _look_along(spec, measured, points), about, {}))
-    return found
+    if paid and not {point.column for point in claim.points} & {panel.name for panel in spec.of_readings}:
+        remark = costs.remark(claim, paid.rows, spec.series[0].name)
+        return judge_claim(artefact, about, paid.look(claim), {}, claim, remark, of_scale=False)
+    return judge_claim(artefact, about, _look_along(spec, measured, points), {}, claim)
 
 
 # --- readings ---
@@ -170,9 +160,9 @@ def _look_along(spec: Curves, measured: Measurements, points: Points) -> Look:
         series = next(series for series in spec.series if series.name == point.row)
         panel = next(panel for panel in spec.of_readings if panel.name == point.column)
         [at], run = point.at.values(), series.run or ""
-        if gate_of(measured, run) == FAILED:
-            return f"{run} failed its gate: its parallel and recurrent forms disagree"
-        own = points[series.name, panel.name]
+        if why := disagree(measured, run):
+            return why
+        own = points[series.name, panel.key]
         reading = next((reading for _, _, reading in readings_in(own[own["x"] == at])), None)
         return value_of(measured.get((run, panel.measure or "")), reading, f"{point.row} at {at}", point.column or "", panel.factor)
 
@@ -214,13 +204,8 @@ def _figure(spec: Curves, points: Points, titles: Mapping[str, str], paid: Paid 
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
-            own = {s.name: looks[s.name] | {"label": titles[s.name]} for s in spec.shown(panel)}
-            if paid and spec.of_costs(panel):
-                for name, look in own.items():
-                    _line(axis, look, costs.curve_of_costs(paid.rows, name, panel))
-                _finish(axis, panel, costs.SWEPT[panel.x], base=2)
-            else:
-                _reading_panel(axis, panel, {name: points[name, panel.name] for name in own}, own)
+            shown = [(points[s.name, panel.key], looks[s.name] | {"label": titles[s.name]}) for s in spec.shown(panel)]
+            _draw_panel(axis, panel, shown)
         _legend(area)
     return figure
 
@@ -230,32 +215,28 @@ def _beside(panels: Sequence[Panel]) -> int:
     return len(panels) if len(panels) in (1, 3) else 2
 
 
-def _reading_panel(axis: Axes, panel: Panel, points: Mapping[str, pd.DataFrame], looks: Mapping[str, dict[str, Any]]) -> None:
-    """Draw a panel of the points of each series. `looks`: series -> its label and the options of its line."""
+def _draw_panel(axis: Axes, panel: Panel, shown: Sequence[tuple[pd.DataFrame, dict[str, Any]]]) -> None:
+    """Draw a panel: the points of each series, with its label and the options of its line; a large cross where memory ended after the last point."""
     unit, bands = panel.factor, False
-    for series, own in points.items():
+    for points, look in shown:
+        own = points[points["why"] == ""]
         if panel.x == TRAINED and len(own) and not own["x"].iloc[-1]:  # 0 is no point on a logarithmic axis
-            label, color = f"{looks[series]['label']}, not trained here", looks[series]["color"]
+            label, color = f"{look['label']}, not trained here", look["color"]
             axis.axhline(unit * own["value"].iloc[-1], label=label, color=color, linestyle="--", linewidth=1.2, zorder=0)
             continue
         errors = [None if (e := error(stderr)) is None else unit * e for stderr in own["stderr"]]
         bands = bands or any(place(x) != x for x in own["x"])
-        known = None if None in errors else [e or 0.0 for e in errors]
-        _line(axis, looks[series], Curve([place(x) for x in own["x"]], [unit * y for y in own["value"]], known))
+        x, y = [place(x) for x in own["x"]], [unit * y for y in own["value"]]
+        if x:
+            axis.errorbar(x, y, None if None in errors else errors, markersize=4.5, capsize=2, elinewidth=0.8, **look)
+        if x and len(own) < len(points):
+            axis.plot(x[-1], y[-1], marker="x", markersize=10, markeredgewidth=2, color=look["color"])
     for k, (title, drawn) in enumerate(panel.published.items()):
         pairs = [(x, y) for x, ys in drawn.items() for y in (ys if isinstance(ys, tuple) else (ys,))]
         how = {"linestyle": ":" if 1 < len(pairs) == len(drawn) else "none", "marker": "d8+1"[k % 4]}
         axis.plot(*zip(*pairs, strict=True), label=f"{title}, published", color="0.6", markersize=5, **how)
-    _finish(axis, panel, panel.x, base=2 if bands else _base(axis))
+    _finish(axis, panel, base=2 if bands or panel.y else _base(axis))
     _mark(axis, panel)
-
-
-def _line(axis: Axes, look: dict[str, Any], curve: Curve) -> None:
-    """A line with a marker at each point; a large cross where memory ended after the last. A line without points is not drawn."""
-    if curve.x:
-        axis.errorbar(curve.x, curve.y, curve.error, markersize=4.5, capsize=2, elinewidth=0.8, **look)
-    if curve.x and curve.ends:
-        axis.plot(curve.x[-1], curve.y[-1], marker="x", markersize=10, markeredgewidth=2, color=look["color"])
 
 
 def _positive(axis: Axes, ruler: str) -> list[float]:
@@ -272,7 +253,7 @@ def _base(axis: Axes) -> int | None:
     return 2 if all(math.log2(x).is_integer() for x in xs if x >= 1024) else 10
 
 
-def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
+def _finish(axis: Axes, panel: Panel, base: int | None) -> None:
     """Scales, titles and ticks; on a base of 2, k is 1024."""
     if base and _positive(axis, "x"):
         axis.set_xscale("log", base=base)
@@ -285,7 +266,8 @@ def _finish(axis: Axes, panel: Panel, xlabel: str, base: int | None) -> None:
     if panel.limits:
         axis.set_ylim(*panel.limits)
     axis.set_title(panel.title)
-    axis.set(xlabel=panel.xlabel or xlabel, ylabel=panel.ylabel or (f"{panel.name}, %" if panel.unit == "percent" else panel.name))
+    ylabel = f"{panel.name}, %" if panel.unit == "percent" else panel.name
+    axis.set(xlabel=panel.xlabel or (costs.SWEPT[panel.x] if panel.y else panel.x), ylabel=panel.ylabel or ylabel)
     if base == 2:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
     elif base:

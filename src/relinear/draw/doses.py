@@ -1,12 +1,9 @@
 """Unique training tokens x epochs of every step behind a measurement, from the steps' own records."""
 
-import json
-from pathlib import Path
 from typing import NamedTuple
 
-from relinear import records
-from relinear.core import store
 from relinear.draw.render import count
+from relinear.plan.forms import steps_behind
 from relinear.plan.measured import Measured
 
 
@@ -30,15 +27,8 @@ def doses(found: Measured) -> tuple[Dose, ...] | None:
 
     None if a step's record is missing, or if a step ended early (patience), since such a step has no dose.
     """
-    record = json.loads(store.read(found.folder / store.RECORD))
-    places = [records.place(parent["path"]) for parent in record["parents"].values()]
-    measures = {found.folder.name, "gate"}
-    return _of([found.folder.parents[2] / place for place in places if place.parts[0] == "runs" and place.name not in measures])
-
-
-def _of(steps: list[Path]) -> tuple[Dose, ...] | None:
-    read = [json.loads(records.read_committed(file)) for step in steps if store.exists(file := step / store.RECORD)]
-    known = [r for r in read if not r["config"]["recipe"].get("patience")]
-    if len(known) < len(steps):
+    steps, lacking = steps_behind(found)
+    if lacking or any(step["config"]["recipe"].get("patience") for step in steps):
         return None
-    return tuple(Dose(round(r["tokens"] / r["config"]["budget"]["epochs"]), r["config"]["budget"]["epochs"]) for r in known)
+    epochs = [step["config"]["budget"]["epochs"] for step in steps]
+    return tuple(Dose(round(step["tokens"] / times), times) for step, times in zip(steps, epochs, strict=True))

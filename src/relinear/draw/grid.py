@@ -3,7 +3,7 @@
 import json
 import textwrap
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from pandas import DataFrame
 
 from relinear.draw import About, Measurements
-from relinear.draw.cells import FAILED, gate_of
-from relinear.draw.claims import Value, trained, value_of
+from relinear.draw.cells import disagree
+from relinear.draw.claims import Value, judge_claim, trained, value_of
+from relinear.draw.drawing import Drawn
 from relinear.draw.frame import along, frame_of, readings_in, select
-from relinear.draw.pictures import LETTERS, WIDTH, finish, judge_claims, page, styled
+from relinear.draw.pictures import LETTERS, WIDTH, page, saving
 from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_DEFINED, NOT_RUN, count
 from relinear.plan.claims import Point, Scalar
@@ -56,12 +57,8 @@ class Heat(NamedTuple):
     marks: Mapping[Scalar, str] = {}
 
 
-@styled
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, of a figure with claims, .claims.csv into `out`; return their paths.
-
-    Raises ValueError for a metric that a finished measurement does not have along both axes.
-    """
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """Heatmaps. Raises ValueError for a metric that a finished measurement does not have along both axes."""
     spec: Grid | Any = artefact.spec
     frame = frame_of(measured)
     found = {panel.name: measured.get((panel.run, panel.measure)) for panel in spec.panels}
@@ -71,8 +68,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
 
     def look(point: Point) -> Value | str:
         panel = spec.panel(point.row)
-        if gate_of(measured, panel.run) == FAILED:
-            return f"{panel.run} failed its gate: its parallel and recurrent forms disagree"
+        if why := disagree(measured, panel.run):
+            return why
         if panel.name in undefined:
             return f"{point.row}: {panel.metric} is {NOT_DEFINED}: {undefined[panel.name]}"
         rows = select(frame, panel.run, panel.measure, panel.metric, panel.of, point.at)
@@ -83,9 +80,8 @@ def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) ->
         return value_of(found[panel.name], reading, name, point.column or panel.metric, panel.factor)
 
     cells: dict[str, dict[str, Origin]] = {p.name: {p.metric: (m := found[p.name]) and m.source.file} for p in shown.panels}
-    verdicts = judge_claims(artefact, look, about, trained({name: m.facts for name, m in found.items() if m}))
-    sources = [m.source for m in found.values() if m]
-    return finish(artefact, about, out, _figure(shown, heats, undefined, about), cells, sources, verdicts)
+    judge = partial(judge_claim, artefact, about, look, trained({name: m.facts for name, m in found.items() if m}))
+    return Drawn(saving(artefact, lambda: _figure(shown, heats, undefined, about)), judge, cells, [m.source for m in found.values() if m])
 
 
 def why_not(panel: GridPanel, frame: DataFrame) -> str:

@@ -29,7 +29,7 @@ def page(workflow: Path = WORKFLOW, reference: Path = WORKFLOW.parent / "results
     artefacts = available(workflow / "papers")
     parts = []
     for folder, paper in papers(workflow / "papers").items():
-        own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == folder}
+        own = {artefact.spec.label: artefact for artefact in artefacts.values() if artefact.paper == folder}
         labels = paper.labels or tuple(own)
         if not labels:
             continue
@@ -49,8 +49,8 @@ def _title(folder: str, paper: Paper) -> str:
 def _row(artefact: Artefact, reference: Path) -> list[str]:
     minutes, device = _minutes(artefact, reference)
     return [
-        artefact.label,
-        artefact.says,
+        artefact.spec.label,
+        artefact.spec.says,
         f"`snakemake {artefact.name}`",
         f"`{artefact.outputs(f'results/<scale>/{artefact.paper}')[0]}`",
         _needs(artefact, device, reference),

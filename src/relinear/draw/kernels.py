@@ -1,4 +1,4 @@
-"""The rows of the kernels' benchmark, the table of their ratios, and the tables of docs/kernels.md from the committed rows."""
+"""The rows of the kernels' benchmark, and the table of their ratios."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,70 +108,3 @@ def _name(row: dict[str, str], rows: Rows) -> str:
 def _mark(row: dict[str, str], rows: Iterable[dict[str, str]]) -> str:
     """A star for a row of another commit, a plus for one of a tree with uncommitted changes."""
     return "*" * earlier(row, list(rows)) + "+" * row["commit"].endswith("+")
-
-
-# --- tables of docs/kernels.md; `reference` is the folder of committed results ---
-
-SHAPE = "B16 T2048 H32/32 D128 F64"  # of Lizard Figure 6
-
-
-def committed(reference: Path) -> Rows:
-    """The committed rows of an H200, the later session's where both have an op."""
-    return newest(*(read(reference / "kernels" / folder / "bench.csv") for folder in ("peers", "")))
-
-
-def committed_h100(reference: Path) -> Rows:
-    """The committed rows of an H100, of all shapes, with few peers."""
-    return read(reference / "kernels/peers_h100/bench.csv")
-
-
-def fastest_peers(reference: Path) -> str:
-    """Each op at the shape of Lizard Figure 6: time, floor, fastest peer, softmax attention."""
-    rows = [row for row in committed(reference) if row["shape"] == SHAPE and row["mode"] != "stage 1"]
-    return markdown([HEAD[0], *HEAD[2:]], [[op, *cells] for op, _, *cells in compare(rows)])
-
-
-def decoding_steps(reference: Path) -> str:
-    """One token of every op beside one of softmax attention over 2048 positions, against the batch; each head has keys of its own."""
-    rows = [row for row in committed_h100(reference) if row["mode"] == "decode" and row["H"] == row["Hkv"]]
-    times = {(row["op"].removeprefix("decode_step "), int(row["B"])): float(row["ms"]) for row in rows}
-    batches, full = sorted({batch for _, batch in times}), "softmax attention, 2048 positions"
-    cells = [[op, *(_beside(times[op, batch], times[full, batch]) for batch in batches)] for op in dict.fromkeys(op for op, _ in times)]
-    return markdown(["one token of", *(f"batch of {batch}, ms" for batch in batches)], cells)
-
-
-def peers(reference: Path) -> str:
-    """Every peer of each op at the shape of Lizard Figure 6 that was measured in the later session, and how many times as long it takes."""
-    rows = [row for row in read(reference / "kernels/peers/bench.csv") if row["op"] != SOFTMAX]
-    ours = {(row["op"], row["mode"]): float(row["ms"]) for row in rows if row["provider"] == OURS}
-    found = []
-    for row in (row for row in rows if row["provider"] not in (OURS, CHUNKED)):
-        own, theirs = ours[row["op"], row["mode"]], float(row["ms"])
-        found.append([row["op"], row["mode"], f"{own:.3f}", row["provider"], f"{theirs:.3f}", f"{theirs / own:.2f}x"])
-    return markdown(["op", "mode", "ms", "peer", "its ms", "ours is faster"], found)
-
-
-def others(reference: Path) -> str:
-    """Operations of others that have no kernel of ours, beside linear attention and softmax attention at the shape of Lizard Figure 6."""
-    rows = [row for row in committed_h100(reference) if row["shape"] == SHAPE and row["mode"] != "stage 1"]
-    beside = (SOFTMAX, "linear_attention")
-    shown = [row for row in rows if "GDN" in row["op"] or "KDA" in row["op"] or (row["op"] in beside and row["provider"] in (OURS, FULL))]
-    return markdown(["op", "by", "mode", "ms"], [[row["op"], row["provider"], row["mode"], f"{float(row['ms']):.3f}"] for row in shown])
-
-
-def lengths(reference: Path) -> str:
-    """The forward of linear attention and of the hybrids beside full softmax attention's, against the length."""
-    rows = [row for row in committed_h100(reference) if row["mode"] == "forward" and row["provider"] in (OURS, FULL)]
-    times = {(row["op"], row["shape"]): float(row["ms"]) for row in rows}
-    shapes = {row["shape"]: [-int(row["D"]), -int(row["H"]), -int(row["B"]), int(row["T"])] for row in rows if row["op"] == SOFTMAX}
-    head = ["shape", "softmax attention, ms", "linear attention, ms", "LoLCATs' hybrid, window of 64, ms", "Lizard's, window of 128, ms"]
-    found = []
-    for shape in sorted(shapes, key=shapes.get):
-        own = [times.get((op, shape)) for op in ("linear_attention", "hybrid_attention w=64", "lizard hybrid")]
-        found.append([shape, f"{times[SOFTMAX, shape]:.3f}", *(_beside(ms, times[SOFTMAX, shape]) for ms in own)])
-    return markdown(head, found)
-
-
-def _beside(ms: float | None, softmax: float) -> str:
-    """A time, and how many times as fast as softmax attention it is; empty without one."""
-    return "" if ms is None else f"{ms:.3f} ({softmax / ms:.2f}x)"

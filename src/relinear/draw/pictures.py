@@ -1,25 +1,21 @@
-"""What all shapes of figures share: the size of a picture and of its letters, its title and caption, and the files that end it."""
+"""What all shapes of figures share: the size of a picture and of its letters, its title and caption, and its files."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from relinear.draw import About
-from relinear.draw.claims import Judgement, Look, judge_claim, write_claims
-from relinear.draw.provenance import Origin, write_provenance
 from relinear.draw.render import write_figure
-from relinear.plan.measured import Source
 from relinear.plan.specs import Artefact
 
 WIDTH = 8.0  # inches, the width of a page's column: letters have the size there that they have here
 LINE = 0.17  # inches, the height of a line of text
 LETTERS = 15  # letters of the smallest size an inch
 SIZE = 9  # points, of the smallest letters
-# For the functions that draw a figure: `@styled`.
+# For functions that draw a figure: `@styled`.
 styled = matplotlib.rc_context(
     {"font.size": SIZE, "pdf.fonttype": 42, "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.06}
     | dict.fromkeys(("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SIZE)
@@ -43,38 +39,13 @@ def wrap(lines: Iterable[str], per_inch: int = LETTERS, width: float = WIDTH) ->
     return "\n".join(textwrap.fill(line, width=int(per_inch * width)) for line in lines)
 
 
-def finish(
-    artefact: Artefact,
-    about: About,
-    out: Path,
-    figure: Figure,
-    cells: Mapping[str, Mapping[str, Origin]],
-    sources: Iterable[Source],
-    verdicts: Iterable[Judgement],
-    files: Mapping[Path, Any] | None = None,
-) -> list[Path]:
-    """Write <stem>.png, .pdf, .provenance.json and, where there are verdicts, .claims.csv into `out`; returns their paths.
+def saving(artefact: Artefact, figure: Callable[[], Figure]) -> Callable[[Path, Any], None]:
+    """A function that draws a figure and writes <stem>.png and .pdf into a folder, as `relinear.draw.drawing` asks it."""
 
-    `cells`, `sources` and `files` are those of `write_provenance`.
-    """
-    written = write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources, files)
-    return [*save(artefact, figure, out), written, *write_verdicts(artefact, verdicts, out)]
+    @styled
+    def write(out: Path, _: Any) -> None:
+        made = figure()
+        for suffix in ("png", "pdf"):
+            write_figure(out / f"{artefact.stem}.{suffix}", made)
 
-
-def save(artefact: Artefact, figure: Figure, out: Path) -> list[Path]:
-    """Write the pictures <stem>.png and .pdf into `out`; returns their paths."""
-    files = [out / f"{artefact.stem}.{suffix}" for suffix in ("png", "pdf")]
-    for path in files:
-        write_figure(path, figure)
-    return files
-
-
-def judge_claims(artefact: Artefact, look: Look, about: About, tokens: Mapping[str, int], of_scale: bool = True) -> list[Judgement]:
-    """The verdicts on a figure's claims. `tokens`: training tokens of what they name, which a claim's dose is compared with."""
-    return [judge_claim(artefact, claim, look, about, tokens, of_scale=of_scale) for claim in artefact.spec.claims]
-
-
-def write_verdicts(artefact: Artefact, verdicts: Iterable[Judgement], out: Path) -> list[Path]:
-    """Write the claims file; returns its path, or nothing where there are no verdicts."""
-    found = list(verdicts)
-    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, found)] if found else []
+    return write

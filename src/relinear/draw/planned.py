@@ -9,7 +9,8 @@ from pathlib import Path
 
 from relinear import records
 from relinear.core import store
-from relinear.draw import About, Measurements, make, spreads, verdicts
+from relinear.draw import About, Measurements, spreads
+from relinear.draw.drawing import make, verdicts
 from relinear.draw.render import paint
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256, write_json
@@ -116,12 +117,14 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
 
     A run that the folder does not have is `not run`. A benchmark's folder has no manifest and no runs: a figure of its rows is drawn from these
     alone. Raises UserError where the folder has none of the runs or not the rows, where it is no committed folder, and for a figure of attention
-    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims,
-    or where its shape judges only what it draws.
+    weights, which no folder keeps. With `claims` the verdicts alone are written, which need no weights; UserError where the artefact has no claims.
     """
-    manifest = folder / MANIFEST
+    manifest, how, out = folder / MANIFEST, verdicts if claims else make, folder / artefact.paper
     if artefact.files() and not manifest.is_file():
-        return _of_benchmark(folder, artefact)
+        files = {name: folder / Path(name).name for name in artefact.files()}
+        if missing := [path for path in files.values() if not path.is_file()]:
+            raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}")
+        return _small(how(artefact, {}, About(scale="", files=files), out))
     if not manifest.is_file():
         raise UserError(f"{folder} has no {MANIFEST}: it is no folder of committed results{_elsewhere(folder, artefact)}")
     scale = records.read_manifest(manifest)["scale"]
@@ -130,9 +133,11 @@ def draw_committed(folder: Path, artefact: Artefact, claims: bool = False) -> li
         have = ", ".join(store.runs(folder))
         lacks = f"none of the runs of {artefact.name}; have {have}" if artefact.reads() else f"not what {artefact.name} is drawn from"
         raise UserError(f"{folder} has {lacks}{_elsewhere(folder, artefact)}")
-    plan = _plan_of(scale, manifest)
+    if (found := ROOT.fullmatch(scale)) is None:
+        raise UserError(f"{manifest} names the results {scale!r}; possible: <scale>, with -x<budget> and -seed<n> where they are not 1 and 0")
+    plan = Plan(scale=found["scale"], budget=float(found["budget"] or 1), seed=int(found["seed"] or 0))
     try:
-        written = _small(_draw(plan, artefact, measured, folder / artefact.paper, verdicts if claims else make))
+        written = _small(_draw(plan, artefact, measured, out, how))
     except FileNotFoundError as error:
         command = f"relinear draw {artefact.paper} {artefact.stem} --scale {plan.scale} --budget {plan.budget:g}"
         alone = "; its verdicts alone: the same with --claims" * bool(artefact.spec.claims)
@@ -164,14 +169,6 @@ def _elsewhere(folder: Path, artefact: Artefact) -> str:
     return f"; possible: {', '.join(found)}" if found else ""
 
 
-def _of_benchmark(folder: Path, artefact: Artefact) -> list[Path]:
-    """Draw a figure from the files that a benchmark left in a folder. Raises UserError where one is missing."""
-    files = {name: folder / Path(name).name for name in artefact.files()}
-    if missing := [path for path in files.values() if not path.is_file()]:
-        raise UserError(f"{missing[0]} is missing: {artefact.name} is drawn from it{_elsewhere(folder, artefact)}")
-    return _small(make(artefact, {}, About(scale="", files=files), folder / artefact.paper))
-
-
 def _small(written: list[Path]) -> list[Path]:
     """Make drawn files small enough to commit: PNGs in 256 colours and no PDF. Returns their paths."""
     for path in written:
@@ -181,22 +178,12 @@ def _small(written: list[Path]) -> list[Path]:
     return [path for path in written if path.is_file()]
 
 
-def _plan_of(name: str, manifest: Path) -> Plan:
-    """The plan whose results a folder was taken from, by their folder's name, such as `smollm2-x0.25`. Raises UserError for any other name."""
-    if (found := ROOT.fullmatch(name)) is None:
-        raise UserError(f"{manifest} names the results {name!r}; possible: <scale>, with -x<budget> and -seed<n> where they are not 1 and 0")
-    return Plan(scale=found["scale"], budget=float(found["budget"] or 1), seed=int(found["seed"] or 0))
-
-
 def _all(folder: Path, reads: Iterable[tuple[str, str]]) -> Measurements:
-    """The measurements of these runs, and of their trainings with further seeds."""
-    found: dict[tuple[str, str], Measured | None] = {}
+    """The measurements of these runs, and of their trainings with further seeds; None for a run that the folder does not have."""
     have = store.runs(folder)
+    found: dict[tuple[str, str], Measured | None] = {}
     for run, measure in reads:
-        found[run, measure] = None
-        for own in have:
-            if split(own)[0] == run:
-                found[own, measure] = measured_in(folder / "runs" / own, measure)
+        found |= {(own, measure): measured_in(folder / "runs" / own, measure) for own in (run, *have) if own == run or split(own)[0] == run}
     return found
 
 

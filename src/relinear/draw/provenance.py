@@ -18,8 +18,8 @@ def write_provenance(
     artefact: Artefact,
     scale: str,
     cells: Mapping[str, Mapping[str, Origin]],
-    sources: Iterable[Source] = (),
-    files: Mapping[Path, Any] | None = None,
+    sources: Iterable[Source],
+    files: Mapping[Path, Any],
 ) -> Path:
     """Write {artefact, scale, sources, cells} as JSON; returns the path.
 
@@ -27,7 +27,7 @@ def write_provenance(
     empty cell. sources: the records named there. files: other files named there -> what is known of how they were measured.
     """
     records: dict[str, Any] = {s.file: {"key": s.key, "sha256": s.sha256, "metrics_sha256": s.metrics_sha256} for s in sources}
-    records |= {file.as_posix(): {"sha256": sha256(file), "measured": about} for file, about in (files or {}).items()}
+    records |= {file.as_posix(): {"sha256": sha256(file), "measured": about} for file, about in files.items()}
     record = {"artefact": artefact.name, "scale": scale, "sources": records, "cells": cells}
     write_text(path, json.dumps(record, indent=1) + "\n")
     return path

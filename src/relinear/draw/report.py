@@ -49,22 +49,22 @@ def _page(name: str, paper: Paper, artefacts: list[Artefact], every: list[Artefa
         return f"[{words}]({SITE}/{place})"
 
     order = {label: i for i, label in enumerate(paper.labels)}
-    artefacts = sorted(artefacts, key=lambda artefact: order.get(artefact.label, len(order)))
+    artefacts = sorted(artefacts, key=lambda artefact: order.get(artefact.spec.label, len(order)))
     parts = [f"# {paper.title}", f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""]
     if paper.findings:
         parts += ["## To take home", "\n".join(f"- {said(finding, root, link)}" for finding in paper.findings)]
     parts += _claims(name, [*artefacts, *(artefact for artefact in every if artefact.paper != name)], root, link)
     for artefact in artefacts:
         parts += [
-            f"## {artefact.label}",
-            f"{artefact.says[:1].upper()}{artefact.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
+            f"## {artefact.spec.label}",
+            f"{artefact.spec.says[:1].upper()}{artefact.spec.says[1:]}. `snakemake {artefact.name}` makes it from {link('its spec', artefact.file)}.",
         ]
-        if "md" not in artefact.suffixes:  # a table has them itself
+        if "md" not in artefact.spec.suffixes:  # a table has them itself
             parts.append("\n".join(f"- {note.where}: {note.text}." for note in artefact.spec.misprints))
         parts.append(f"Not run: {artefact.spec.not_run}." if artefact.spec.not_run else "")
         places = places_of(artefact, root / "results/reference")
         parts += [part for place in places for part in _place(artefact, place, root, link)] or ["Not run yet."]
-    if missing := [label for label in paper.labels if label not in {artefact.label for artefact in artefacts}]:
+    if missing := [label for label in paper.labels if label not in {artefact.spec.label for artefact in artefacts}]:
         parts += ["## Not in the suite", f"{', '.join(missing)}."]
     return "\n\n".join(filter(None, parts)) + "\n", links
 
@@ -110,7 +110,7 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
         row = dict(zip(COLUMNS, result, strict=True))
         if name in (row["paper"], *(of[path].paper for path in paths)):
             where = [link(f"`{path.relative_to(reference).parts[0]}`", path) for path in paths]
-            tested = ", ".join(dict.fromkeys(of[path].label for path in paths))
+            tested = ", ".join(dict.fromkeys(of[path].spec.label for path in paths))
             own = [row[column] for column in ("whose", "verdict", "figures", "reason")]
             rows.append([row["claim"], row["source"], tested, ", ".join(where), *own])
     tested = {artefact.name for artefact in of.values()}
@@ -119,7 +119,7 @@ def _claims(name: str, artefacts: list[Artefact], root: Path, link: Link) -> lis
             if name in (claim.paper, artefact.paper):
                 published = f"published {claim.published}" if claim.published else ""
                 place = link("its spec", artefact.file)
-                rows.append([claim.claim, claim.source, artefact.label, place, claim.whose, NOT_RUN, published, artefact.spec.not_run])
+                rows.append([claim.claim, claim.source, artefact.spec.label, place, claim.whose, NOT_RUN, published, artefact.spec.not_run])
     if not rows:
         return []
     verdicts = [row[CLAIMS.index("verdict")] for row in rows]

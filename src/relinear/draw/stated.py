@@ -85,7 +85,7 @@ def stated(root: Path = ROOT) -> list[Stated]:
     folder = root / "workflow/papers"
     artefacts = available(folder)
     for name, paper in papers(folder).items():
-        own = {artefact.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS}
+        own = {artefact.spec.label: artefact for artefact in artefacts.values() if artefact.paper == name != OURS}
         for artefact in (own[label] for label in paper.labels if label in own):
             for each in _of(artefact, root / "results/reference"):
                 place = (name, each.compared)
@@ -102,7 +102,7 @@ def _of(artefact: Artefact, reference: Path) -> Iterator[Stated]:
         if not claim.ours:
             own = tuple((folder, row) for folder, row in rows if row["claim"] == claim.claim)
             what = compared(claim, artefact.spec)
-            yield Stated(artefact.paper, claim.claim, claim.source, (artefact.label,), what, claim.published or "", own, artefact.spec.not_run)
+            yield Stated(artefact.paper, claim.claim, claim.source, (artefact.spec.label,), what, claim.published or "", own, artefact.spec.not_run)
 
 
 def asked(reference: Path) -> list[dict[str, str]]:

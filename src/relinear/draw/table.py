@@ -1,13 +1,15 @@
 """Tables: one CSV, the same in Markdown beside what is published, verdicts on the claims, provenance of every cell."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relinear.draw import About, Measurements
 from relinear.draw.cells import FAILED, Cell, Row, look_in, rows_of, tokens_of
-from relinear.draw.claims import Judgement, judge_claim, tally, write_claims
-from relinear.draw.provenance import Origin, write_provenance
+from relinear.draw.claims import Judgement, judge_claim, tally
+from relinear.draw.drawing import Drawn
+from relinear.draw.provenance import Origin
 from relinear.draw.render import NOT_RUN, count, markdown, number, percent, plus_minus, write_csv, write_text
 from relinear.plan.specs import Artefact
 from relinear.plan.tables import DATA, Column, Table
@@ -16,33 +18,25 @@ BELOW = "**Published**, for other teachers and budgets: compare order and distan
 OVER_SEEDS = "A {} of several seeds is their mean, its error that of the items and of the seeds."
 
 
-def draw(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
-    """Write <stem>.csv, .md, .claims.csv and .provenance.json into `out`; returns their paths.
+def drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    """A table as CSV and Markdown. A number that was not measured at this scale is `not run`.
 
-    A number that was not measured at this scale is `not run`. Raises ValueError for a metric that a finished measurement does not have.
+    Raises ValueError for a metric that a finished measurement does not have.
     """
     spec: Any = artefact.spec
     everything = rows_of(spec, measured, about)
     rows = [row for row in everything if row.was_run or not row.line.optional]
-    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.suffixes}
     names = _names(spec, rows)
-    write_csv(files["csv"], names, [{name: cells.get(name, NOT_RUN) for name in names} for cells in (_csv_row(spec, row, about) for row in rows)])
-    tokens = tokens_of(rows)
-    look = look_in(everything)
-    judgements = [judge_claim(artefact, claim, look, about, tokens) for claim in spec.claims]
-    write_claims(files["claims.csv"], artefact, judgements)
-    write_text(files["md"], _markdown(artefact, spec, rows, judgements, about))
-    write_provenance_of(artefact, spec, rows, about, out)
-    return list(files.values())
+    shown = [{name: own.get(name, (NOT_RUN, None)) for name in names} for own in (_csv_row(artefact, spec, row, about) for row in rows)]
 
+    def write(out: Path, judgements: Sequence[Judgement]) -> None:
+        write_csv(out / f"{artefact.stem}.csv", names, [{name: value for name, (value, _) in own.items()} for own in shown])
+        write_text(out / f"{artefact.stem}.md", _markdown(artefact, spec, rows, judgements, about))
 
-def write_provenance_of(artefact: Artefact, spec: Table, rows: list[Row], about: About, out: Path) -> Path:
-    """Write where every cell of a table, or of a figure that is one, comes from; returns the path."""
-    names = _names(spec, rows)
-    shown = {row.line.name: (row, _csv_row(spec, row, about)) for row in rows}
-    cells = {name: _origins(artefact, spec, row, names, values) for name, (row, values) in shown.items()}
-    sources = [source for row in rows for source in row.sources]
-    return write_provenance(out / f"{artefact.stem}.provenance.json", artefact, about.scale, cells, sources)
+    origins = [{name: None if value in (None, NOT_RUN) else origin for name, (value, origin) in own.items()} for own in shown]
+    cells = dict(zip((row.line.name for row in rows), origins, strict=True))
+    judge = partial(judge_claim, artefact, about, look_in(everything), tokens_of(rows))
+    return Drawn(write, judge, cells, [source for row in rows for source in row.sources])
 
 
 def _names(spec: Table, rows: list[Row]) -> list[str]:
@@ -58,43 +52,32 @@ def _differs(row: Row, cell: Cell) -> bool:
     return cell.trainings not in (None, row.seeds)
 
 
-def _csv_row(spec: Table, row: Row, about: About) -> dict[str, Any]:
-    """All cells of a row that a CSV can have; a number that its measurements lack is `not run`."""
-    line, facts = row.line, row.facts
-    found: dict[str, Any] = {"row": line.name, "run": line.run, **{text: line.text.get(text) for text in spec.texts}}
-    if facts:
-        found |= {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds}
-        found |= {
-            name: facts["tokens"].get(name.removesuffix("_tokens"), 0)
-            for name in spec.csv or spec.csv_names
-            if "tokens" in facts and name.endswith("_tokens")
-        }
+def _csv_row(artefact: Artefact, spec: Table, row: Row, about: About) -> dict[str, tuple[Any, Origin]]:
+    """All cells of a row that a CSV can have, each with the file or the entry of a spec that it comes from, several where it is of several.
+
+    A number that the row's measurements lack is `not run`.
+    """
+    line, facts, entry = row.line, row.facts, f"{artefact.rows_path}#/{row.line.entry}"
+    found: dict[str, tuple[Any, Origin]] = {"row": (line.name, entry), "run": (line.run, entry), "gate": (row.gate, _one(row.gate_files))}
+    found |= {text: (line.text.get(text), entry) for text in spec.texts}
+    of_run = {fact: facts.get(fact) for fact in (*spec.facts, "collapsed")} | {"seeds": row.seeds} if facts else {}
+    if "tokens" in facts:
+        steps = [name for name in spec.csv or spec.csv_names if name.endswith("_tokens")]
+        of_run |= {name: facts["tokens"].get(name.removesuffix("_tokens"), 0) for name in steps}
     if "doses" in facts:
-        found["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
-    found["gate"] = row.gate
-    for column, cell in row.cells.items():
-        found |= {column: cell.value, **{f"{column}_{part}": getattr(cell, part) for part in ("stderr", "n", "seed_sd")}}
-        found[f"{column}_seeds"] = cell.trainings if cell.was_run else cell.n
-    found |= {f"{c.name}_data": _data(c, about) for c in spec.columns if c.names_data and row.cells[c.name].was_run}
+        of_run["doses"] = None if facts["doses"] is None else " + ".join(f"{dose.unique} x {dose.epochs}" for dose in facts["doses"])
+    found |= {name: (value, row.facts_file) for name, value in of_run.items()}
+    columns = {column.name: column for column in spec.columns}
+    for name, cell in row.cells.items():
+        origin = _one(cell.files) if cell.files else f"{entry}/cells/{name}" if name in line.given else entry
+        parts = {"": cell.value, "_stderr": cell.stderr, "_n": cell.n, "_seed_sd": cell.seed_sd, "_seeds": cell.trainings if cell.was_run else cell.n}
+        if columns[name].names_data and cell.was_run:
+            parts["_data"] = _data(columns[name], about)
+        found |= {f"{name}{part}": (value, origin) for part, value in parts.items()}
     published = spec.published(line.name)
-    found |= {f"published_{c}": published.values.get(c) if published else None for c in row.cells}
-    return found | {"published_model": published and published.model, "published_source": published and published.source}
-
-
-def _origins(artefact: Artefact, spec: Table, row: Row, names: Sequence[str], cells: dict[str, Any]) -> dict[str, Origin]:
-    """Column -> the file that its cell comes from, or the files where it is of several; None where the cell is empty or not run."""
-    line, entry = row.line, f"{artefact.rows_path}#/{row.line.entry}"
-    origins: dict[str, Origin] = dict.fromkeys(names, row.facts_file)
-    origins |= dict.fromkeys(("row", "run", *spec.texts), entry) | {"gate": _one(row.gate_files)}
-    for column, cell in row.cells.items():
-        said = f"{entry}/cells/{column}" if column in line.given else entry
-        by_definition = _one(cell.files) if cell.files else said
-        origins |= dict.fromkeys((column, *(f"{column}_{part}" for part in ("stderr", "n", "seed_sd", "seeds", "data"))), by_definition)
-    if published := spec.published(line.name):
-        told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
-        origins |= {f"published_{column}": f"{told}/{column}" for column in published.values}
-        origins |= dict.fromkeys(("published_model", "published_source"), told)
-    return {name: None if cells.get(name, NOT_RUN) in (None, NOT_RUN) else origins[name] for name in names}
+    told = f"{artefact.published_path}#/{artefact.same_as or artefact.stem}/{line.name}"
+    found |= {f"published_{name}": (published.values.get(name) if published else None, f"{told}/{name}") for name in row.cells}
+    return found | {"published_model": (published and published.model, told), "published_source": (published and published.source, told)}
 
 
 def _of_several_seeds(rows: list[Row]) -> list[str]:
@@ -111,7 +94,7 @@ def _one(files: tuple[str, ...]) -> Origin:
 # --- Markdown ---
 
 
-def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list[Judgement], about: About) -> str:
+def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: Sequence[Judgement], about: About) -> str:
     """The Markdown: our numbers beside or above the papers', then the notes that a reader needs."""
     shown = {(entry.model, entry.source) for line in spec.lines for entry in spec.printed(line.name)}
     below = len(shown) > 1  # in a table of their own, which names the model and the source of each row
@@ -119,7 +102,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     caption = {f"{column}_n": _most(rows, column) for column in rows[0].cells}
     caption |= {f"{column}_chance": f"{chance:g}" for column in rows[0].cells if (chance := spec.chance(column)) is not None}
     lines = [
-        f"**{artefact.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
+        f"**{artefact.spec.label}. Ours, {about.where('`')}{f'; the paper{chr(39)}s, {beside}' if beside else ''}.**",
         *(line.format_map(caption) for line in spec.caption),
         *(column.note for column in _shown(spec, rows) if column.note),
         *[OVER_SEEDS.format(what) for what in _of_several_seeds(rows)],
@@ -138,7 +121,7 @@ def _markdown(artefact: Artefact, spec: Table, rows: list[Row], judgements: list
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _counts(spec: Table, judgements: list[Judgement]) -> str:
+def _counts(spec: Table, judgements: Sequence[Judgement]) -> str:
     """How many of the papers' claims, and how many of our own questions, have each verdict."""
     theirs = [(claim.paper, j.verdict) for claim, j in zip(spec.claims, judgements, strict=True) if not claim.ours]
     ours = [j.verdict for claim, j in zip(spec.claims, judgements, strict=True) if claim.ours]

@@ -5,7 +5,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import variance
 from typing import NamedTuple
@@ -17,39 +17,7 @@ from relinear.draw.spreads import ABSOLUTE_KIND, ANY, COLUMNS, RELATIVE, RELATIV
 from relinear.plan.measured import load
 from relinear.plan.names import split
 
-
-def spreads_of(reference: Path) -> list[dict[str, str | float]]:
-    """The rows of the file, from all committed runs that have further seeds."""
-    pooled: dict[tuple[str, str, str], list[Part]] = defaultdict(list)
-    whole: set[str] = set()  # measures of whole models: with a part switched off, a model breaks, and two break differently
-    for run, values in _repeated(reference):
-        for (of, part_off, _), own in values.items():
-            scale = math.fsum(own) / len(own) if of.metric in RELATIVE else 1.0
-            if len(own) > 1 and scale:
-                pooled[of.method, of.measure, of.metric].append(Part(variance(own) / scale**2, len(own) - 1, run))
-                whole |= set() if part_off else {of.measure}
-    rows = {of: _pool(parts) for of, parts in pooled.items()}
-    for method, measure, metric in pooled:
-        if own := [rows[of] for of in pooled if (of[0], of[2]) == (method, metric) and of[1] in whole]:
-            rows[method, ANY, metric] = _largest(own)
-        rows[ANY, measure, metric] = _largest(rows[of] for of in pooled if of[1:] == (measure, metric))
-        if of_whole := [rows[of] for of in pooled if of[2] == metric and of[1] in whole]:
-            rows[ANY, ANY, metric] = _largest(of_whole)
-    for kind, metrics in {RELATIVE_KIND: ("perplexity",), ABSOLUTE_KIND: SHARES}.items():
-        if of_kind := [rows[of] for of in rows if of[:2] == (ANY, ANY) and of[2] in metrics]:
-            rows[ANY, ANY, kind] = _largest(of_kind)
-    kinds = {of: RELATIVE_KIND if of[2] in (*RELATIVE, RELATIVE_KIND) else ABSOLUTE_KIND for of in rows}
-    return [
-        dict(zip(COLUMNS, (*of, kinds[of], pool.sd, pool.freedom, " ".join(pool.runs)), strict=True)) for of, pool in sorted(rows.items())
-    ]  # fmt: skip
-
-
-class Part(NamedTuple):
-    """The variance of one number of one run over its trainings, in its degrees of freedom."""
-
-    variance: float
-    freedom: int
-    run: str
+Key = tuple[str, str, str]  # method, measure and metric of a spread
 
 
 class Pool(NamedTuple):
@@ -60,17 +28,39 @@ class Pool(NamedTuple):
     runs: list[str]
 
 
-def _largest(pools: Iterable[Pool]) -> Pool:
-    return max(pools, key=lambda pool: pool.sd)
+def spreads_of(reference: Path) -> list[dict[str, str | float]]:
+    """The rows of the file, from all committed runs that have further seeds."""
+    parts: dict[Key, list[tuple[float, int, str]]] = defaultdict(list)  # the variance of one number of one run, its freedom, and the run
+    whole: set[str] = set()  # measures of whole models: with a part switched off, a model breaks, and two break differently
+    for run, values in _repeated(reference):
+        for (of, part_off, _), own in values.items():
+            scale = math.fsum(own) / len(own) if of.metric in RELATIVE else 1.0
+            if len(own) > 1 and scale:
+                parts[of.method, of.measure, of.metric].append((variance(own) / scale**2, len(own) - 1, run))
+                whole |= set() if part_off else {of.measure}
+    pools = {of: _pool(own) for of, own in parts.items()}
+    wider: dict[Key, list[Pool]] = defaultdict(list)  # the largest of these stands for what has no spread of its own
+    for (method, measure, metric), pool in pools.items():
+        wider[ANY, measure, metric].append(pool)
+        if measure in whole:
+            wider[method, ANY, metric].append(pool)
+            wider[ANY, ANY, metric].append(pool)
+    for kind, metrics in {RELATIVE_KIND: ("perplexity",), ABSOLUTE_KIND: SHARES}.items():
+        if of_kind := [pool for metric in metrics for pool in wider.get((ANY, ANY, metric), ())]:
+            wider[ANY, ANY, kind] = of_kind
+    rows = pools | {of: max(own, key=lambda pool: pool.sd) for of, own in wider.items()}
+    kinds = {of: RELATIVE_KIND if of[2] in (*RELATIVE, RELATIVE_KIND) else ABSOLUTE_KIND for of in rows}
+    return [
+        dict(zip(COLUMNS, (*of, kinds[of], pool.sd, pool.freedom, " ".join(pool.runs)), strict=True)) for of, pool in sorted(rows.items())
+    ]  # fmt: skip
 
 
-def _pool(parts: list[Part]) -> Pool:
+def _pool(parts: list[tuple[float, int, str]]) -> Pool:
     """Numbers of one run are of the same trainings: they make its variance surer, and give no degrees of freedom more."""
-    freedom = sum(part.freedom for part in parts)
-    pooled = math.fsum(part.freedom * part.variance for part in parts) / freedom
+    pooled = math.fsum(freedom * variance for variance, freedom, _ in parts) / sum(freedom for _, freedom, _ in parts)
     runs: dict[str, int] = {}
-    for part in parts:
-        runs[part.run] = max(runs.get(part.run, 0), part.freedom)
+    for _, freedom, run in parts:
+        runs[run] = max(runs.get(run, 0), freedom)
     return Pool(float(f"{math.sqrt(pooled):.4g}"), sum(runs.values()), sorted(runs))
 
 

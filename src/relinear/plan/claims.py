@@ -3,8 +3,8 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,7 +14,6 @@ Scalar = int | float | str
 Read = tuple[str, str]  # a run and a measure
 OURS = "our question"  # the `source` of a claim that no paper makes
 GATE = "gate"  # the measure that says whether a run's parallel and recurrent forms agree; claims on one that fails are not judged
-FIGURE = ("png", "pdf", "provenance.json")
 
 
 class Misprint(Strict):
@@ -174,6 +173,16 @@ class Claim(Strict):
         return [self.full(point) for point in sides if point is not None]
 
 
+class Address(NamedTuple):
+    """The place of one reading. A figure that draws what lies beside the readings names no metric."""
+
+    run: str
+    measure: str
+    metric: str = ""
+    of: str | None = None
+    at: Mapping[str, Scalar] = {}
+
+
 class Spec(Strict):
     """The fields of every spec.
 
@@ -182,7 +191,8 @@ class Spec(Strict):
     `forms`: row -> settings in which its form differs from its paper's (`forms` in paper.yaml); null asks for no value.
     """
 
-    suffixes: ClassVar[tuple[str, ...]] = FIGURE
+    gated: ClassVar[bool] = False  # whether it reads the gate of each run
+    called: ClassVar[str] = "row"  # what a claim's `row` is there
 
     label: str
     says: str
@@ -193,13 +203,32 @@ class Spec(Strict):
     misprints: tuple[Misprint, ...] = ()
     not_run: str = ""
 
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its shape writes."""
+        return ("png", "pdf")
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of all files of it."""
+        return (*self.made, "provenance.json", *["claims.csv"] * bool(self.claims))
+
+    def addresses(self, scale: str | None = None) -> Iterable[Address]:
+        """The place of every reading; at a scale, without those that are left out there."""
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        """What a claim may name as `row`."""
+        raise NotImplementedError
+
     def reads(self, scale: str | None = None) -> list[Read]:
         """The measurements that it draws: pairs of a run and a measure."""
-        raise NotImplementedError
+        measures = lambda place: (place.measure, *[GATE] * self.gated)  # noqa: E731
+        return list(dict.fromkeys((place.run, measure) for place in self.addresses(scale) for measure in measures(place)))
 
     def named(self) -> list[tuple[str, str]]:
         """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        return []
+        return list(dict.fromkeys((place.measure, place.metric) for place in self.addresses() if place.metric))
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
@@ -215,7 +244,7 @@ class Spec(Strict):
 
     def dosed(self) -> list[str] | None:
         """The names that a claim may state a dose for, since their training tokens are known. None: no claim may state a dose."""
-        return None
+        return self.names()
 
     def run_of(self, point: Point) -> str | None:
         """The run whose number a point is; None where it is of none."""
@@ -237,7 +266,9 @@ class Spec(Strict):
             other = claim.by_other_form
             others = other.points if other is not None else []
             for point in (*claim.points, *others, *map(claim.full, (*claim.requires, *untrained))):
-                self.check_point(claim, point)
+                where = f"claim {claim.claim!r}"
+                known(self.called, point.row, self.names(), where)
+                self.check_place(point, where)
             grows = claim.right is not None and claim.right.row == claim.left.row
             if claim.full(claim.left).column in COSTS and not (grows or claim.ours or claim.recipe or self.recipe):
                 raise ValueError(
@@ -248,8 +279,8 @@ class Spec(Strict):
         for name in self.forms:
             known("row of a claim", name, sorted(named), "forms")
 
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError where a claim names a column or place that is not there."""
         raise NotImplementedError
 
 

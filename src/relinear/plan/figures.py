@@ -1,10 +1,11 @@
 """Figures as specs: curves along a sweep, attention maps, grids of two axes, and those that a file beside their spec draws."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import Address, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.strict import Strict
 
 Sweep = Literal["batch", "length", "input"]
@@ -66,8 +67,13 @@ class Panel(InUnit):
 
     @property
     def name(self) -> str:
-        """The name by which claims and provenance call it: its `column`, else the cost or metric on its y axis."""
+        """The name by which claims call it: its `column`, else the cost or metric on its y axis."""
         return self.column or self.y or self.metric or ""
+
+    @property
+    def key(self) -> str:
+        """The name by which provenance calls it: several panels may show a cost along several sweeps."""
+        return f"{self.x}.{self.name}" if self.y else self.name
 
 
 class Beside(Strict):
@@ -85,6 +91,9 @@ class Curves(Spec):
     The first series is the baseline of costs. `legend`: readings that stand behind each series' title. `caption`: lines
     below. `hardware`: what the paper measured costs on; `published`: what its text says about them.
     """
+
+    gated = True
+    called = "series"
 
     series: tuple[Series, ...]
     panels: Annotated[tuple[Panel, ...], Field(min_length=1)]
@@ -108,16 +117,19 @@ class Curves(Spec):
         """The panels that draw measurements."""
         return tuple(panel for panel in self.panels if not self.of_costs(panel))
 
-    def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that it draws: pairs of a run and a measure."""
-        runs = [(panel, run) for panel in self.of_readings for s in self.shown(panel) for run in s.all_runs]
-        beside = [(s.run, place.measure) for s in self.series if s.run for place in self.legend]
-        return list(dict.fromkeys([*(read for panel, run in runs for read in ((run, panel.measure or ""), (run, GATE))), *beside]))
+    def addresses(self, scale: str | None = None) -> Iterator[Address]:
+        """The readings of each panel's series, and those that the legend shows."""
+        for panel in self.of_readings:
+            for series in self.shown(panel):
+                yield from (Address(run, panel.measure or "", panel.metric or "", panel.of, panel.at) for run in series.all_runs)
+        yield from (Address(s.run, place.measure, place.metric, place.of) for s in self.series if s.run for place in self.legend)
 
-    def named(self) -> list[tuple[str, str]]:
-        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        beside = [(place.measure, place.metric) for place in self.legend]
-        return [*((panel.measure or "", panel.metric or "") for panel in self.of_readings), *beside]
+    def names(self) -> list[str]:
+        """What a claim may name as `row`: the series."""
+        return [series.name for series in self.series]
+
+    def dosed(self) -> None:
+        """No claim on curves states a dose."""
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
@@ -129,7 +141,7 @@ class Curves(Spec):
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        once("series", (series.name for series in self.series))
+        once("series", self.names())
         for series in self.series:
             if bool(series.run) == bool(series.runs):
                 raise ValueError(f"series {series.title!r} needs either a run or runs")
@@ -146,7 +158,7 @@ class Curves(Spec):
     def _check_panel(self, panel: Panel) -> None:
         """Raises ValueError for a panel that names no numbers, or series whose numbers are not along its axis."""
         for name in panel.series:
-            known("series", name, (series.name for series in self.series), f"the panel over {panel.x!r}")
+            known("series", name, self.names(), f"the panel over {panel.x!r}")
         needed = ("y",) if self.of_costs(panel) else ("measure", "metric")
         if missing := [key for key in needed if not getattr(panel, key)]:
             raise ValueError(f"the panel over {panel.x!r} needs {' and '.join(missing)}")
@@ -164,10 +176,8 @@ class Curves(Spec):
         """The run whose number a point is; None on a series of several runs."""
         return next(series.run for series in self.series if series.name == point.row)
 
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
-        where = f"claim {claim.claim!r}"
-        known("series", point.row, (series.name for series in self.series), where)
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError where a claim names a column or place that is not there."""
         of_costs = self.file is not None and point.column not in {panel.name for panel in self.of_readings}
         known("column", point.column, get_args(Cost) if of_costs else {panel.name for panel in self.panels}, where)
         if len(point.at) != 1:
@@ -178,60 +188,58 @@ class Curves(Spec):
 # --- attention maps ---
 
 
+class RunShown(Strict):
+    """A run whose weights are shown, and the measure that kept them, if not the figure's."""
+
+    run: str
+    measure: str | None = None
+
+
 class AttentionMaps(Spec):
     """Attention weights, in one of three forms.
 
     With a `run`: softmax and linear weights side by side, and their distances by layer and head. With `runs` (title -> run)
     and `places` ((layer, head), as the measurement numbers them): a column a run, a row a place. With `runs` alone: a column
     a run, in the head that the measurement kept, and `rows`. `softmax`: the title of a first column, softmax attention's
-    weights. `others`: run -> the measure that it is shown by, if not `measure`. `limits`: the ends of the colours of a
-    distance, so that figures can be compared.
+    weights.
 
     Rows: `map`, all weights; `query`, the weights of the last query; `points`, weights against scores q.k; `scores`, the
     histogram of scores; `relative`, weights over their query's largest against scores less the largest, in all kept heads.
     """
 
     run: str | None = None
-    runs: dict[str, str] = {}
+    runs: dict[str, Annotated[RunShown, BeforeValidator(lambda given: {"run": given} if isinstance(given, str) else given)]] = {}
     rows: tuple[Literal["map", "query", "points", "scores", "relative"], ...] = ("map", "query")
     places: tuple[tuple[int, int], ...] = ()
     softmax: str | None = None
     measure: str = "fidelity"
-    others: dict[str, str] = {}
     caption: tuple[str, ...] = ()
-    limits: dict[Literal["kl", "mse"], tuple[float, float]] = {}
 
-    def measure_of(self, run: str) -> str:
-        """The measure whose maps are drawn of a run."""
-        return self.others.get(run, self.measure)
+    @property
+    def shown(self) -> tuple[RunShown, ...]:
+        """All runs that are shown."""
+        return (RunShown(run=self.run),) if self.run else tuple(self.runs.values())
 
-    def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that it draws: pairs of a run and a measure."""
-        return [(run, self.measure_of(run)) for run in ([self.run] if self.run else self.runs.values())]
+    def addresses(self, scale: str | None = None) -> Iterator[Address]:
+        """The measurements that left weights."""
+        return (Address(shown.run, shown.measure or self.measure) for shown in self.shown)
+
+    def names(self) -> list[str]:
+        """What a claim may name as `row`: the runs."""
+        return [shown.run for shown in self.shown]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         if (self.run is None) == (not self.runs):
             raise ValueError("attention maps need either a `run` or `runs: {<title>: <run>}`")
-        once("run", self.runs.values())
-        if self.run and (self.places or self.softmax or self.others):
-            raise ValueError("places, softmax and others are of several `runs`; got a `run`")
-        for run in self.others:
-            known("run", run, self.runs.values(), "others")
-        for metric, (low, high) in self.limits.items():
-            if not 0 < low < high:
-                raise ValueError(f"limits of {metric} are [{low:g}, {high:g}]; they must rise, and begin above 0")
+        once("run", self.names())
+        if self.run and (self.places or self.softmax):
+            raise ValueError("places and softmax are of several `runs`; got a `run`")
         super().check()
 
-    def dosed(self) -> list[str]:
-        """The names that a claim may state a dose for: the runs."""
-        return [self.run] if self.run else list(self.runs.values())
-
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
-        known("row", point.row, self.dosed(), f"claim {claim.claim!r}")
-        shown = ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl")
-        known("column", point.column, shown, f"claim {claim.claim!r}")
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError where a claim names a metric that such figures do not have."""
+        known("column", point.column, ("kl", "mse") if self.run else ("entropy", "entropy_share", "monotonicity", "kl"), where)
 
 
 # --- grids ---
@@ -277,6 +285,9 @@ class Grid(Spec):
     explains.
     """
 
+    gated = True
+    called = "panel"
+
     cell: GridCell
     panels: Annotated[tuple[GridPanel, ...], Field(min_length=1)]
     limits: tuple[float, float] | None = None
@@ -296,32 +307,27 @@ class Grid(Spec):
         """The panel of that name."""
         return next(panel for panel in self.panels if panel.name == name)
 
-    def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that it draws: pairs of a run and a measure."""
-        return list(dict.fromkeys(read for panel in self.panels for read in ((panel.run, panel.measure), (panel.run, GATE))))
+    def addresses(self, scale: str | None = None) -> Iterator[Address]:
+        """The readings of each panel, and those of its lines."""
+        for panel in self.panels:
+            yield Address(panel.run, panel.measure, panel.metric, panel.of)
+            yield from (Address(panel.run, panel.measure, line) for line in self.lines.values())
 
-    def named(self) -> list[tuple[str, str]]:
-        """The readings that it names: pairs of a measure and the name that its metric gives a reading."""
-        lines = [(panel.measure, line) for panel in self.panels for line in self.lines.values()]
-        return [*((panel.measure, panel.metric) for panel in self.panels), *lines]
+    def names(self) -> list[str]:
+        """What a claim may name as `row`: the panels."""
+        return [panel.name for panel in self.panels]
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
-        once("panel", (panel.name for panel in self.panels))
+        once("panel", self.names())
         super().check()
-
-    def dosed(self) -> list[str]:
-        """The names that a claim may state a dose for: the panels."""
-        return [panel.name for panel in self.panels]
 
     def run_of(self, point: Point) -> str | None:
         """The run whose number a panel shows."""
         return self.panel(point.row).run
 
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
-        where = f"claim {claim.claim!r}"
-        known("panel", point.row, self.dosed(), where)
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError where a claim names a column or place that is not there."""
         if point.column is not None:
             known("column", point.column, [self.panel(point.row).metric], where)
         if point.at and (self.cell.x not in point.at or len(point.at) > 2):
@@ -347,14 +353,26 @@ class Own(Spec):
     Claims name a run, a metric as column and a place on its axes; those on `inputs`, what the file's `look` finds.
     """
 
+    called = "run"
+
     needs: tuple[Needed, ...]
     inputs: tuple[str, ...] = ()
-    makes: tuple[str, ...] = FIGURE[:2]
+    makes: tuple[str, ...] = ("png", "pdf")
     options: dict[str, Scalar | bool | None | tuple[Scalar, ...] | dict[str, Scalar]] = {}
 
-    def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that it draws: pairs of a run and a measure."""
-        return list(dict.fromkeys((need.run, need.measure) for need in self.needs))
+    def addresses(self, scale: str | None = None) -> Iterator[Address]:
+        """The measurements that the file reads."""
+        return (Address(need.run, need.measure) for need in self.needs)
+
+    def names(self) -> list[str]:
+        """What a claim may name as `row`: the runs; without `needs`, what the claims name is for the file's `look` to find."""
+        said = (point.row for claim in self.claims for point in (*claim.points, *claim.requires))
+        return list(dict.fromkeys((need.run for need in self.needs) if self.needs else said))
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its file writes."""
+        return self.makes
 
     def files(self) -> list[str]:
         """Files it draws beside the measurements."""
@@ -362,11 +380,9 @@ class Own(Spec):
 
     def dosed(self) -> list[str] | None:
         """Its runs; None where it has `inputs` alone."""
-        return list(dict.fromkeys(need.run for need in self.needs)) or None
+        return self.names() if self.needs else None
 
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError where a claim names a row, column or place that is not there."""
-        if self.needs:
-            known("run", point.row, {need.run for need in self.needs}, f"claim {claim.claim!r}")
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError where a claim names no metric."""
         if point.column is None:
-            raise ValueError(f"claim {claim.claim!r} names no metric as `column`")
+            raise ValueError(f"{where} names no metric as `column`")

@@ -48,7 +48,7 @@ def form_of(found: Measured) -> dict[str, Any]:
     form: dict[str, Any] = {"method": method, KEEP: options.pop(KEEP, None)}
     form |= schema(method_file(method)).model_validate(options).model_dump(mode="json")
     lengths: list[int] = []
-    steps, lacking = _steps(found, record)
+    steps, lacking = steps_behind(found)
     for step in steps:
         recipe, budget = step["config"].get("recipe", {}), step["config"].get("budget", {})
         form |= {name: recipe[name] for name in OF_STEPS if name in recipe}
@@ -56,8 +56,9 @@ def form_of(found: Measured) -> dict[str, Any]:
     return form | {SEQUENCES: lengths, LACKING: lacking}
 
 
-def _steps(found: Measured, record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+def steps_behind(found: Measured) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the training steps behind a measurement, and the steps whose records do not lie beside it."""
+    record = records.read(found.folder) or {}
     places = [records.place(parent["path"]) for parent in record.get("parents", {}).values()]
     places = [place for place in places if place.parts[0] == "runs" and place.name in stages.training()]
     read = {place: records.read(found.folder.parents[2] / place) for place in places}

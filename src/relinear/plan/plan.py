@@ -369,7 +369,7 @@ class Plan:
 
     def drawn_by(self, artefact: Artefact) -> str:
         """Hash of the code that draws an artefact, the file beside its spec included."""
-        return digest([code_hash(artefact.modules), artefact.script and sha256(artefact.script)])
+        return digest([code_hash([artefact.module]), artefact.script and sha256(artefact.script)])
 
     def artefacts_of(self, run: str) -> list[str]:
         """Tables and figures that show a run, as `<paper>/<stem>`."""

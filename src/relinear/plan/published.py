@@ -9,7 +9,7 @@ import csv
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,17 +66,18 @@ def _read(path: Path, _: int) -> dict[str, dict[str, tuple[Entry, ...]]]:
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise ConfigError(f"{where} must have the columns {', '.join(COLUMNS)}; got {', '.join(reader.fieldnames or ())}")
-    lines: dict[str, dict[str, dict[tuple[str, str], list[dict[str, str]]]]] = {}
+    found: dict[str, dict[str, dict[tuple[str, str], Entry]]] = {}
     for number, line in enumerate(reader, start=2):
         _check(line, f"{where}, line {number}")
-        entry = lines.setdefault(line["table"], {}).setdefault(line["row"], {}).setdefault((line["model"], line["label"]), [])
-        if line["column"] in [other["column"] for other in entry]:
-            raise ConfigError(f"{where}, line {number}: column {line['column']!r} of row {line['row']!r} stands there twice")
-        entry.append(line)
-    return {
-        table: {row: tuple(_entry(model, label, own) for (model, label), own in entries.items()) for row, entries in rows.items()}
-        for table, rows in lines.items()
-    }
+        entries, place = found.setdefault(line["table"], {}).setdefault(line["row"], {}), (line["model"], line["label"])
+        entry, column, origin = entries.get(place, Entry(*place, COMPUTED, {})), line["column"], line["origin"]
+        if column in entry.values:
+            raise ConfigError(f"{where}, line {number}: column {column!r} of row {line['row']!r} stands there twice")
+        entries[place] = entry._replace(
+            origin=origin if entry.origin == COMPUTED else entry.origin, values=entry.values | {column: float(line["value"])},
+            computed=(*entry.computed, *[column] * (origin == COMPUTED)),
+        )  # fmt: skip
+    return {table: {row: tuple(entries.values()) for row, entries in rows.items()} for table, rows in found.items()}
 
 
 def _check(line: dict[str, str], where: str) -> None:
@@ -93,10 +94,3 @@ def _check(line: dict[str, str], where: str) -> None:
         raise ConfigError(f"{where}: origin must be measured, computed or copied from ...; got {line['origin']!r}")
     if empty := [name for name in COLUMNS[:-1] if not line[name]]:
         raise ConfigError(f"{where}: {', '.join(empty)} must not be empty")
-
-
-def _entry(model: str, label: str, lines: Sequence[dict[str, str]]) -> Entry:
-    values = {line["column"]: float(line["value"]) for line in lines}
-    computed = tuple(line["column"] for line in lines if line["origin"] == COMPUTED)
-    printed = [line["origin"] for line in lines if line["origin"] != COMPUTED]
-    return Entry(model, label, printed[0] if printed else COMPUTED, values, computed)

@@ -1,7 +1,7 @@
 """The tables and figures of the papers: every `workflow/papers/<paper>/<stem>.yaml` as a checked artefact.
 
     >>> artefact = available(WORKFLOW / "papers")["lolcats_figure3"]
-    >>> artefact.label, artefact.reads()
+    >>> artefact.spec.label, artefact.reads()
     ('LoLCATs Figure 3', [('lolcats_exp', 'fidelity')])
 
 Imports neither torch nor matplotlib: the Snakefile reads it.
@@ -100,21 +100,6 @@ class Artefact:
         return f"{self.paper}_{self.stem}"
 
     @property
-    def label(self) -> str:
-        """The paper's own label."""
-        return self.spec.label
-
-    @property
-    def says(self) -> str:
-        """A sentence that says what the artefact shows."""
-        return self.spec.says
-
-    @property
-    def shape(self) -> str:
-        """The name of the module that draws it."""
-        return self.spec.draw
-
-    @property
     def path(self) -> str:
         """The spec's path in the repository, whatever machine it is on."""
         return f"workflow/papers/{self.paper}/{self.file.name}"
@@ -141,7 +126,7 @@ class Artefact:
     @property
     def script(self) -> Path | None:
         """The file beside the spec that draws it, where no shared shape does."""
-        return self.file.with_suffix(".py") if self.shape in SCRIPTED else None
+        return self.file.with_suffix(".py") if self.spec.draw in SCRIPTED else None
 
     @property
     def seeds(self) -> bool:
@@ -162,22 +147,14 @@ class Artefact:
         """The input files that are no measurements of runs."""
         return self.spec.files()
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the files that are drawn."""
-        if isinstance(self.spec, Table) and self.shape == "table":
-            return self.spec.suffixes
-        made = (*self.spec.makes, "provenance.json") if isinstance(self.spec, Own) else self.spec.suffixes
-        return (*made, "claims.csv") if self.spec.claims else made
-
     def outputs(self, folder: str) -> list[str]:
         """The files that are drawn into a folder."""
-        return [f"{folder}/{self.stem}.{suffix}" for suffix in self.suffixes]
+        return [f"{folder}/{self.stem}.{suffix}" for suffix in self.spec.suffixes]
 
     @property
-    def modules(self) -> list[str]:
+    def module(self) -> str:
         """The module that draws it, for the code's hash. An artefact with a `script` changes with that file, too."""
-        return [f"relinear.draw.{self.shape}"]
+        return f"relinear.draw.{self.spec.draw}"
 
 
 def papers(folder: Path) -> dict[str, Paper]:

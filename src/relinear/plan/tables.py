@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from relinear import stages
 from relinear.plan.chance import chance_of
-from relinear.plan.claims import FIGURE, GATE, Claim, InUnit, Point, Read, Scalar, Spec, known, once
+from relinear.plan.claims import Address, Claim, InUnit, Point, Scalar, Spec, known, once
 from relinear.plan.published import Entry
 from relinear.plan.strict import Strict
 
@@ -123,16 +123,6 @@ class Row(Strict):
     cells: dict[str, Annotated[RowPlace, BeforeValidator(lambda v: {"value": v} if isinstance(v, int | float) else v)]] = {}
 
 
-class Address(NamedTuple):
-    """The place of one reading."""
-
-    run: str
-    measure: str
-    metric: str
-    of: str | None
-    at: Mapping[str, Scalar]
-
-
 class Undefined(NamedTuple):
     """The reason why a number cannot exist."""
 
@@ -165,7 +155,7 @@ class Table(Spec):
     follow.
     """
 
-    suffixes = ("csv", "md", "claims.csv", "provenance.json")
+    gated = True
     facts: ClassVar[tuple[str, ...]] = ("method", "variant", "scale", "trainable_params")
 
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
@@ -177,6 +167,16 @@ class Table(Spec):
     caption: tuple[str, ...] = ()
     csv: tuple[str, ...] = ()
     _published: dict[str, tuple[Entry, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The suffixes of the files that its shape writes."""
+        return ("csv", "md")
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of all files of it: a table has a file of claims, if it makes none."""
+        return (*self.made, "claims.csv", "provenance.json")
 
     def put_beside(self, published: Mapping[str, tuple[Entry, ...]]) -> None:
         """Set the published numbers: row -> what papers print there."""
@@ -233,29 +233,19 @@ class Table(Spec):
         shown = {column for entries in self._published.values() for entry in entries for column in entry.values}
         return tuple(column.name for column in self.columns if column.name in shown)
 
-    def addresses(self) -> Iterator[Address]:
-        """The place of every reading."""
-        return (cell for line in self.lines for cell in line.cells.values() if isinstance(cell, Address))
-
-    def reads(self, scale: str | None = None) -> list[Read]:
-        """The measurements that the table reads: pairs of a run and a measure."""
-        found: dict[Read, None] = {}
+    def addresses(self, scale: str | None = None) -> Iterator[Address]:
+        """The place of every reading; at a scale, without the rows and columns that are left out there."""
         left_out = {column.name for column in self.columns if scale in column.not_at}
-        for line in self.lines:
-            if scale in line.not_at:
-                continue
-            cells = [cell for name, cell in line.cells.items() if isinstance(cell, Address) and name not in left_out]
-            found |= dict.fromkeys((cell.run, cell.measure) for cell in cells)
-            found |= dict.fromkeys((cell.run, GATE) for cell in cells)
-        return list(found)
+        cells = (cell for line in self.lines if scale not in line.not_at for cell in line.cells.items())
+        return (cell for name, cell in cells if isinstance(cell, Address) and name not in left_out)
+
+    def names(self) -> list[str]:
+        """What a claim may name as `row`: the rows."""
+        return [line.name for line in self.lines]
 
     def publishes(self) -> bool:
         """Whether published numbers stand beside ours."""
         return bool(self.published_columns)
-
-    def named(self) -> list[tuple[str, str]]:
-        """The readings that the table names: pairs of a measure and the name that its metric gives a reading."""
-        return list(dict.fromkeys((address.measure, address.metric) for address in self.addresses()))
 
     def sources(self) -> list[str]:
         """The labels of the tables that print the published numbers."""
@@ -264,7 +254,7 @@ class Table(Spec):
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
         once("column", (column.name for column in self.columns))
-        once("row", (line.name for line in self.lines))
+        once("row", self.names())
         for line in self.lines:
             if all(cell is None for cell in line.cells.values()) and not self.published(line.name):
                 raise ValueError(f"row {line.name!r} has no run, and nothing is published in it")
@@ -286,7 +276,7 @@ class Table(Spec):
 
     def _check_derived(self) -> None:
         """Raise ValueError for a column that is computed from what is not there, or from what does not fit."""
-        columns, rows = {column.name: column for column in self.columns}, [line.name for line in self.lines]
+        columns, rows = {column.name: column for column in self.columns}, self.names()
         read = [name for name, column in columns.items() if not column.derived]
         for column in self.columns:
             for part in column.mean:
@@ -311,7 +301,7 @@ class Table(Spec):
     def _check_published(self) -> None:
         """Raise ValueError for a published number beside no cell."""
         for row, entries in self._published.items():
-            known("row", row, (line.name for line in self.lines), "published.csv")
+            known("row", row, self.names(), "published.csv")
             for column in (column for entry in entries for column in entry.values):
                 known("column", column, (c.name for c in self.columns), f"published.csv, row {row!r}")
 
@@ -325,22 +315,17 @@ class Table(Spec):
         """What guessing scores in a column, in its unit; None if that is unknown."""
         return chance_of({c.name: c for c in self.columns}, column)
 
-    def dosed(self) -> list[str]:
-        """The names that a claim may state a dose for: the rows."""
-        return [line.name for line in self.lines]
-
     def run_of(self, point: Point) -> str | None:
         """The run whose number a cell is: the run that its cell names, else the row's."""
         line = next(line for line in self.lines if line.name == point.row)
         place = line.cells.get(point.column or "")
         return place.run if isinstance(place, Address) else line.run
 
-    def check_point(self, claim: Claim, point: Point) -> None:
-        """Raise ValueError if a claim names a row, column or place that is not there."""
-        known("row", point.row, self.dosed(), f"claim {claim.claim!r}")
-        known("column", point.column, (column.name for column in self.columns), f"claim {claim.claim!r}")
+    def check_place(self, point: Point, where: str) -> None:
+        """Raise ValueError if a claim names a column that is not there, or a place within a cell."""
+        known("column", point.column, (column.name for column in self.columns), where)
         if point.at:
-            raise ValueError(f"claim {claim.claim!r}: a cell of a table has no `at`; got {point.at}")
+            raise ValueError(f"{where}: a cell of a table has no `at`; got {point.at}")
 
     @cached_property
     def csv_names(self) -> tuple[str, ...]:
@@ -382,4 +367,5 @@ def _filled(template: Any, fields: Mapping[str, Scalar]) -> Any:
 class Picture(Table):
     """A table whose rows `<stem>.py` beside the spec draws: `def figure(spec, rows, about)`, which returns a matplotlib figure."""
 
-    suffixes = FIGURE
+    made = Spec.made
+    suffixes = Spec.suffixes

@@ -5,9 +5,10 @@ import json
 import re
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from relinear.draw.claims import Value
 from relinear.draw.pictures import page
-from relinear.draw.render import write_figure
 from relinear.draw.style import lines
 from relinear.records import read_committed
 
@@ -19,13 +20,13 @@ NAMES = {
 PHASES = {"cpu_ms_per_token": "turns", "state_bytes": "decode"}  # the rows in which claims read a column
 
 
-def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write decoding.png and decoding.pdf."""
+def figure(spec, measured, about) -> Figure:
+    """Time of a token and memory against the position."""
     source = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
     how = json.loads(read_committed(source.with_suffix(".provenance.json")))
     shape = f"{how['model']['num_hidden_layers']} layers of width {how['model']['hidden_size']}, random weights, {how['dtype']}"
-    figure = page(3.3, [f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})"])
-    time_axis, memory_axis = figure.subplots(1, 2)
+    shown = page(3.3, [f"{spec.label}: {shape}, {how['threads']} thread of a CPU ({how['cpu']})"])
+    time_axis, memory_axis = shown.subplots(1, 2)
     rows = [row for row in _read(spec, about) if row["phase"] == "decode"]
     runs = list(dict.fromkeys(row["run"] for row in rows))
     for run, style in zip(runs, lines(["_".join(re.findall(r"\w+", run)) for run in runs]), strict=True):
@@ -36,14 +37,11 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         memory_axis.plot(at, [float(row["state_bytes"]) / MIB for row in tenths], **style | {"linestyle": "--", "marker": ""})
     time_axis.set(xlabel="position, 1024 tokens", ylabel="ms per token", title="time of a generated token", ylim=(0, None))
     memory_axis.set(xlabel="position, 1024 tokens", ylabel="MiB", title="growth of the process (solid), state (dashed)")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    shown.legend(loc="outside lower center", ncols=4, frameon=False)
     for axis in (time_axis, memory_axis):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    made = [out / f"decoding.{suffix}" for suffix in spec.makes]
-    for path in made:
-        write_figure(path, figure)
-    return made
+    return shown
 
 
 def look(spec, about):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.pictures import page
-from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
 SHAPE = {"mode": "forward", "B": "1", "H": "12", "D": "64"}
@@ -18,12 +18,12 @@ LINES = {  # op, provider (None: any but the torch form) -> its name and its loo
 }
 
 
-def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write figure6.png and figure6.pdf. Lines with rows of another commit than the last are starred."""
+def figure(spec, measured, about) -> Figure:
+    """Time and memory against the length. Lines with rows of another commit than the last are starred."""
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
     rows = [row for row in read(path) if all(row[k] == v for k, v in SHAPE.items())]
-    figure = page(3.0, [TITLE], ["* measured at another commit" * any(earlier(row, rows) for row in rows)])
-    axes = figure.subplots(1, 2)
+    shown = page(3.0, [TITLE], ["* measured at another commit" * any(earlier(row, rows) for row in rows)])
+    axes = shown.subplots(1, 2)
     for (op, provider), (label, look) in LINES.items():
         own = sorted((r for r in rows if r["op"] == op and provider in (None, r["provider"])), key=lambda r: int(r["T"]))
         label += "*" * any(earlier(r, rows) for r in own)
@@ -36,11 +36,8 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    made = [out / f"figure6.{suffix}" for suffix in spec.makes]
-    for path in made:
-        write_figure(path, figure)
-    return made
+    shown.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return shown
 
 
 def look(spec, about):

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 
 from relinear.draw.pictures import page
-from relinear.draw.render import NOT_RUN, write_figure
+from relinear.draw.render import NOT_RUN
 from relinear.draw.weights import tensors_in
 
 PARTS = {"linear": "gated linear attention", "window": "sliding window", "meta": "meta tokens"}
 DARKEST = 0.01  # the darkest colour is this share of the largest weight, and all below
 
 
-def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write figure2.png and figure2.pdf."""
+def figure(spec, measured, about) -> Figure:
+    """The parts' weights, as drawn and of a trained head."""
     given, found = spec.options, measured[spec.reads()[0]]
     rows = {f"as drawn: equal scores, gamma {given['gamma']}": drawn(**given)}
     if found:
@@ -24,15 +25,12 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     else:
         rows[f"{spec.reads()[0][0]}: {NOT_RUN}"] = {}
     title = f"{spec.label}: window {given['window']}, {given['meta']} meta tokens"
-    figure = page(4.8, [title, about.where(), about.demonstration])
-    for area, (title, weights) in zip(figure.subfigures(2, 1), rows.items(), strict=True):
+    shown = page(4.8, [title, about.where(), about.demonstration])
+    for area, (title, weights) in zip(shown.subfigures(2, 1), rows.items(), strict=True):
         area.suptitle(title)
         if weights:
             _row(area, weights)
-    made = [out / f"figure2.{suffix}" for suffix in spec.makes]
-    for path in made:
-        write_figure(path, figure)
-    return made
+    return shown
 
 
 def drawn(window: int, meta: int, positions: int, gamma: float) -> dict[str, np.ndarray]:

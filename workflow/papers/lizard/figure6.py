@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from relinear.draw.kernels import earlier, look_at, read
 from relinear.draw.pictures import page
-from relinear.draw.render import write_figure
 from relinear.draw.style import look_of
 
 NAMES = {"gate a channel": ("gated_linear_attention", "relinear"), "GLA": ("gated_linear_attention", "fla chunk_gla (unnormalised)")}
@@ -15,16 +15,16 @@ TITLE = "Lizard Figure 6: time of the attention kernels, B=16 T=2048 H=32 D=128,
 PAPER = "The paper, on an A100: GLA 4.30 ms, Lizard 3.25 ms. Green: ours. Peers of linear attention are given their features."
 
 
-def draw(spec, measured, about, out: Path) -> list[Path]:
-    """Write figure6.png and figure6.pdf. Rows measured at another commit than the last are starred."""
+def figure(spec, measured, about) -> Figure:
+    """A point a kernel. Rows measured at another commit than the last are starred."""
     path = about.files.get(spec.inputs[0], Path(spec.inputs[0]))
     rows = [row for row in read(path) if all(row[k] == v for k, v in {**SHAPE, "mode": "forward"}.items())]
     groups: dict[str, list[dict[str, str]]] = {}  # op -> its rows, ours first
     for row in sorted(rows, key=lambda row: (row["provider"] != "relinear", float(row["ms"]))):
         groups.setdefault(row["op"], []).append(row)
     lines = [line for op, own in groups.items() for line in (op, *own)]
-    figure = page(0.2 * len(lines) + 0.5, [TITLE], [PAPER, "* measured at another commit" * any(earlier(row, rows) for row in rows)])
-    axis = figure.subplots()
+    shown = page(0.2 * len(lines) + 0.5, [TITLE], [PAPER, "* measured at another commit" * any(earlier(row, rows) for row in rows)])
+    axis = shown.subplots()
     for y, line in enumerate(lines):  # points: a bar would need a zero, which a logarithmic axis lacks
         if isinstance(line, str):
             axis.axhspan(y - 0.5, y + 0.5, color="0.93", zorder=0)
@@ -43,10 +43,7 @@ def draw(spec, measured, about, out: Path) -> list[Path]:
     axis.minorticks_off()
     axis.grid(alpha=0.25, axis="x")
     axis.spines[["top", "right"]].set_visible(False)
-    made = [out / f"figure6.{suffix}" for suffix in spec.makes]
-    for path in made:
-        write_figure(path, figure)
-    return made
+    return shown
 
 
 def look(spec, about):

@@ -1,0 +1,63 @@
+"""Drawing a table or figure: its shape says what stands where and how claims read it, and this module writes all files."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relinear.draw import About, Measurements
+from relinear.draw.claims import Judgement, write_claims
+from relinear.draw.provenance import Origin, write_provenance
+from relinear.errors import UserError
+from relinear.plan.claims import Claim
+from relinear.plan.measured import Source
+from relinear.plan.specs import Artefact
+
+
+class Drawn(NamedTuple):
+    """What a shape makes of measurements.
+
+    `write(out, judgements)` writes the table or the picture into a folder. `judge` gives the verdict on a claim. `cells`, `sources` and `files` are
+    those of `write_provenance`.
+    """
+
+    write: Callable[[Path, Sequence[Judgement]], None]
+    judge: Callable[[Claim], Judgement]
+    cells: Mapping[str, Mapping[str, Origin]]
+    sources: Iterable[Source]
+    files: Mapping[Path, Any] = {}
+
+
+def make(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Draw a table or figure into the folder `out`: <stem>.<suffix> for each of the artefact's suffixes; returns the files.
+
+    Raises ValueError for a measurement of another run, measure or scale than it is given as (a number never lands in a foreign row), and for
+    readings that are malformed; FileNotFoundError for a file of a measurement that is missing.
+    """
+    drawn = _drawn(artefact, measured, about)
+    judgements = [drawn.judge(claim) for claim in artefact.spec.claims]
+    drawn.write(out, judgements)
+    files = {suffix: out / f"{artefact.stem}.{suffix}" for suffix in artefact.spec.suffixes}
+    write_provenance(files["provenance.json"], artefact, about.scale, drawn.cells, drawn.sources, drawn.files)
+    if "claims.csv" in files:
+        write_claims(files["claims.csv"], artefact, judgements)
+    return list(files.values())
+
+
+def verdicts(artefact: Artefact, measured: Measurements, about: About, out: Path) -> list[Path]:
+    """Write the verdicts on an artefact's claims into the folder `out`, and nothing else of it; returns the file.
+
+    Raises ValueError as `make` does, UserError for an artefact without claims.
+    """
+    if not artefact.spec.claims:
+        raise UserError(f"{artefact.name} has no claims")
+    drawn = _drawn(artefact, measured, about)
+    return [write_claims(out / f"{artefact.stem}.claims.csv", artefact, [drawn.judge(claim) for claim in artefact.spec.claims])]
+
+
+def _drawn(artefact: Artefact, measured: Measurements, about: About) -> Drawn:
+    for (run, measure), found in measured.items():
+        for what, expected in {"run": run, "measure": measure, "scale": about.scale}.items() if found else ():
+            if (got := getattr(found, what)) != expected:
+                raise ValueError(f"{found.source.file}: {what} is {got!r}, expected {expected!r}")
+    return import_module(artefact.module).drawn(artefact, measured, about)
