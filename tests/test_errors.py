@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -228,12 +229,15 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["model", "tiny", "--scale", "smoke", "--results", "FILE"], "is a file; possible: a folder"),
-        (["model", "tiny", "--scale", "smoke", "--results", "FILE/below"], "is a file; possible: a folder"),
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE"], "is a file, and a folder is needed there; move it away"),
+        (["model", "tiny", "--scale", "smoke", "--results", "FILE/below"], "is a file, and a folder is needed there; move it away"),
         (["model", "tiny", "--scale", "smoke", "--results", "r" * 300], "File name too long"),
         (["model", "tiny", "--scale", "smoke", "--results", "/proc/nope"], "no folder can be made at /proc/nope"),
-        (["track", "rebuild", "--results", "FILE"], "is a file; possible: a folder"),
-        (["tasks", "FILE", "--scale", "smoke"], "is a file; possible: a folder"),
+        (["track", "rebuild", "--results", "FILE"], "is a file, and a folder is needed there; move it away"),
+        (["track", "rebuild", "--results", "LINK"], "is a link that leads nowhere, and a folder is needed there"),
+        (["track", "init", "--scale", "smoke", "--results", "LINK/below"], "is a link that leads nowhere"),
+        (["track", "export", "FILE", "LINK"], "is a link that leads nowhere"),
+        (["tasks", "FILE", "--scale", "smoke"], "is a file, and a folder is needed there; move it away"),
         (["track", "ui", "--port", "99999"], "--port"),
         (["model", "tiny", "--scale", "smoke", "--threads", "1000000"], "--threads"),
         (["model", "tiny", "--scale", "smoke", "--threads", "0"], "--threads"),
@@ -249,11 +253,12 @@ def test_the_command_says_it_in_one_line(monkeypatch, tmp_path, args, named):
 )
 def test_a_place_a_verb_or_a_number_that_cannot_be_is_refused(monkeypatch, tmp_path, args, named):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
-    code, stderr = relinear(monkeypatch, *(arg.replace("FILE", str(tmp_path / "file")).replace("DIR", str(tmp_path / "dir")) for arg in args))
+    code, stderr = relinear(monkeypatch, *(re.sub("FILE|LINK|DIR", lambda name: str(tmp_path / name[0].lower()), arg) for arg in args))
     assert code in (1, 2) and "Traceback" not in stderr
     assert named in " ".join(stderr.replace("│", " ").split()), stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"], "nothing was written"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -17,7 +17,7 @@ from relinear.core import store as nodes
 from relinear.errors import UserError
 from relinear.files import MANIFEST, sha256
 from relinear.machine import gpus
-from relinear.tracking import bounded, mirror
+from relinear.tracking import mirror
 
 SECONDS = 60  # a command that meets a silent store: a dozen of them are imports
 
@@ -111,11 +111,11 @@ def test_a_call_of_a_server_ends_and_says_what_it_returns_or_raises(monkeypatch)
             time.sleep(wait)
             return 10 // number
 
-    client = bounded.Bounded(Client())
+    client = mirror.store.Bounded(Client())
     assert client.name == "a store" and client.get_run(5) == 2
     with pytest.raises(ZeroDivisionError):
         client.get_run(0)
-    monkeypatch.setattr(bounded, "SECONDS", 0.1)
+    monkeypatch.setattr(mirror.store, "SECONDS", 0.1)
     with pytest.raises(TimeoutError, match=r"no whole answer within 0\.1 s"):
         client.get_run(1, wait=5)
 

@@ -1119,7 +1119,7 @@ def test_rebuild_replaces_a_run_that_lost_its_store_midway(uri, tmp_path, capsys
     assert child(uri).data.metrics["loss"] == 0.5 and "relinear.mirror" not in child(uri).data.tags
 
 
-@pytest.mark.parametrize(("module", "name"), [(rows, "means"), (rows, "note"), (mirror, "show"), (rows, "worked")])
+@pytest.mark.parametrize(("module", "name"), [(rows, "means"), (rows, "note"), (mirror, "_show"), (mirror, "finish")])
 def test_a_rebuild_that_dies_before_a_row_is_written_is_made_whole_by_the_next(uri, second, tmp_path, monkeypatch, module, name):
     run_stage(uri, tmp_path / "results", {"loss": 0.5})
     run_measure(uri, tmp_path / "results", "perplexity")

@@ -22,7 +22,7 @@ import relinear
 from relinear import stages
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.machine.disk import refusal
+from relinear.machine.disk import in_the_way, make_writable, refusal
 from relinear.machine.torchrun import torchrun
 from relinear.plan import code
 from relinear.plan.job import DTYPES, PRECISIONS, Job
@@ -78,11 +78,11 @@ app.add_typer(track, name="track")
 def _folder(path: Path) -> Path:
     """A folder that is there or can be made."""
     try:
-        there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        said = in_the_way(path.absolute())
     except OSError as error:
-        raise typer.BadParameter(f"{error.strerror}: {str(path)[:60]!r}") from None
-    if not there.is_dir():
-        raise typer.BadParameter(f"{there} is a file; possible: a folder, or the name of a new one")
+        said = f"{error.strerror}: {str(path)[:60]!r}"
+    if said:
+        raise typer.BadParameter(said)
     return path
 
 
@@ -509,7 +509,7 @@ def track_init(
     """Create the store and the runs of rows, before anything writes to it in parallel. A store that fails is warned of, and no error."""
     from relinear.tracking.rows import plan_rows
 
-    plan.results.mkdir(parents=True, exist_ok=True)
+    make_writable([plan.results])
     try:
         mirror.init(plan.store, plan.root.name, () if rows is None else plan_rows(plan, rows.split()))
     except StoreError as error:
@@ -529,7 +529,7 @@ def track_tables(plan) -> None:
 @track.command("rebuild")
 def track_rebuild(results: Results = Path("results")) -> None:
     """Restore the store from the result files."""
-    results.mkdir(parents=True, exist_ok=True)
+    make_writable([results])
     store = Plan(results=results).store
     restored = mirror.rebuild(store, results)
     print(f"{restored + benchmarks.write(store, results, but=results / 'reference')} runs restored")
@@ -574,7 +574,7 @@ def track_import(
     for part in labels:
         if (part / MANIFEST).is_file():
             verify(part)
-    results.mkdir(parents=True, exist_ok=True)
+    make_writable([results])
     store = Plan(results=results).store
     only_benchmarks = any(benchmarks.campaigns(folder)) and not any(nodes(part) for part in labels)
     imported = 0 if only_benchmarks else sum(mirror.import_folder(store, part, of) for part, of in labels.items())
@@ -590,7 +590,7 @@ def track_ui(results: Results = Path("results"), port: Annotated[int, typer.Opti
     if not store.startswith("sqlite:"):
         print(f"MLFLOW_TRACKING_URI is set: the runs are at {store}")
         return
-    results.mkdir(parents=True, exist_ok=True)
+    make_writable([results])
     mirror.init(store)
     mirror.tables(store, results)
     address = f"http://127.0.0.1:{port}"

@@ -11,6 +11,15 @@ from relinear.draw.render import write_csv, write_text
 from relinear.errors import UserError
 from relinear.stage import git_state, versions
 
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # row: method, options
+    "T2R": ("t2r", {}),
+    "Hedgehog": ("hedgehog", {}),
+    "SUPRA": ("supra", {}),
+    "LoLCATs, linear": ("lolcats", {}),
+    "LoLCATs, window": ("lolcats", {"window": 64}),
+    "Lizard": ("lizard", {}),
+}
+
 
 def session(command: str) -> dict[str, Any]:
     """The provenance of one call: its command, the commit, whether the tree differs from it, the start, the versions of the libraries."""

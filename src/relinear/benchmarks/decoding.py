@@ -26,7 +26,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from relinear.benchmarks import command
-from relinear.benchmarks.campaign import Campaign, session
+from relinear.benchmarks.campaign import METHODS, Campaign, session
 from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.linearize.model import linearize
@@ -37,15 +37,7 @@ MODEL = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 65536,
 }  # fmt: skip
-RUNS: dict[str, tuple[str, dict] | None] = {
-    "softmax teacher": None,
-    "T2R": ("t2r", {}),
-    "Hedgehog": ("hedgehog", {}),
-    "SUPRA": ("supra", {}),
-    "LoLCATs, linear": ("lolcats", {}),
-    "LoLCATs, window": ("lolcats", {"window": 64}),
-    "Lizard": ("lizard", {}),
-}
+RUNS: dict[str, tuple[str, dict] | None] = {"softmax teacher": None, **METHODS}
 COLUMNS = ("phase", "run", "tokens", "ms_per_token", "cpu_ms_per_token", "seconds", "process_mib", "state_bytes")
 PROMPT, WARM_UP, PARTS, REPEATS, TURN = 16, 256, 10, 5, 16
 PHASES = {"decode": PARTS + 1, "prefill": 2, "turns": 2}  # and the number of rows of each

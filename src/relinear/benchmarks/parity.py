@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from relinear.benchmarks import command
-from relinear.benchmarks.campaign import Campaign, session
+from relinear.benchmarks.campaign import METHODS, Campaign, session
 from relinear.draw.render import markdown
 from relinear.errors import UserError
 from relinear.folders import tokenizer_of
@@ -25,15 +25,7 @@ from relinear.linearize.model import linearize
 from relinear.machine.hardware import set_threads
 from relinear.measure.gate import distance
 
-RUNS: dict[str, tuple[str, dict]] = {
-    "softmax": ("softmax", {}),
-    "T2R": ("t2r", {}),
-    "Hedgehog": ("hedgehog", {}),
-    "SUPRA": ("supra", {}),
-    "LoLCATs, linear": ("lolcats", {}),
-    "LoLCATs, window": ("lolcats", {"window": 64}),
-    "Lizard": ("lizard", {}),
-}
+RUNS: dict[str, tuple[str, dict]] = {"softmax": ("softmax", {}), **METHODS}
 NOISE = 0.05  # added to a method's start, an identity, at which some mistakes do not show
 LAWS = ("pieces", "prefix", "padded")
 COLUMNS = ("run", *LAWS, "new_tokens", "equal", "least_margin", "margin_at_mismatch")

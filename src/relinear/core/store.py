@@ -147,7 +147,8 @@ def _line(text: bytes, where: str) -> dict[str, Any]:
 
 def opened(place: Path) -> "Store":
     """The store in a folder. A process reads its files again only if they were replaced. Raises BrokenError for files that cannot be believed."""
-    return _opened(place, *((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in [(place / NODES).stat()]))
+    there = [path.stat() for path in map(place.joinpath, FILES) if path.name == NODES or path.exists()]
+    return _opened(place, *((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in there))
 
 
 @functools.lru_cache(64)
@@ -167,6 +168,7 @@ class Store:
         self.rows = {name: i for i, name in enumerate(names)}
         self._about = {column: self._nodes[column].to_pylist() for column in ("readings", "items", "curve")}
         self._begins = {column: [0, *accumulate(n or 0 for n in counts)] for column, counts in self._about.items()}
+        self._texts: dict[tuple[str, str], bytes] = {}  # (node, file): what was read, and checked, before
 
     def row(self, node: str) -> dict[str, Any]:
         """The node's row of nodes.parquet."""
@@ -174,19 +176,24 @@ class Store:
 
     def record(self, node: str) -> bytes:
         """The node's run.json."""
-        row, schema = self.row(node), self._nodes.schema
-        values = {name: _value(row[f"run.{name}"], schema.field(f"run.{name}")) for name in json.loads(row["fields"])}
-        return self._checked(node, self._text(node, values, row["run_json"], NODES), row["sha256"], NODES)
+        if (node, NODES) not in self._texts:
+            row, schema = self.row(node), self._nodes.schema
+            values = {name: _value(row[f"run.{name}"], _is_json(schema.field(f"run.{name}"))) for name in json.loads(row["fields"])}
+            self._texts[node, NODES] = self._checked(node, self._text(node, values, row["run_json"], NODES), row["sha256"], NODES)
+        return self._texts[node, NODES]
 
     def metrics(self, node: str) -> bytes | None:
         """The node's metrics.json; None for a node without one."""
-        row = self.row(node)
-        if row["metrics_sha256"] is None:
-            return None
-        values = json.loads(row["metrics"])
-        if row["readings"] is not None:
-            values["readings"] = [_reading(each) for each in self._rows(READINGS, "readings", node)]
-        return self._checked(node, self._text(node, values, row["metrics_json"], READINGS), row["metrics_sha256"], READINGS)
+        if (node, READINGS) not in self._texts:
+            row = self.row(node)
+            if row["metrics_sha256"] is None:
+                return None
+            values = json.loads(row["metrics"])
+            if row["readings"] is not None:
+                values["readings"] = [_reading(each) for each in self._rows(READINGS, "readings", node)]
+            text = self._text(node, values, row["metrics_json"], READINGS)
+            self._texts[node, READINGS] = self._checked(node, text, row["metrics_sha256"], READINGS)
+        return self._texts[node, READINGS]
 
     def items(self, node: str) -> Columns | None:
         """The node's items as columns; None for a node without items."""
@@ -212,7 +219,7 @@ class Store:
     def verify(self) -> None:
         """Raises BrokenError, which names file and node, unless everything of every node is as its row says, and no row is of another node."""
         for file, column in ((READINGS, "readings"), (ITEMS, "items"), (CURVES, "curve")):
-            rows, counted = _metadata(self.place / file).num_rows, self._begins[column][-1]
+            rows, counted = _file(self.place / file).metadata.num_rows, self._begins[column][-1]
             if rows != counted:
                 raise BrokenError(f"{self.place / file} has {rows} rows, and {NODES} counts {counted}: they are not of one store")
         for node in self.rows:
@@ -237,9 +244,9 @@ class Store:
     def _rows(self, file: str, column: str, node: str) -> Iterator[dict[str, Any]]:
         """The node's rows of a table, each with the fields that it has."""
         table = self._part(file, column, node, None)
-        fields = [field for field in table.schema if field.name != "node"]
+        fields = {field.name: _is_json(field) for field in table.schema if field.name != "node"}
         for row in table.to_pylist():
-            yield {field.name: _value(row[field.name], field) for field in fields if row[field.name] is not None}
+            yield {name: _value(row[name], is_json) for name, is_json in fields.items() if row[name] is not None}
 
     def _part(self, file: str, column: str, node: str, fields: list[str] | None) -> "pa.Table":
         """The node's rows of a table. Raises BrokenError where they are another's."""
@@ -400,14 +407,18 @@ def _encoded(name: str, values: list[Any], kinds: set[str], lacks: Any) -> "tupl
     return pa.field(name, type_), pa.array([None if value is lacks else value for value in values], type_, from_pandas=False)
 
 
-def _value(value: Any, field: "pa.Field") -> Any:
-    return json.loads(value) if value is not None and (field.metadata or {}).keys() >= JSON.keys() else value
+def _is_json(field: "pa.Field") -> bool:
+    return (field.metadata or {}).keys() >= JSON.keys()
+
+
+def _value(value: Any, is_json: bool) -> Any:
+    return json.loads(value) if value is not None and is_json else value
 
 
 def _decoded(column: Any, field: "pa.Field", kind: str) -> list[Any]:
     """A column's values for a node whose values are of this kind."""
     values = column.to_pylist()
-    if (field.metadata or {}).keys() >= JSON.keys():
+    if _is_json(field):
         return [None if value is None else json.loads(value) for value in values]
     cast = CASTS.get(kind)
     return values if cast is None or (values and type(values[0]) is cast) else [None if value is None else cast(value) for value in values]
@@ -440,7 +451,6 @@ def _write(path: Path, table: "pa.Table") -> None:
 
 
 def _table(path: Path) -> "pa.Table":
-    _metadata(path)
     return _rows_of(path, 0, None, None)
 
 
@@ -453,7 +463,7 @@ def _rows_of(path: Path, begin: int, end: int | None, fields: list[str] | None) 
     groups = [group for group in groups if group < file.num_row_groups]
     columns = None if fields is None else ["node", *fields]
     try:
-        table = file.read_row_groups(groups, columns=columns)
+        table = file.read_row_groups(groups, columns=columns) if columns else _whole_groups(file, tuple(groups))
     except Exception as error:  # pyarrow has no one class for what a damaged file makes it raise
         raise BrokenError(f"{path} cannot be read: {error}") from error
     if lacking := [name for name in columns or () if name not in table.column_names]:
@@ -461,8 +471,10 @@ def _rows_of(path: Path, begin: int, end: int | None, fields: list[str] | None) 
     return table.slice(begin - starts[groups[0]] if groups else 0, end - begin)
 
 
-def _metadata(path: Path) -> Any:
-    return _file(path).metadata
+@functools.lru_cache(4)
+def _whole_groups(file: Any, groups: tuple[int, ...]) -> "pa.Table":
+    """The row groups of an open file, all columns: the next node's readings or curve mostly lie in the groups of the one before."""
+    return file.read_row_groups(groups)
 
 
 def _file(path: Path) -> Any:

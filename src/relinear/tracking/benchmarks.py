@@ -70,9 +70,8 @@ def _campaign(client: Any, experiment: str, campaign: Campaign, there: dict[str 
         return 0
     tags = {rows.KIND: ROOT, "key": f"file {campaign.name}"}
     above = above or client.create_run(experiment, tags=tags, run_name=campaign.name).info.run_id
-    for path in (campaign.path, campaign.path.with_name(campaign.path.stem + BESIDE)):
-        if path.is_file():
-            client.log_artifact(above, str(path))
+    beside = (campaign.path, campaign.path.with_name(campaign.path.stem + BESIDE))
+    store.log_files(client, above, {path.name: path for path in beside if path.is_file()})
     for key, line in missing.items():
         if key in there:  # an earlier call was cut short
             client.delete_run(there[key].info.run_id)

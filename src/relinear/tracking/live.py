@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Self
 
 from relinear.tracking import mirror, rows, store
@@ -55,11 +55,11 @@ class Tracker:
         }  # fmt: skip
         self._root = root or scale
         self._about["seed"] = tags.get("seed", 0)
+        self._label = rows.label(rows.name_of(self._about), run, stage)
         self._buffer: list[Entry] = []
         self._last_step = 0
         self._last_flush = monotonic()
-        self._record: dict[str, Any] | None = None  # set once the stage is complete
-        self._compared: dict[str, float] = {}  # the numbers of this stage that its row shows
+        self._complete: dict[str, mirror.Stage] = {}  # the stage by its label, once it is complete
         self._given_up = False
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class Tracker:
                 # The store may be back by now. A run marked incomplete is replaced by the next `rebuild`.
                 with suppress(*store.store_errors()):
                     self._client.set_tag(self.run_id, "relinear.mirror", "incomplete")
-                    self._terminate(status)
+                    self._end(status, {})
         finally:
             Tracker.failing = False
 
@@ -103,18 +103,17 @@ class Tracker:
     def finish(self, folder: Path | str) -> None:
         """Mirror a complete stage folder: final metrics, artefact hashes, run.json, metrics.json, figures.
 
-        Call it last. What a measurement adds to its row is written there once the context is left without an error. Raises ValueError if run.json
+        Call it last. What the stage adds to its row is written there once the context is left without an error. Raises ValueError if run.json
         is that of another key.
         """
         folder = Path(folder)
         record = mirror.read_record(folder)
         if record["key"] != self._about["key"]:
             raise ValueError(f"{folder / 'run.json'} has key {record['key']!r}, this run has {self._about['key']!r}")
-        final = mirror.final_numbers(folder, record)
-        self._buffer += store.entries(final, self._last_step)
-        self._record = record
-        self._compared = rows.of_columns(store.flatten_metrics(final)) if rows.compares(record) else {}
-        self._store(self._finish, folder, record)
+        stage = mirror.read_stage(folder, record)
+        self._buffer += store.entries(stage.numbers, self._last_step)
+        self._complete = {self._label: stage}
+        self._store(self._finish, stage)
 
     def _open(self) -> None:
         client = self._client = store.connect(self._uri)
@@ -126,29 +125,26 @@ class Tracker:
                 client.set_terminated(earlier.info.run_id, "KILLED")
             if earlier.data.tags.get("current") == "true":
                 client.set_tag(earlier.info.run_id, "current", "false")
-        self.run_id = mirror.create(client, experiment, self._row, self._about, self._about["tags"])
+        self._begin = round(1000 * time())
+        self.run_id = mirror.create(client, experiment, self._row, self._about, self._about["tags"], self._begin)
         mirror.fill(client, self.run_id, self._about)
 
-    def _finish(self, folder: Path, record: dict) -> None:
-        store.log(self._client, self.run_id, tags=mirror.describe(record)["tags"] | mirror.folder_tags(record))
-        mirror.copy_files(self._client, self.run_id, folder)
-        curve = [] if record.get("measure") else mirror.curve_of(folder)
-        row = rows.name_of(record)
-        label = rows.label(row, record["run"], record["stage"])
-        mirror.show(self._client, self._row, row, {label: (folder, record, curve)})
+    def _finish(self, stage: mirror.Stage) -> None:
+        store.log(self._client, self.run_id, tags=mirror.describe(stage.record)["tags"] | mirror.folder_tags(stage.record))
+        store.log_files(self._client, self.run_id, stage.files)
 
     def _close(self, status: str, error: BaseException | None) -> None:
         self._flush()
         if error is not None:
             store.log(self._client, self.run_id, tags={"error": f"{type(error).__name__}: {error}"})
-        elif self._record:
-            rows.finish(self._client, self._experiment, self._row, self._record, self._compared)
-        self._terminate(status)
+        self._end(status, self._complete if error is None else {})
 
-    def _terminate(self, status: str) -> None:
-        self._client.set_terminated(self.run_id, status)
-        begin = self._client.get_run(self._row).info.start_time
-        self._client.set_terminated(self._row, status, begin + rows.worked(self._client, self._experiment, self._row))
+    def _end(self, status: str, complete: dict[str, mirror.Stage]) -> None:
+        above, row = self._client.get_run(self._row), rows.row_of([stage.record for stage in complete.values()] or [self._about])
+        now = round(1000 * time())
+        current = rows.current(self._client, self._experiment, row.name, self._row) | {self._label: (self.run_id, now - self._begin)}
+        mirror.finish(self._client, self._experiment, above, row, complete, current, status)
+        self._client.set_terminated(self.run_id, status, now)
 
     def _flush(self) -> None:
         # A batch sent twice, after a failure, is stored once: mlflow drops equal (name, time, step, value).

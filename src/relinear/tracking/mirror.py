@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -22,6 +22,7 @@ from relinear import records
 from relinear.core import store as nodes
 from relinear.errors import UserError
 from relinear.files import MANIFEST
+from relinear.plan.names import SEED
 from relinear.schemas import Line, Provenance, require
 from relinear.tracking import rows, store
 from relinear.tracking.store import Entry, entries, flatten_metrics, step_entries, texts
@@ -95,29 +96,43 @@ def import_folder(uri: str, folder: Path | str, label: str = "reference") -> int
         return _mirror(uri, Path(folder), found, f"-{label}")
 
 
+class Stage(NamedTuple):
+    """A finished stage: its record, its curve by step, its final numbers by name, its small files by name."""
+
+    record: dict[str, Any]
+    curve: list[Entry]
+    numbers: dict[str, float]
+    files: dict[str, Path | bytes]
+
+
+def read_stage(folder: Path, record: dict[str, Any]) -> Stage:
+    """What the mirror shows of a finished stage. Raises BrokenError."""
+    return Stage(record, curve_of(folder), flatten_metrics(_final_numbers(folder, record)), _small_files(folder))
+
+
 def _mirror(uri: str, root: Path, found: dict[Path, dict], suffix: str = "", but: Collection[Path] = ()) -> int:
     """Write what the store lacks of these stage folders, and the tables of `root`, into the experiments of their folders, named with the suffix."""
     client = store.connect(uri)
     experiments = {of: store.experiment_of(client, uri, f"{of}{suffix}") for of in set(map(store.root_of, found.values()))}
     known = {of: _stage_runs(client, experiment, f"{of}{suffix}") for of, experiment in experiments.items()}
-    missing: dict[tuple[str, str, str], dict[Path, dict]] = {}  # (scale, base row, row): folders
+    whole: dict[tuple[str, str], dict[Path, dict]] = {}  # (scale, row): all its folders
+    missing: dict[tuple[str, bool, str], dict[Path, dict]] = {}  # (scale, whether of a further seed, row): those that the store lacks
     for folder, record in found.items():
-        same = known[store.root_of(record)].get(_identity(record), [])
+        of, name = store.root_of(record), rows.name_of(record)
+        whole.setdefault((of, name), {})[folder] = record
+        same = known[of].get(_identity(record), [])
         if any(map(_is_whole, same)):
             continue
-        row = rows.row_of([record])
-        missing.setdefault((store.root_of(record), row.base, row.name), {})[folder] = record
+        curve_of(folder)  # an error comes before anything is written
+        missing.setdefault((of, SEED.search(name) is not None, name), {})[folder] = record
         first = record.get("mlflow_run_id", "")
         for part in [run for run in same if first in (run.info.run_id, run.data.tags.get("mlflow_run_id"))]:  # what is there of this attempt
             client.delete_run(part.info.run_id)
             same.remove(part)
-    for folder in (folder for folders in missing.values() for folder in folders):
-        curve_of(folder)  # an error comes before anything is written
     count = sum(map(len, missing.values()))
     with tqdm(total=count, desc="MLflow", unit="stage", disable=None) as progress:
         for (of, _, name), folders in sorted(missing.items(), key=lambda item: item[0]):
-            whole = {folder: record for folder, record in found.items() if (store.root_of(record), rows.name_of(record)) == (of, name)}
-            _mirror_row(client, uri, experiments[of], whole, folders, known[of], progress)
+            _mirror_row(client, uri, experiments[of], whole[of, name], folders, known[of], progress)
     for of, files in _drawn(root, but).items():
         if of in experiments:
             _log_tables(client, experiments[of], of, files)
@@ -129,59 +144,84 @@ def _mirror_row(client: Any, uri: str, experiment: str, whole: dict[Path, dict],
 
     The stages' runs are FINISHED after all that the row has of them is written. What an end before that leaves is replaced by the next rebuild.
     """
-    spans = [_span(record) for record in missing.values()]
-    begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
     row = rows.row_of(whole.values())
-    name = row.name
-    above, lacking = rows.place(client, uri, experiment, row, begin)
+    above, _ = rows.place(client, uri, experiment, row, min(_span(record)[0] for record in missing.values()))
     row_id = above.info.run_id
-    own, latest = {(r["scale"], r["run"], r["stage"]) for r in whole.values()}, {}  # (run, stage): start and id of the current run
-    for identity, same in known.items():
-        if identity[:3] in own:
-            for run in same:
-                latest[identity[1:3]] = max(latest.get(identity[1:3], (0, "")), (run.info.start_time, run.info.run_id))
-    current = {stage: run_id for stage, (_, run_id) in latest.items()}
-    numbers: dict[str, float] = {}
-    of_row: dict[str, tuple[Path, dict, list[Entry]]] = {}  # by stage: what the row has of its current run
-    written: dict[str, tuple[int, int]] = {}  # start and end of the runs that this writes
+    own = {(r["scale"], r["run"], r["stage"]) for r in whole.values()}
+    current: dict[str, tuple[int, str, int]] = {}  # by stage: start, id and milliseconds of the current run
+    for (*stage, _, _), same in known.items():
+        for run in same if tuple(stage) in own else ():
+            label, (begin, end) = rows.label(row.name, *stage[1:]), (run.info.start_time, run.info.end_time)
+            worked = end - begin if end and run.data.tags.get("mlflow.parentRunId") == row_id else 0
+            current[label] = max(current.get(label, (0, "", 0)), (begin, run.info.run_id, worked))
+    shown: dict[str, Stage] = {}
+    written: dict[str, int] = {}  # ends of the runs that this writes
     for folder, record in missing.items():  # by start
-        stage, first = (record["run"], record["stage"]), _span(record)[0]
-        is_current = first >= latest.get(stage, (0, ""))[0]
-        if is_current and stage in current:
-            client.set_tag(current[stage], "current", "false")
-        curve = curve_of(folder)
-        run_id = _write(client, experiment, row_id, folder, record, curve, is_current)
-        written[run_id] = _span(record)
+        label, (begin, end) = rows.label(row.name, record["run"], record["stage"]), _span(record)
+        is_current = begin >= current.get(label, (0,))[0]
+        if is_current and label in current:
+            client.set_tag(current[label][1], "current", "false")
+        stage = read_stage(folder, record)
+        run_id = _write(client, experiment, row_id, stage, is_current)
+        written[run_id] = end
         progress.update()
         if is_current:
-            latest[stage], current[stage] = (first, run_id), run_id
-            of_row[rows.label(name, *stage)] = (folder, record, curve)
-            if rows.compares(record):
-                numbers |= rows.of_columns(flatten_metrics(final_numbers(folder, record)))
-    if numbers:
-        numbers |= rows.means(above.data.metrics | numbers)
-    note = rows.note(row.sentence, experiment, {rows.label(row.name, *stage): run_id for stage, run_id in current.items()})
-    tags = lacking["tags"] | {"mlflow.note.content": note}
-    store.log(client, row_id, metrics=entries(numbers, 0, end / 1000), params=lacking["params"], tags=tags)
-    show(client, row_id, name, of_row)
-    worked = sum(stop - start for run_id, (start, stop) in written.items() if run_id in current.values())
-    client.set_terminated(row_id, "FINISHED", above.info.start_time + worked + rows.worked(client, experiment, row_id))
-    for run_id, (_, stop) in written.items():
-        client.set_terminated(run_id, "FINISHED", stop)
+            current[label], shown[label] = (begin, run_id, end - begin), stage
+    finish(client, experiment, above, row, shown, {label: (run_id, worked) for label, (_, run_id, worked) in current.items()})
+    for run_id, end in written.items():
+        client.set_terminated(run_id, "FINISHED", end)
 
 
-def _write(client: Any, experiment: str, row_id: str, folder: Path, record: dict, curve: list[Entry], is_current: bool) -> str:
+def _write(client: Any, experiment: str, row_id: str, stage: Stage, is_current: bool) -> str:
     """Write a finished stage's run by the calls that `live.Tracker` makes while a stage runs, with the original times; returns its id. The run is
     left RUNNING."""
-    begin, end = _span(record)
-    about = describe(record)
+    begin, end = _span(stage.record)
+    about = describe(stage.record)
     # Known by its first id from the start, so that a rebuild cut short is noticed and redone by the next.
-    tags = about["tags"] | folder_tags(record)
-    run_id = create(client, experiment, row_id, about, tags, begin, is_current)
-    final = entries(final_numbers(folder, record), max((step for *_, step in curve), default=0), end / 1000)
-    fill(client, run_id, about, curve + final)
-    copy_files(client, run_id, folder)
+    run_id = create(client, experiment, row_id, about, about["tags"] | folder_tags(stage.record), begin, is_current)
+    final = entries(stage.numbers, max((step for *_, step in stage.curve), default=0), end / 1000)
+    store.log_files(client, run_id, stage.files)  # mlflow reads all of a run for its first file, so before there is much
+    fill(client, run_id, about, stage.curve + final)
     return run_id
+
+
+def finish(
+    client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[str, Stage], current: dict[str, tuple[str, int]], status: str = "FINISHED"
+) -> None:
+    """End a row's run, read before as `above`, once it shows what these complete stages (by label) add, if any: numbers by column
+    with the means of all that is there, curves, parameters, data, small files, links to records.
+
+    `current`: by label the id of each stage's current run, and the milliseconds that it took.
+
+    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key adds `<label>/<key>/loss`.
+    Data and files of what all rows share stay with the stages.
+    """
+    if stages:
+        _show(client, experiment, above, row, stages, {label: run_id for label, (run_id, _) in current.items()})
+    client.set_terminated(above.info.run_id, status, above.info.start_time + sum(worked for _, worked in current.values()))
+
+
+def _show(client: Any, experiment: str, above: Any, row: rows.Row, stages: dict[str, Stage], ids: dict[str, str]) -> None:
+    row_id, old = above.info.run_id, above.data
+    lacking = {name: text for name, text in row.params.items() if name not in old.params}
+    tags = {name: text for name, text in row.tags.items() if old.tags.get(name) != text}
+    says = row.sentence if row.name == rows.INPUTS else rows.sentence(row.name, old.params | lacking, old.tags | tags)
+    tags["mlflow.note.content"] = rows.note(says, experiment, ids)
+    numbers: dict[str, float] = {}
+    for stage in stages.values():
+        numbers |= rows.of_columns(stage.numbers) if rows.compares(stage.record) else {}
+    numbers |= rows.means(old.metrics | numbers) if numbers else {}
+    metrics = entries(numbers, 0, max(_span(stage.record)[1] for stage in stages.values()) / 1000)
+    shown = {} if row.name == rows.INPUTS else stages
+    for label, (record, curve, *_) in shown.items():
+        if curve and not record.get("measure"):
+            tags[f"curve.{label}"] = first = old.tags.get(f"curve.{label}", record["key"])
+            prefix = label if first == record["key"] else f"{label}/{record['key'][:8]}"
+            metrics += [(store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES]
+    store.log(client, row_id, metrics=metrics, params=lacking, tags=tags)
+    store.log_files(client, row_id, {f"{label}/{name}": file for label, stage in shown.items() for name, file in stage.files.items()})
+    if inputs := dataset_inputs([data for stage in shown.values() for data in stage.record["datasets"]]):
+        client.log_inputs(row_id, inputs)
 
 
 def curve_of(folder: Path) -> list[Entry]:
@@ -200,30 +240,6 @@ def evenly(lines: list[Any], most: int) -> list[Any]:
     """At most so many lines at even distances, and the last."""
     kept = lines[:: max(-(-len(lines) // most), 1)]
     return kept if not lines or kept[-1] is lines[-1] else [*kept, lines[-1]]
-
-
-def show(client: Any, row_id: str, row: str, stages: dict[str, tuple[Path, dict, list[Entry]]]) -> None:
-    """Show finished stages (label -> folder, record, curve) on the run of their row: curves of trainings, data, small files.
-
-    A curve is `<label>/loss`. MLflow cannot take points back, so that a training made again under another key adds `<label>/<key>/loss`.
-    Data and files of what all rows share stay with the stages.
-    """
-    if row == rows.INPUTS or not stages:
-        return
-    tags = client.get_run(row_id).data.tags
-    metrics: list[Entry] = []
-    first: dict[str, str] = {}
-    for label, (folder, record, curve) in stages.items():
-        copy_files(client, row_id, folder, label)
-        if record.get("measure") or not curve:
-            continue
-        key = first[f"curve.{label}"] = tags.get(f"curve.{label}", record["key"])
-        prefix = label if key == record["key"] else f"{label}/{record['key'][:8]}"
-        metrics += [(store.metric_name(f"{prefix}/{name}"), *point) for name, *point in curve if name in CURVES]
-    store.log(client, row_id, metrics=metrics, tags=first)
-    datasets = [data for _, record, _ in stages.values() for data in record["datasets"]]
-    if inputs := dataset_inputs(datasets):
-        client.log_inputs(row_id, inputs)
 
 
 def _is_whole(run: Any) -> bool:
@@ -288,8 +304,7 @@ def _log_tables(client: Any, experiment: str, root: str, drawn: dict[Path, str])
     if found is None:
         says = "Tables, figures and the verdicts on papers' claims, as artifacts. `.provenance.json` beside each leads from a cell to its run.json."
         found = client.create_run(experiment, tags={rows.KIND: "tables", "scale": root, "mlflow.note.content": says}, run_name=TABLES)
-    for file, inside in drawn.items():
-        client.log_artifact(found.info.run_id, str(file), None if inside == "." else inside)
+    store.log_files(client, found.info.run_id, {f"{inside}/{file.name}": file for file, inside in drawn.items()})
     client.set_terminated(found.info.run_id)
 
 
@@ -342,15 +357,12 @@ def fill(client: Any, run_id: str, about: dict, metrics: list[Entry] = ()) -> No
         client.log_inputs(run_id, datasets)
 
 
-def copy_files(client: Any, run_id: str, folder: Path, inside: str | None = None) -> None:
-    """Copy the small files of a stage's folder, or of its node in a store, into a run, there into the folder `inside`: records, tables, figures."""
-    for path in sorted(folder.glob("*")):
-        if _is_small(path) and (path.name in TEXTS or path.suffix in COPIED):
-            client.log_artifact(run_id, str(path), inside)
+def _small_files(folder: Path) -> dict[str, Path | bytes]:
+    """The small files of a stage's folder, or of its node in a store, by name: records, tables, figures."""
+    found = {path.name: path for path in sorted(folder.glob("*")) if _is_small(path) and (path.name in TEXTS or path.suffix in COPIED)}
     if nodes.packed(folder) is not None:
-        for name in TEXTS:
-            if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT:
-                client.log_text(run_id, text.decode(), f"{inside}/{name}" if inside else name)
+        found |= {name: text for name in TEXTS if nodes.exists(folder / name) and len(text := nodes.read(folder / name)) <= LARGEST_ARTIFACT}
+    return found
 
 
 def dataset_inputs(datasets: list[dict]) -> list[Any]:
@@ -439,7 +451,7 @@ def _require_own(folder: Path, record: dict[str, Any]) -> None:
         raise records.BrokenError(f"{folder / links[0]} is a link, and a stage leaves files")
 
 
-def final_numbers(folder: Path, record: dict) -> dict:
+def _final_numbers(folder: Path, record: dict) -> dict:
     """The numbers known once a stage is done: metrics.json, under the names of tables' columns, and what the run cost."""
     path = folder / nodes.METRICS
     cost = {name: record[name] for name in ("tokens", "wall_seconds", "peak_rss_bytes") if name in record}

@@ -184,22 +184,13 @@ def join(client: Any, uri: str, experiment: str, record: Mapping[str, Any]) -> s
     return ready(client, uri, experiment, row)
 
 
-def finish(client: Any, experiment: str, row_id: str, record: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
-    """Write on a row what a stage of it adds: numbers by column, means of what is now there, parameters, links to the records."""
-    run, row = client.get_run(row_id), row_of([record])
-    params = {name: text for name, text in row.params.items() if name not in run.data.params}
-    added = dict(numbers) | means(dict(run.data.metrics) | dict(numbers)) if numbers else {}
-    children = store.search(client, experiment, f"tags.`mlflow.parentRunId` = '{row_id}' and tags.current = 'true'")
-    stages_of = {label(row.name, child.data.tags["run"], child.data.tags["stage"]): child.info.run_id for child in children}
-    says = INPUTS_NOTE if row.name == INPUTS else sentence(row.name, run.data.params | params, run.data.tags | row.tags)
-    tags = {"mlflow.note.content": note(says, experiment, stages_of)}
-    store.log(client, row_id, metrics=store.entries(added, 0), params=params, tags=tags)
-
-
-def worked(client: Any, experiment: str, row_id: str) -> int:
-    """The milliseconds that the current stages of a row took, together. The waiting between stages is no part."""
-    of_row = f"tags.`mlflow.parentRunId` = '{row_id}' and tags.`{KIND}` = 'stage' and tags.current = 'true'"
-    return sum(run.info.end_time - run.info.start_time for run in store.search(client, experiment, of_row) if run.info.end_time)
+def current(client: Any, experiment: str, row: str, row_id: str) -> dict[str, tuple[str, int]]:
+    """By label the id of each current stage below a row's run, and the milliseconds that it took, 0 while it goes on."""
+    below = store.search(client, experiment, f"tags.`mlflow.parentRunId` = '{row_id}' and tags.current = 'true'")
+    return {
+        label(row, run.data.tags["run"], run.data.tags["stage"]): (run.info.run_id, (run.info.end_time or run.info.start_time) - run.info.start_time)
+        for run in below
+    }
 
 
 def label(row: str, run: str, stage: str) -> str:

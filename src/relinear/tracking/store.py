@@ -13,15 +13,17 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from relinear.errors import UserError
 from relinear.files import MANIFEST
-from relinear.tracking.bounded import Bounded
 
 # mlflow reads these when it is imported, so they are set before anything in this process can import it. A server that is gone, fails or does not
 # answer is given up after one more try, within seconds, and not after mlflow's default of several minutes.
@@ -203,6 +205,46 @@ def without_sync() -> Iterator[None]:
         event.remove(Engine, "connect", switch_off)
 
 
+# A server
+
+SECONDS = 15  # for a whole answer; every job of a command waits so long once
+SECONDS_OF_FILES = 600  # for calls that send or fetch files
+
+
+class Bounded:
+    """An MlflowClient, of which a method that takes longer than its bound raises TimeoutError.
+
+    A time limit of a socket counts from one byte to the next, so a server that sends a byte a second keeps a call for hours.
+    """
+
+    def __init__(self, client: Any):
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name.startswith("_") or not callable(found):
+            return found
+        bound = SECONDS_OF_FILES if "artifact" in name else SECONDS
+        return lambda *given, **named: _within(bound, lambda: found(*given, **named))
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What a call returns or raises. A call that is not done in time is left to a thread that ends with this process."""
+    answer: futures.Future[Any] = futures.Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # raised again below, in the thread that asked
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    futures.wait([answer], seconds)
+    if not answer.done():
+        raise TimeoutError(f"no whole answer within {seconds:g} s")
+    return answer.result()
+
+
 # Failures
 
 
@@ -259,6 +301,21 @@ def log(client: Any, run_id: str, *, metrics: list[Entry] = (), params: dict[str
         now["metrics"] = metrics[: BATCH - sum(map(len, now.values()))]
         client.log_batch(run_id, synchronous=True, **now)
         params, tags, metrics = params[100:], tags[100:], metrics[len(now["metrics"]) :]
+
+
+def log_files(client: Any, run_id: str, files: Mapping[str, Path | bytes]) -> None:
+    """Copy files, or texts as files, into a run, each to the place by which it is named here, in one call of mlflow's."""
+    if not files:
+        return
+    with TemporaryDirectory() as scratch:
+        for name, source in files.items():
+            place = Path(scratch, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, bytes):
+                place.write_bytes(source)
+            else:
+                place.symlink_to(source.resolve())
+        client.log_artifacts(run_id, scratch)
 
 
 # Names and numbers as mlflow takes them
