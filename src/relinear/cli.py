@@ -230,9 +230,13 @@ def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that
             break
         with suppress(Exception):  # whatever a library raises: a job that needs it will say so
             importlib.import_module(name)
+    with suppress(Exception):  # its patterns for all models are compiled when the first is loaded
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     importlib.import_module("relinear.stage")
     code.kernel_hashes([name.removesuffix(".__init__") for name in ours])
     rows.columns()
+    with suppress(UserError):  # reads every spec: a record names those that show its run
+        plan.artefacts_of("")
     prepared = plan
     gc.collect()
     gc.freeze()  # otherwise the collector writes into the memory that forks share
