@@ -262,7 +262,7 @@ onstart:
         here = workflow.local_exec and warm.possible()
         if here and len(work) >= 6 and warm.ADDRESS not in os.environ:
             warm.start(shlex.split(OPTIONS), SOURCES)
-        shell("{PYTHON} relinear.cli track init {OPTIONS} --rows {rows}")
+        shell("{RELINEAR} track init {OPTIONS} --rows {rows}")
 
 
 # `make ui` copies tables and figures into a store of its own; a server gets them here.
