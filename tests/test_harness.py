@@ -177,6 +177,16 @@ def test_a_beginning_of_many_inputs_is_read_once_and_scores_are_those_of_plain_h
     assert read[0] < read[1] / 3
 
 
+def test_four_letters_are_scored_by_one_reading_of_their_question_and_one_of_its_shots(model):
+    pairs = [(SHOTS + f"Q: {n}\nA:", letter) for n in range(10, 30) for letter in "ABCD"]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    fed = []
+    hook = model.register_forward_pre_hook(lambda _, args: fed.append(args[0].numel()))
+    LocalLM(model, tokenizer=TOKENIZER, batch_size=4, max_length=300, softmax_dtype="float32").loglikelihood(requests)
+    hook.remove()
+    assert fed == [len(SHOTS + "Q: "), *[4 * len("10\nA:")] * 5]  # characters, which are this tokenizer's tokens: of 80 letters, no token twice
+
+
 def test_few_inputs_of_one_beginning_are_read_whole(model):
     fed = []
     hook = model.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))

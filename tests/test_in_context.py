@@ -242,6 +242,19 @@ def test_a_list_has_its_pairs_and_asks_for_one_of_them(pairs, gap):
     assert len(found.prompt) == len(plain.prompt) + gap and found.pairs == plain.pairs, "a gap changes no pair"
 
 
+def test_a_list_is_read_once_for_all_of_its_values():
+    model = linearize(teacher(), "lizard", window=16)
+    lists = [kv_recall.drawn(CUTTER, 16, 0, str(i)) for i in range(5)]
+    fed = []
+    hook = model.register_forward_pre_hook(lambda _, args, given: fed.append((args[0] if args else given["input_ids"]).numel()), with_kwargs=True)
+    kv_recall.answers(model, lists, kv_recall.Options(prompts=5, batch_tokens=4096), SimpleNamespace(name="lists"))
+    hook.remove()
+    longest = {len(x.prompt): max(len(answer) for y in lists if len(y.prompt) == len(x.prompt) for answer in y.answers) for x in lists}
+    written = max(longest.values()) - 1  # tokens of a greedy answer that are read again, as are all of a value but the last
+    assert sum(fed) == sum(len(x.prompt) + written + len(x.answers) * (longest[len(x.prompt)] - 1) for x in lists)
+    assert sum(fed) < sum(len(x.prompt) for x in lists) * 2 < sum(len(x.prompt) * len(x.answers) for x in lists) / 7
+
+
 def test_no_word_is_both_key_and_value():
     assert len(set(kv_recall.KEYS)) == len(kv_recall.KEYS) == 64 == len(set(kv_recall.VALUES)) and not set(kv_recall.KEYS) & set(kv_recall.VALUES)
 

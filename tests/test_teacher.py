@@ -105,6 +105,16 @@ def test_a_gguf_becomes_a_plain_folder_of_the_same_model(tmp_path):
         torch.testing.assert_close(saved(input_ids=probe).logits, model(input_ids=probe).logits)
 
 
+def test_a_gguf_is_parsed_once(tmp_path, monkeypatch):
+    parsed, build = [], gguf.GGUFReader._build_fields
+    monkeypatch.setattr(gguf.GGUFReader, "_build_fields", lambda *given: parsed.append(given) or build(*given))
+    tiny_gguf(tmp_path / "tiny.gguf", seed=0)
+    _opening.opened([tmp_path], torch.float32)
+    assert len(parsed) == 1, "transformers parses it for the configuration, the weights and the tokenizer"
+    gguf.GGUFReader(tmp_path / "tiny.gguf")
+    assert len(parsed) == 2, "what it is given ends with the opening"
+
+
 def pieces(root, names: list[str]) -> list:
     """The bytes of a GGUF as files, one a name, of unequal sizes; their folders, each once."""
     tiny_gguf(root / "whole", seed=0)

@@ -9,7 +9,13 @@ import sys
 import psutil
 import pytest
 import warm
+import yaml
 from conftest import wait
+
+from relinear import cli
+from relinear.plan.plan import Plan
+from relinear.stages._stage import Node
+from relinear.tracking.rows import tags_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no forks are waited for here: the tests take a new Python each time")
 
@@ -158,6 +164,17 @@ def test_a_job_that_is_not_taken_is_a_python_of_its_own(served, reason):
     said, errors = begin(FORKED).communicate(timeout=30)
     assert said == f"{os.getpid()} of the job {folder}\n", "a child of this process, as the script was"
     assert f"({reason})" in errors and len(errors.splitlines()) == 1
+
+
+def test_what_a_record_says_of_its_run_is_read_before_the_fork(monkeypatch):
+    plan, node = Plan(scale="smoke"), Node("measure", "lizard", "mmlu")
+    plan.check_choices()
+    monkeypatch.setattr(cli, "prepared", None)
+    cli.prepare(plan, ["relinear.measure.run"])
+    read = []
+    monkeypatch.setattr(yaml, "load", lambda *given: read.append(given))
+    tags = tags_of(cli.prepared, node)
+    assert "comparison/table2" in str(tags) and plan.key(node) and not read
 
 
 def test_an_edited_an_added_and_a_removed_file_are_seen(tmp_path):

@@ -216,12 +216,24 @@ for _name in stages.available():
     app.command(name=_name, help=stages.stage(_name).help)(_verb(_name))
 
 
+def prepare(plan: Plan, modules: list[str]) -> None:
+    """Do what each job of a plan does beside its work, and what is the same for all, so that this process's forks find it done."""
+    global prepared
+    with suppress(Exception):  # its patterns for all models are compiled when the first is loaded
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+    importlib.import_module("relinear.stage")
+    code.kernel_hashes([name.removesuffix(".__init__") for name in modules])
+    importlib.import_module("relinear.tracking.rows").columns()
+    with suppress(UserError):  # reads every spec: a record names those that show its run
+        plan.artefacts_of("")
+    prepared = plan
+
+
 @app.command("warm", hidden=True)
 @planned
 def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that it ends with.")]) -> None:
     """Import what jobs import and check the plan, then fork for each job that asks at the socket on stdin, while no file is edited."""
-    global prepared
-    warm, rows = (importlib.import_module(f"relinear.{name}") for name in ("machine.warm", "tracking.rows"))
+    warm = importlib.import_module("relinear.machine.warm")
     folders = [*code.PACKAGES.values(), WORKFLOW]
     before = warm.stamps(folders)
     ours = [".".join(path.relative_to(code.PACKAGES["relinear"].parent).with_suffix("").parts) for path in code.PACKAGES["relinear"].rglob("*.py")]
@@ -230,10 +242,7 @@ def serve_jobs(plan, owner: Annotated[int, typer.Argument(help="The process that
             break
         with suppress(Exception):  # whatever a library raises: a job that needs it will say so
             importlib.import_module(name)
-    importlib.import_module("relinear.stage")
-    code.kernel_hashes([name.removesuffix(".__init__") for name in ours])
-    rows.columns()
-    prepared = plan
+    prepare(plan, ours)
     gc.collect()
     gc.freeze()  # otherwise the collector writes into the memory that forks share
 

@@ -258,11 +258,11 @@ onstart:
             if j.rule.name == "measure" or stages.stage(j.rule.name).trains
         ]
         rows = shlex.quote(" ".join(sorted({j.wildcards.name for j in of_runs})))
-        # Importing all libraries once takes as long as a few jobs' imports. Where a stage takes a GPU, imports are nothing.
-        here = workflow.local_exec and not plan.gpus("finetune") and warm.possible()
+        # Importing all libraries once takes as long as a few jobs' imports.
+        here = workflow.local_exec and warm.possible()
         if here and len(work) >= 6 and warm.ADDRESS not in os.environ:
             warm.start(shlex.split(OPTIONS), SOURCES)
-        shell("{PYTHON} relinear.cli track init {OPTIONS} --rows {rows}")
+        shell("{RELINEAR} track init {OPTIONS} --rows {rows}")
 
 
 # `make ui` copies tables and figures into a store of its own; a server gets them here.

@@ -1,12 +1,15 @@
 """Opens causal language models: a folder in the hub's layout, or a GGUF, which may be cut into parts that lie in several folders."""
 
+import functools
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+import gguf
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, GGUFValueType, GGUFWriter, ReaderField, get_tensor_name_map
@@ -32,8 +35,8 @@ def opened(folders: Sequence[Path], dtype: torch.dtype) -> tuple[PreTrainedModel
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
         require_sized(folders[0], AutoModelForCausalLM.from_config)
         return load_whole(AutoModelForCausalLM, folders[0], dtype), tokenizer_of(folders[0])
-    with whole_gguf(folders) as path:
-        return _from_gguf(path, dtype)
+    with whole_gguf(folders) as path, _parsed(reader := _read(path)):
+        return _from_gguf(path, reader, dtype)
 
 
 @contextmanager
@@ -101,7 +104,19 @@ def _join_shards(shards: Sequence[Path], path: Path) -> None:
 
 
 class _Reader(GGUFReader):
-    """gguf's reader, which would read on behind the end of a file: for ever, where an array claims to be long."""
+    """gguf's reader, which would read on behind the end of a file: for ever, where an array claims to be long.
+
+    The file's bytes are mapped as gguf has them, and cut as a plain array: a slice of a `memmap` takes several times as long, and a vocabulary is
+    hundreds of thousands.
+    """
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: np.memmap) -> None:
+        self._bytes = mapped.view(np.ndarray)
 
     def _get(self, offset, dtype, count=1, override_order=None):
         if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -121,12 +136,20 @@ def _read(path: Path) -> GGUFReader:
     return reader
 
 
-def _require_whole(path: Path) -> tuple[Mapping[str, ReaderField], PreTrainedConfig]:
+@contextmanager
+def _parsed(reader: GGUFReader) -> Iterator[None]:
+    """A context in which transformers reads the one GGUF that is open by `reader`. It would parse the file once for each of the configuration, the
+    weights and the tokenizer, and list the names of all tensors once for each module of the model."""
+    names = functools.cache(get_tensor_name_map)
+    with patch.object(gguf, "GGUFReader", lambda *_, **__: reader), patch.object(gguf, "get_tensor_name_map", names):
+        yield
+
+
+def _require_whole(path: Path, reader: GGUFReader) -> tuple[Mapping[str, ReaderField], PreTrainedConfig]:
     """The fields of a GGUF, and the configuration of the model that they describe. Raises UserError unless it has each tensor of that, and no other.
 
     `output.weight` may be missing: the head is tied to the embeddings then, as in llama.cpp.
     """
-    reader = _read(path)
     fields, tensors = reader.fields, {tensor.name: tensor.n_elements for tensor in reader.tensors}
     try:
         kind = fields["general.architecture"].contents()
@@ -155,8 +178,8 @@ def _require_whole(path: Path) -> tuple[Mapping[str, ReaderField], PreTrainedCon
     return fields, config
 
 
-def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    fields, config = _require_whole(path)
+def _from_gguf(path: Path, reader: GGUFReader, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    fields, config = _require_whole(path, reader)
     # Dequantised explicitly: otherwise the model could be neither cast nor saved.
     how = {"config": config, "gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True), "dtype": dtype}
     with failing(path.name), silent():

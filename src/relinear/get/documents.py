@@ -44,7 +44,7 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, P
     The tokens are the document's own; `documents.json` also has the separator that a model reads before it. Returns counts. Raises UserError
     where a source has no document of `shortest` tokens, saying how long its longest is.
     """
-    chosen: list[tuple[bytes, str, list[int]]] = []
+    chosen: list[tuple[bytes, str, np.ndarray]] = []
     facts: dict[str, Any] = {"sources": {}}
     for source, folder in folders.items():
         by_digest = {text._digest(text.Document(document)): document for document in documents(source, folder)}
@@ -62,7 +62,7 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, P
         facts["sources"][source] = {"documents": len(long), "of": len(lengths), "sha256": hashlib.sha256(b"".join(sorted(by_digest))).hexdigest()}
     chosen.sort(key=lambda document: document[0])
     out.mkdir(parents=True, exist_ok=True)
-    np.save(out / TOKENS, np.concatenate([np.array(ids, np.int32) for *_, ids in chosen]))
+    np.save(out / TOKENS, np.concatenate([ids for *_, ids in chosen]))
     np.save(out / ENDS, np.cumsum([len(ids) for *_, ids in chosen], dtype=np.int64))
     about = [{"source": source, "sha256": digest.hex()} for digest, source, _ in chosen]
     write_json(out / ABOUT, {"separator": text.document_separator(tokenizer), "documents": about})
@@ -70,9 +70,9 @@ def build(out: Path, tokenizer: PreTrainedTokenizerBase, folders: Mapping[str, P
     return facts | {"files": {name: sha256(out / name) for name in (TOKENS, ENDS, ABOUT)}}
 
 
-def _tokenised(source: str, by_digest: Mapping[bytes, str], tokenizer) -> Iterable[tuple[bytes, list[int]]]:
+def _tokenised(source: str, by_digest: Mapping[bytes, str], tokenizer) -> Iterable[tuple[bytes, np.ndarray]]:
     for digest, document in tqdm(by_digest.items(), desc=f"documents of {source}", unit="doc"):
-        yield digest, tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
+        yield digest, np.array(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
 
 
 def work(job: Job) -> dict:

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def build(
             raise UserError(f"no samples of {source!r}, {split}, in {folder}")
         if split == "train":
             samples = [samples[i] for i in order(len(samples), seed, epoch=0)]
-        tokens, labels, prompts = [], [], []
+        tokens, labels, prompts = array("i"), array("i"), []
         for sample in tqdm(samples, desc=f"{split} of {source}", unit="sample"):
             if split == "train" and len(tokens) >= train_tokens:
                 break
@@ -57,13 +58,13 @@ def build(
                 tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"] for said in (prompt, prompt + sample["output"])
             )
             whole = [*whole, tokenizer.eos_token_id]
-            tokens += separator + whole
-            labels += [IGNORED] * len(separator) + whole
+            tokens.extend(separator + whole)
+            labels.extend([IGNORED] * len(separator) + whole)
             prompts.append(asked.Asked(separator + before_answer, sample["output"]))
         end = train_tokens if split == "train" else len(tokens)
         for kind, values in (("tokens", tokens), ("labels", labels)):
             path = out / f"{split}_{kind}.npy"
-            np.save(path, np.array(values[:end], np.int32))
+            np.save(path, np.frombuffer(values, np.int32)[:end])
             facts["files"][path.name] = sha256(path)
         facts[split] = {"tokens": min(len(tokens), end), "samples": len(prompts)}
     facts["files"][asked.HELDOUT] = sha256(asked.write(out, prompts))
