@@ -2,7 +2,8 @@
 
 `linear_attention`, `gated_linear_attention` (a gate per channel), `sliding_window_attention`, `hybrid_attention`; `decode_step` is one
 token of any of them; `attention_cross_entropy` is how far linear attention's weights are from softmax's, `rotary` the position embedding,
-`token_cross_entropy` a language model's loss of each token, `scaled_sum` how two attentions' outputs are added.
+`token_cross_entropy` a language model's loss of each token,
+`linear_cross_entropy` its sum from the inputs of the last layer, `scaled_sum` how two attentions' outputs are added.
 RELINEAR_KERNELS=auto|torch|triton|reference forces a path; auto is Triton for CUDA tensors, torch elsewhere.
 
 Importing the package imports none of its modules: a public name is fetched from its module when it is first asked for.
@@ -36,6 +37,7 @@ MODULES = {
     "sliding_window_attention": "sliding_window_attention",
     "sliding_window_weights": "sliding_window_attention_reference",
     "token_cross_entropy": "token_cross_entropy",
+    "linear_cross_entropy": "linear_cross_entropy",
     "window_state": "sliding_window_attention_reference",
 }
 __all__ = list(MODULES)

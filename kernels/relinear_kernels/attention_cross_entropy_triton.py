@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relinear_kernels.attention_cross_entropy_reference import FLOOR
+from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import block_of, cdiv, kept, nothing, put, reciprocal, sequence, tile, widest
 
 
@@ -216,6 +217,7 @@ def _keys(
     put(dphi_k + at * F, acc, rows, T, 1, F)
 
 
+@traceable
 class _CrossEntropy(torch.autograd.Function):
     """The loss `[B, H, T]` of q and k `[B, T, H or Hkv, D]` and head-major features `[B, H, T, F]`."""
 
@@ -259,4 +261,4 @@ def attention_cross_entropy(
         phi_q, phi_k = (phi_q - phi_q.detach().amax(-1, keepdim=True)).exp(), (phi_k - shift[..., None]).exp()
     mask = None if key_mask is None else key_mask.contiguous()
     window = q.shape[1] if window is None else window
-    return _CrossEntropy.apply(q, k, phi_q, phi_k, mask, shift, window, scale).transpose(1, 2)
+    return apply("_CrossEntropy", q, k, phi_q, phi_k, mask, shift, window, scale).transpose(1, 2)

@@ -47,7 +47,7 @@ def takes(op: str, *wrong: str | None) -> bool:
 
     Where they do not, the torch form runs: a warning says so, once for the same arguments. Raises ValueError where the kernels are forced.
     """
-    lacks = next((x for x in (_without_triton(), *wrong) if x is not None), None)
+    lacks = next((x for x in (WITHOUT_TRITON, *wrong) if x is not None), None)
     if lacks is None:
         return True
     if path() == "triton":
@@ -56,9 +56,7 @@ def takes(op: str, *wrong: str | None) -> bool:
     return False
 
 
-@functools.cache
-def _without_triton() -> str | None:
-    return None if importlib.util.find_spec("triton") else "the package triton; got an environment without it"
+WITHOUT_TRITON = None if importlib.util.find_spec("triton") else "the package triton; got an environment without it"
 
 
 @functools.cache

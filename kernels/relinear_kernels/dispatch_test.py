@@ -227,7 +227,7 @@ def test_each_kind_has_one_warning():
 
 
 def test_without_triton_a_gpu_runs_the_torch_form(monkeypatch):
-    monkeypatch.setattr(dispatch, "_without_triton", lambda: "the package triton; got an environment without it")
+    monkeypatch.setattr(dispatch, "WITHOUT_TRITON", "the package triton; got an environment without it")
     with pytest.warns(UserWarning, match="take the package triton; got an environment without it"):
         linear_attention(**tokens())
 

@@ -22,6 +22,7 @@ from relinear_kernels.gated_linear_attention_reference import FLOOR, check_gate
 from relinear_kernels.linear_attention_reference import LinearState, per_query_head, per_state_head, state_heads
 from relinear_kernels.linear_attention_triton import FINE_STEP, Channels, Walk, _locate_segment, added, both, run_from_middle
 from relinear_kernels.projection_triton import Side, gradients, group_sum
+from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import cdiv, matrix, phi, phi_backward, prepared, put, tile
 
 DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -232,6 +233,7 @@ def _faded(walk: Walk, q, k, w_q, w_k, b_q, b_k, feature: str, gates: Channels) 
     return y_q, y_k
 
 
+@traceable
 class _GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_gate, mask, s0, z0, feature, normalize, cu_seqlens, keep_state):
@@ -309,8 +311,9 @@ def gated_linear_attention(
     q, k, v, w_q, w_k, b_q, b_k, key_mask = prepared(q, k, v, w_q, w_k, b_q, b_k, key_mask, cu_seqlens)
     log_gate, initial_state = per_query_head(log_gate, heads, 2), per_query_head(initial_state, heads)
     s0, z0 = (None, None) if initial_state is None else (initial_state.kv.contiguous(), initial_state.z.contiguous())
-    o, s, z = _GatedLinearAttention.apply(
-        q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens, return_state,
+    o, s, z = apply(
+        "_GatedLinearAttention", q, k, v, w_q, w_k, b_q, b_k, log_gate.contiguous(), key_mask, s0, z0, feature, normalize, cu_seqlens,
+        return_state, keep=14, outputs=(True, return_state, return_state),
     )  # fmt: skip
     o = o.to(dtype)
     if not return_state:

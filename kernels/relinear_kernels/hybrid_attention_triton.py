@@ -18,9 +18,11 @@ from relinear_kernels.linear_attention_triton import Walk, both
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
 from relinear_kernels.sliding_window_attention_reference import begin, extend
 from relinear_kernels.sliding_window_attention_triton import Near
+from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import prepared
 
 
+@traceable
 class _Hybrid(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, gamma, mask, s0, z0, feature, window, scale, keep_state, cu_seqlens):
@@ -35,14 +37,14 @@ class _Hybrid(torch.autograd.Function):
         o = walk.outputs(y_q, y_k, v, torch.empty_like(q), states, normalize=True, mask=mask, den=den, near=close, near_den=of_window[2])
         s_end, z_end = end or (None, None)
         ctx.save_for_backward(q, k, v, w_q, w_k, y_q, y_k, gamma, mask, *states, s_end, z_end, s0, o, den, close, *of_window)
-        ctx.walk, ctx.near = walk, near
+        ctx.walk, ctx.near = walk, near._replace(gamma=None)
         ctx.set_materialize_grads(False)
         return o, s_end, z_end
 
     @staticmethod
     def backward(ctx, do, ds_end, dz_end):
         (q, k, v, w_q, w_k, y_q, y_k, gamma, mask, s, z, s_end, z_end, s0, o, den, close, top, arg, weight) = ctx.saved_tensors
-        walk, near = ctx.walk, ctx.near
+        walk, near = ctx.walk, ctx.near._replace(gamma=gamma.float().contiguous())
         need_q, need_k, need_v, need_wq, need_wk, need_g, _, need_s0, need_z0 = ctx.needs_input_grad[:9]
         do = torch.zeros_like(o) if do is None else do.contiguous()
         do, delta, share = walk.numerators(do, o, den, close, weight)
@@ -95,9 +97,9 @@ def hybrid_attention(
         keys, values, mask, ring = extend(empty_ring() if initial_state is None else initial_state.ring, k, v, key_mask)
         if initial_state is not None:
             s0, z0, _ = (x.contiguous() for x in per_query_head(initial_state.linear, heads))
-    o, s, z = _Hybrid.apply(
-        q, keys.contiguous(), values.contiguous(), w_q, w_k, window_factor, None if mask is None else mask.contiguous(),
-        s0, z0, feature, window, scale, return_state, cu_seqlens,
+    o, s, z = apply(
+        "_Hybrid", q, keys.contiguous(), values.contiguous(), w_q, w_k, window_factor, None if mask is None else mask.contiguous(),
+        s0, z0, feature, window, scale, return_state, cu_seqlens, keep=12, outputs=(True, return_state, return_state),
     )  # fmt: skip
     o = o.to(dtype)
     return (o, HybridState(ring, per_state_head(LinearState(s, z, torch.full_like(z, -torch.inf)), states))) if return_state else o

@@ -47,6 +47,7 @@ from relinear_kernels.features import EXPONENTIAL
 from relinear_kernels.gated_linear_attention_reference import CHUNK
 from relinear_kernels.linear_attention_reference import LinearState, every_decay, per_query_head, per_state_head, state_heads
 from relinear_kernels.projection_triton import Side, gradients, group_sum, project
+from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import (
     Pieces,
     block_of,
@@ -1044,6 +1045,7 @@ def both(ds: Tensor | None, dz: Tensor | None, s: Tensor, z: Tensor) -> tuple[Te
     return tuple(torch.zeros_like(x) if d is None else d.contiguous() for d, x in ((ds, s), (dz, z)))
 
 
+@traceable
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w_q, w_k, b_q, b_k, log_decay, mask, s0, z0, shift, feature, normalize, cu_seqlens, keep_state):
@@ -1132,9 +1134,10 @@ def linear_attention(
             scale = torch.where(initial_state.shift.isinf(), 0.0, (initial_state.shift - shift[:, :, None]).exp())
             s0, z0 = s0 * scale[..., None], z0 * scale
         s0, z0 = s0.contiguous(), z0.contiguous()
-    o, s, z, last = _LinearAttention.apply(
-        q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state
-    )
+    o, s, z, last = apply(
+        "_LinearAttention", q, k, v, w_q, w_k, b_q, b_k, log_decay, key_mask, s0, z0, shift, feature, normalize, cu_seqlens, return_state,
+        keep=15, outputs=(True, return_state, return_state, exponential and return_state),
+    )  # fmt: skip
     o = o.to(dtype)
     if not return_state:
         return o

@@ -1,5 +1,6 @@
 """The public `rotary`: a Triton kernel on CUDA, the definition elsewhere."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,8 +17,10 @@ def rotary(
     where torch needs ten and fourteen; in bfloat16 the result is rounded once and not three times. Returns the dtypes of q and k. Where the
     kernel does not take a dtype, the definition runs and a warning says why; with RELINEAR_KERNELS=triton that is a ValueError.
     """
-    if use_triton(q) and takes("rotary", wrong_dtypes(q=q, k=k, cos=cos, sin=sin)):
+    # torch.compile makes the definition a part of the kernel before or after it.
+    if not torch.compiler.is_compiling() and use_triton(q) and takes("rotary", wrong_dtypes(q=q, k=k, cos=cos, sin=sin)):
         from relinear_kernels.rotary_triton import rotary as fused
 
         return fused(q, k, cos, sin)
-    return reference.rotary(q, k, cos, sin)
+    turned = reference.rotary(q, k, cos, sin)
+    return turned[0].to(q.dtype), turned[1].to(k.dtype)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from relinear_kernels.dispatch import check_packed
 from relinear_kernels.sliding_window_attention_reference import WindowState, begin, extend
+from relinear_kernels.traced import apply, traceable
 from relinear_kernels.triton_common import Pieces, block_of, cdiv, kept, pieces, put, sequence, tile, widest
 
 ABSENT = 2**30  # the position of a meta key that is not there yet: no query is that far behind it
@@ -282,6 +283,7 @@ def _count(meta) -> int:
     return 0 if meta[0] is None else meta[0].shape[1]
 
 
+@traceable
 class _Window(torch.autograd.Function):
     """Sliding-window attention with its gradients.
 
@@ -386,8 +388,8 @@ def sliding_window_attention(
     if first:
         pos = torch.arange(first, device=q.device, dtype=torch.int32).expand(sequences, -1)
     contiguous = lambda x: None if x is None else x.contiguous()  # noqa: E731
-    o = _Window.apply(
-        q.contiguous(), keys.contiguous(), values.contiguous(), contiguous(meta_k), contiguous(meta_v), contiguous(mask),
+    o = apply(
+        "_Window", q.contiguous(), keys.contiguous(), values.contiguous(), contiguous(meta_k), contiguous(meta_v), contiguous(mask),
         contiguous(pos), first, window, scale, cu_seqlens,
     ).to(dtype)  # fmt: skip
     return (o, after) if return_state else o

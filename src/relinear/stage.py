@@ -57,8 +57,8 @@ def job_of(plan: Plan, node: Node, *, out: Path, work: Path, leads: bool = True)
     return Job(
         name=str(node), settings=settings, parents=parents, assets=obtained, out=out, work=work, links=links,
         seed=settings.get("seed", plan.seed), device=(plan.device or hardware.device) if stage.device else "cpu",
-        dtype=hardware.dtype, engine=hardware.engine, checkpoint_seconds=hardware.checkpoint_seconds, leads=leads, workflow=plan.workflow,
-        hardware={"cpu": cpu.model(), "instructions": cpu.instructions(), "cores": os.cpu_count()},
+        dtype=hardware.dtype, engine=hardware.engine, compile=hardware.compile, checkpoint_seconds=hardware.checkpoint_seconds, leads=leads,
+        workflow=plan.workflow, hardware={"cpu": cpu.model(), "instructions": cpu.instructions(), "cores": os.cpu_count()},
     )  # fmt: skip
 
 

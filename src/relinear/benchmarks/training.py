@@ -9,7 +9,9 @@ FSDP2 shards), at a teacher's shape. Weights do not matter for speed: they are r
 
 `--gpus` starts torchrun for one number of GPUs after the other, in one session, so that ratios have their own base; under torchrun the module
 measures with the processes that there are. Rows are written as they come, the most telling first; `--seconds` ends it early and says what
-is missing. NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the environment stay.
+is missing. `plain_full` and `plain_lora` are the loop that a user writes without this package (`plain_loop.py`), which the others stand beside
+as a ratio: full training beside the one, LoRA and transfer beside the other.
+NCCL is used as it is set: NCCL_NVLS_ENABLE=0 and its like in the environment stay.
 """
 
 import copy
@@ -31,7 +33,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from relinear.benchmarks import command
+from relinear.benchmarks import command, plain_loop
 from relinear.benchmarks.campaign import Campaign
 from relinear.benchmarks.campaign import session as provenance
 from relinear.benchmarks.generation import SHAPES as PAPERS
@@ -41,7 +43,7 @@ from relinear.folders import config_of
 from relinear.linearize.graph import WARM_UP
 from relinear.linearize.model import linearize
 from relinear.machine.distributed import agreed, gathered, joined, rank, size
-from relinear.machine.hardware import device_of, memory_bytes, place, set_threads
+from relinear.machine.hardware import device_of, dtype_of, memory_bytes, place, set_threads
 from relinear.machine.torchrun import torchrun
 from relinear.plan.job import PRECISIONS, Job
 from relinear.plan.plan import Plan
@@ -64,7 +66,7 @@ LARGE = 4  # the same, at any other shape
 PEERS = ("lolcats_window", "lizard", "teacher_lora")  # the last: the teacher itself, with its softmax attention
 # The measurements, the most telling first: scaling, shape, runs, engine, sequences (None: a GPU takes PIECE of them).
 SUITE = (
-    ("weak", "smollm2-135m", PEERS, "auto", None),
+    ("weak", "smollm2-135m", ("plain_full", "plain_lora", "supra", *PEERS), "auto", None),
     ("weak", "llama-3-8b", PEERS, "auto", None),
     ("curve", "smollm2-135m", ("lizard", "supra"), "ddp", 8),
     ("weak", "llama-3-8b", ("lolcats_window",), "fsdp", None),
@@ -110,6 +112,10 @@ def suite(plan: Plan, shapes: list[str] | None, runs: list[str] | None, processe
     for scaling, shape, names, engine, sequences in asked:
         most = PIECE.get(shape, LARGE)
         for name in names:
+            if name in plain_loop.RUNS:
+                if processes == 1:
+                    cells.append(Cell(scaling, shape, name, "finetune", "ddp", most, most))
+                continue
             recipes = plan.run(name).run.recipes
             for stage in STAGES:
                 if stage not in recipes or (processes == 1 and engine == "fsdp"):
@@ -156,6 +162,7 @@ def timing_job(plan: Plan, cell: Cell, config: PreTrainedConfig, folder: Path, l
     for name in ("train_tokens", "train_labels", "heldout_tokens", "heldout_labels"):
         np.save(folder / f"{name}.npy", tokens)
     own = {"settings": {**job.settings, "budget": budget}, "parents": {"text": folder}, "engine": cell.engine, "dtype": dtype}
+    own["compile"] = "on" if job.device == "cuda" else "off"  # as trainings do that are long enough
     return Timed(**vars(job) | own)
 
 
@@ -171,14 +178,20 @@ def random_model(config: PreTrainedConfig, settings: dict[str, Any], device: str
 
 def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype_name: str) -> dict[str, Any]:
     """The row of one measurement: seconds are medians over `TIMED` steps, memory is the peak of the process that needed most."""
+    if cell.run in plain_loop.RUNS:
+        return measure_plain(cell, config, length, plan.device or "cuda", dtype_name)
     with tempfile.TemporaryDirectory() as folder:
         job = timing_job(plan, cell, config, Path(folder), length, dtype_name)
         device, dtype = place(job)
+        kind = "transfer" if cell.stage == "distill" else job.settings["recipe"]["kind"]
         if cell.stage == "distill":
-            metrics = distill.fit(job, random_model(config, job.settings, device, dtype), device)
+            model = random_model(config, job.settings, device, dtype)
+            products = plain_loop.matrices(model)
+            metrics = distill.fit(job, model, device)
         else:
-            weights = finetune.weights_dtype(job.settings["recipe"], dtype)
-            _, metrics = finetune.fit(job, random_model(config, job.settings, device, weights), device, dtype)
+            model = random_model(config, job.settings, device, finetune.weights_dtype(job.settings["recipe"], dtype))
+            products = plain_loop.matrices(model)
+            _, metrics = finetune.fit(job, model, device, dtype)
     row = {
         **cell._asdict(), "engine": job.hardware["engine"], "asked": cell.engine, "gpus": size(), "global_batch": job.global_batch,
         "length": length, "trainable_params": metrics["trainable_params"], "peak_gib": round(max(gathered([memory_bytes(device)])) / 2**30, 2),
@@ -186,9 +199,31 @@ def measure(plan: Plan, cell: Cell, config: PreTrainedConfig, length: int, dtype
     if cell.scaling == "curve":
         return row | {name: [m[name] for m in job.logged] for name in ("loss", "grad_norm")}
     seconds = [b - a for a, b in zip(job.stamps, job.stamps[1:], strict=False)][WARM - 1 :]
-    tokens = job.global_batch * length / statistics.median(seconds)
-    return row | {
-        "tokens_per_second": round(tokens), "tokens_per_second_per_gpu": round(tokens / size()),
+    return row | speed(job.global_batch * length, seconds, plain_loop.flops_a_token(*products, kind)) | {"kind": kind}
+
+
+def measure_plain(cell: Cell, config: PreTrainedConfig, length: int, device: str, dtype: str) -> dict[str, Any]:
+    """The row of the plain loop, which a user writes without this package."""
+    kind = plain_loop.RUNS[cell.run]
+    loop = plain_loop.steps(config, kind, cell.sequences, length, dtype_of(dtype, device), device, compiled=device == "cuda")
+    for _ in range(WARM):
+        next(loop)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    found = [next(loop) for _ in range(TIMED)]
+    last = found[-1]
+    flops = plain_loop.flops_a_token(last["products"], last["head"], kind)
+    return {
+        **cell._asdict(), "asked": "ddp", "gpus": 1, "global_batch": cell.sequences, "length": length, "kind": kind,
+        "trainable_params": last["trainable_params"], "peak_gib": round(last["memory"] / 2**30, 2),
+    } | speed(cell.sequences * length, [step["seconds"] for step in found], flops)  # fmt: skip
+
+
+def speed(tokens: int, seconds: list[float], flops: int) -> dict[str, Any]:
+    """Tokens a second of steps of that many `tokens`, and TFLOP/s of the products of the model's weights at `flops` a token."""
+    rate = tokens / statistics.median(seconds)
+    return {
+        "tokens_per_second": round(rate), "tokens_per_second_per_gpu": round(rate / size()), "tflops_per_gpu": round(rate * flops / size() / 1e12, 1),
         "step_seconds": [round(f(seconds), 5) for f in (min, statistics.median, max)],
     }  # fmt: skip
 
@@ -281,13 +316,27 @@ def session(given: Asked, numbers: list[int], seconds: float) -> None:
 def report(record: dict) -> str:
     """The rows as Markdown tables: throughput with its ratio to one GPU, and curves with their distance from one GPU's."""
     rows = record["rows"]
-    header = ["shape", "run", "stage", "scaling", "engine", "GPUs", "tokens/s", "tokens/s/GPU", "against 1 GPU", "peak GiB/GPU"]
+    header = [
+        "shape",
+        "run",
+        "stage",
+        "scaling",
+        "engine",
+        "GPUs",
+        "tokens/s",
+        "tokens/s/GPU",
+        "against 1 GPU",
+        "against the plain loop",
+        "TFLOP/s/GPU",
+        "peak GiB/GPU",
+    ]
     cells = []
     for row in rows:
         if row["scaling"] != "curve":
             what = f"{row['scaling']}, {row['sequences']} {'a GPU' if row['scaling'] == 'weak' else 'a step'}"
-            numbers = ["", "", row["error"], ""] if "error" in row else [
-                f"{row['tokens_per_second']:,}", f"{row['tokens_per_second_per_gpu']:,}", _ratio(row, rows), f"{row['peak_gib']:.1f}"
+            numbers = ["", "", row["error"], "", "", ""] if "error" in row else [
+                f"{row['tokens_per_second']:,}", f"{row['tokens_per_second_per_gpu']:,}", _ratio(row, rows), _against_plain(row, rows),
+                f"{row['tflops_per_gpu']:.0f}" if "tflops_per_gpu" in row else "", f"{row['peak_gib']:.1f}",
             ]  # fmt: skip
             cells.append([row["shape"], row["run"], row["stage"], what, row["engine"], str(row["gpus"]), *numbers])
     curves = [
@@ -306,6 +355,14 @@ def _ratio(row: dict, rows: list[dict]) -> str:
     return f"{row['tokens_per_second'] / base[0]['tokens_per_second']:.2f}x" if base else ""
 
 
+def _against_plain(row: dict, rows: list[dict]) -> str:
+    """Tokens/s/GPU against the plain loop's that trains as much: all weights, or LoRA, with which a transfer is compared too."""
+    peer = "plain_full" if row.get("kind") == "full" else "plain_lora"
+    same = ("scaling", "shape", "sequences", "length")
+    base = [r for r in rows if r["run"] == peer and "error" not in r and all(r[k] == row[k] for k in same)]
+    return f"{row['tokens_per_second_per_gpu'] / base[0]['tokens_per_second']:.2f}x" if base and "kind" in row else ""
+
+
 def distances(rows: list[dict]) -> Iterator[tuple[dict, tuple[float, float]]]:
     """Each curve with its largest relative distance from that of one GPU in whole steps, in loss and in gradient norm."""
     curves = [row for row in rows if row["scaling"] == "curve" and "error" not in row]
@@ -321,7 +378,7 @@ def main(
     out: Annotated[Path, typer.Option(help="the JSON file of the rows")],
     gpus: Annotated[list[int] | None, typer.Option(help="numbers of GPUs, each in its own torchrun; without: the processes that there are")] = None,
     shape: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SHAPES)} or a model's config.json")] = None,
-    runs: Annotated[list[str] | None, typer.Option(help="runs of workflow/papers/*/runs.yaml to measure, instead of the suite")] = None,
+    runs: Annotated[list[str] | None, typer.Option(help="runs of workflow/papers/*/runs.yaml, plain_full, plain_lora: instead of the suite")] = None,
     length: Annotated[int, typer.Option(help="tokens of a sequence")] = 1024,
     seconds: Annotated[float, typer.Option(help="how long it may take, all numbers of GPUs together")] = math.inf,
     until: Annotated[float | None, typer.Option(hidden=True)] = None,

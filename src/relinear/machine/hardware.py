@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from relinear.errors import UserError
 from relinear.plan.job import PRECISIONS, Job
@@ -55,6 +56,28 @@ def place(job: Job) -> tuple[str, torch.dtype]:
     name = torch.cuda.get_device_name() if device == "cuda" else None
     job.hardware |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "gpu": name}
     return device, dtype
+
+
+def moved(x: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of main memory on a device. The copy to a GPU runs behind the work that is queued there, and nothing waits for it."""
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
+
+
+class Reading:
+    """Numbers on their way from the device to main memory: to be asked for once something else has been done meanwhile."""
+
+    def __init__(self, numbers: Tensor):
+        self.ready = torch.cuda.Event() if numbers.is_cuda else None
+        self.numbers = numbers
+        if self.ready is not None:
+            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+            self.ready.record()
+
+    def __call__(self) -> list[float]:
+        """The numbers. Waits until they are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.numbers.tolist()
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class Hardware(Strict):
     checkpoint_seconds: Annotated[float, Field(ge=0)]
     gpus: Positive = 1  # the GPUs of each stage that can be spread over several
     engine: Literal["auto", "ddp", "fsdp"] = "auto"  # with several GPUs: replicas or shards of the model; auto: shards where no replica fits
+    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile of the blocks of a model that is trained; auto: on a GPU
 
 
 class Jobs(Strict):

@@ -18,7 +18,7 @@ from relinear.get.packed import micro_batches
 from relinear.linearize.assemble import to_train
 from relinear.linearize.head import Classifier, Head, last_head
 from relinear.linearize.model import Linearized
-from relinear.machine.hardware import memory_bytes, place
+from relinear.machine.hardware import memory_bytes, moved, place
 from relinear.plan.job import Job
 from relinear.train.loop import train
 from relinear.train.pretrain import BEST, WEIGHTS, Converged, Validation
@@ -80,7 +80,7 @@ def fit(job: Job, model: Classifier, text: Labelled, device: str) -> dict[str, A
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
         for chosen, _ in micro_batches(step, n=n, batch_size=batch, accumulate=accumulate, seed=job.seed):
             given = (*text.batch(chosen, width=text.seq_len if recorded else whole), text.labels_of(chosen))
-            yield tuple(x.to(device) for x in given)
+            yield tuple(moved(x, device) for x in given)
 
     def loss(tokens: Tensor, mask: Tensor, types: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "task", loss_of(model(tokens, mask, types), labels) / (batch * accumulate)

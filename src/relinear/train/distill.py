@@ -16,8 +16,9 @@ from relinear.linearize.assemble import save_method, to_train
 from relinear.linearize.faster import fuse_norms
 from relinear.linearize.transfer import layer_inputs, record
 from relinear.machine.distributed import rank, size, spread
-from relinear.machine.hardware import memory_bytes, place
+from relinear.machine.hardware import memory_bytes, moved, place
 from relinear.plan.job import Job
+from relinear.train.compiled import compile_blocks, wanted
 from relinear.train.loop import train
 
 
@@ -49,11 +50,22 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
     replayed = device == "cuda" and job.hardware["engine"] == "ddp"
     stored = _Stored(job.parents["activations"], device) if "activations" in job.parents else None
 
+    distance = lambda method, inputs: method.distill_loss(inputs, recipe["loss"])  # noqa: E731
+    forms = [distance]  # the last one is used
+    eager = None
+    if wanted(job, device, steps):
+        blocks = compile_blocks(model)
+        forms.append(torch.compile(distance, dynamic=False))
+
+        def eager() -> None:
+            blocks()
+            del forms[1:]
+
     def batches(step: int) -> Iterator[tuple[Tensor, ...]]:
         for chosen, whole in micro_batches(step, n=len(text), batch_size=batch, accumulate=accumulate, seed=job.seed, rank=rank(), size=size()):
             # A loss is a mean over the piece's real tokens, and counts by their share of the step's: texts are not equally long.
-            parts = torch.tensor(sum(trained) * text.real(whole) / text.real(chosen), device=device)
-            yield parts, *(stored(chosen) if stored else (x.to(device) for x in text.batch(chosen, width=text.seq_len if replayed else None)))
+            parts = moved(torch.tensor(sum(trained) * text.real(whole) / text.real(chosen)), device)
+            yield parts, *(stored(chosen) if stored else (moved(x, device) for x in text.batch(chosen, width=text.seq_len if replayed else None)))
 
     def loss(parts: Tensor, *given: Tensor) -> Iterator[tuple[str, Tensor]]:
         tokens, key_mask, types = (*given, None, None)[:3]
@@ -62,14 +74,14 @@ def fit(job: Job, model: PreTrainedModel, device: str) -> dict:
         inputs_of_all = list(given) if stored else record(model, tokens, **more)
         for i, (method, inputs) in enumerate(layer_inputs(model, inputs_of_all, None if stored else key_mask)):
             if trained[i]:
-                yield f"layer_{i:02}", method.distill_loss(inputs, recipe["loss"]) / parts
+                yield f"layer_{i:02}", forms[-1](method, inputs) / parts
 
     tokens_per_step = text.tokens_of(batch * accumulate)
     train(
         loss, [(parameters, recipe["lr"])], batches=batches, steps=steps, tokens_per_step=tokens_per_step,
         recipe=recipe, loss_scale=recipe["loss_scale"], checkpoint=job.work / "checkpoints", checkpoint_seconds=job.checkpoint_seconds,
         beside=(job.history,), log=job.log, resumed=job.resume, memory=lambda: memory_bytes(device), name=job.name,
-        recorded=replayed,
+        recorded=replayed, eager=eager,
     )  # fmt: skip
     job.tokens = text.tokens_of(steps * batch * accumulate)
     return {**job.losses(), "steps": steps, "tokens": job.tokens, "trainable_params": sum(p.numel() for p in parameters)}
@@ -83,4 +95,4 @@ class _Stored:
 
     def __call__(self, chosen: list[int]) -> list[Tensor]:
         rows = torch.stack([self.x[i : i + 1][0] for i in chosen], 1)  # [L, B, T, hidden]
-        return list(rows.to(self.device))
+        return list(moved(rows, self.device))

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from relinear.linearize.graph import Recorded
-from relinear.machine.distributed import agreed, rank, sum_gradients, summed, whole
+from relinear.machine.distributed import agreed, rank, sharded, sum_gradients, summed, whole
+from relinear.machine.hardware import Reading
 from relinear.train.checkpoint import restore, save
+from relinear.train.compiled import OrEager
 
 WINDOW = 8  # steps whose mean loss must reach chance before the run counts as collapsed
 BELOW = 0.95  # the share of chance below which a run must begin, or it cannot collapse
@@ -49,6 +51,7 @@ def train(
     loss_scale: float = 1.0,
     chance: float | None = None,
     recorded: bool = False,
+    eager: Callable[[], None] | None = None,
     beside: Sequence[Path] = (),
 ) -> None:
     """Minimise `loss` over the parameters, in place.
@@ -61,6 +64,8 @@ def train(
     `recorded`: after a few steps, replay loss and gradients of a micro-batch (tensors on a GPU, all of one shape) as one CUDA graph. A
     small model is then bound by its kernels and not by Python, which launches thousands of them a step.
 
+    `eager`: what takes the compiled parts out of the loss again, where it has some (`relinear.train.compiled`).
+
     Of several processes each has its part of the loss: what counts, is logged and clipped is the sum over all.
 
     A checkpoint is written into the folder `checkpoint` at most every `checkpoint_seconds`, with a copy of the files `beside`; if one is there,
@@ -70,15 +75,19 @@ def train(
     """
     optimiser = _optimiser(groups, recipe)
     parameters = [p for ps, _ in groups for p in ps]
+    shards = sharded(parameters)
     first, recent = restore(checkpoint, parameters, optimiser, beside, name)
     if first and rank() == 0:
         print(f"{name}: goes on at step {first} of {steps}", flush=True)
     resumed(first)
     names: list[str] = []
     gradients = _gradients(loss, loss_scale, names)
+    if eager is not None:
+        gradients = OrEager(gradients, eager, parameters, name)
     if recorded:
         gradients = Recorded(gradients)
     saved = time.monotonic()
+    given = list(batches(first)) if first < steps else []
     with _stream(recorded), tqdm(
         total=steps * tokens_per_step, initial=first * tokens_per_step, desc=name, unit="tok", unit_scale=True, mininterval=5, disable=rank() > 0
     ) as bar:  # fmt: skip
@@ -88,16 +97,23 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * factor
             optimiser.zero_grad(set_to_none=not recorded)  # a graph adds to the same memory each time
-            values = sum(gradients(*batch) for batch in batches(step))
+            values = sum(gradients(*batch) for batch in given)
             sum_gradients(parameters)
             norm = whole(nn.utils.clip_grad_norm_(parameters, recipe["clip"]))
-            # Read together: each reading of a number waits for the GPU.
-            *values, norm = torch.cat([values, norm.to(values).reshape(1)]).tolist()
+            numbers = torch.cat([values, norm.to(values).reshape(1)])
+            bad = (~numbers.sum().isfinite()).float()
+            if not shards:
+                optimiser.found_inf = bad  # the optimiser's kernels then leave everything as it is
+            if not (shards and bad):
+                optimiser.step()
+            # All that the GPU has to do is queued: the next batch is made meanwhile, and numbers are read together, since a reading waits.
+            reading = Reading(numbers)
+            given = list(batches(step + 1)) if step + 1 < steps else []
+            *values, norm = reading()
             terms = summed(dict(zip(names, values, strict=True)))
             total = sum(terms.values())
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise FloatingPointError(f"{name}: loss {total}, gradient norm {norm} at step {step} of {steps}, learning rate factor {factor:.3g}")
-            optimiser.step()
             recent.append(total)
             _require_learning(recent, chance, name, step)
             seconds = time.monotonic() - began

@@ -1,16 +1,22 @@
 """The loss of the next token, as every training of a language model has it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from relinear.errors import UserError
 from relinear.get.packed import IGNORED, Packed, batch_indices, micro_batches
 from relinear.machine.distributed import rank, size, whole
+from relinear.machine.hardware import moved
+from relinear_kernels.linear_cross_entropy import linear_cross_entropy
 from relinear_kernels.token_cross_entropy import token_cross_entropy
+
+AFTER = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # entries of configurations whose models change their logits
 
 
 def batches_of(
@@ -33,20 +39,47 @@ def batches_of(
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for chosen, whole in micro_batches(step, n=sequences, batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank(), size=size()):
-            tokens, labels = (torch.stack(x).to(device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
+            tokens, labels = (moved(torch.stack(x), device) for x in zip(*(text.sequence(i) for i in chosen), strict=True))
             # The step's labels, not the micro-batch's: a token weighs the same in whichever micro-batch and process it is.
-            yield tokens, labels, torch.tensor(float(text.labelled[whole].sum()), device=device)
+            yield tokens, labels, moved(torch.tensor(float(text.labelled[whole].sum())), device)
 
     return batches
 
 
 def summed_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The summed loss of all labelled tokens but each sequence's first, computed in `dtype` by autocast where one is given."""
-    with torch.autocast(tokens.device.type, dtype, enabled=dtype not in (None, torch.float32)):
-        logits = model(tokens, use_cache=False).logits
     # Labels are shifted instead of logits, whose copy would be the largest tensor of the step.
     following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    mixed = dtype not in (None, torch.float32)
+    with torch.autocast(tokens.device.type, dtype, enabled=mixed):
+        head = plain_head(model) if tokens.is_cuda else None
+        if head is not None:
+            with _passed_by(head):
+                hidden = model(tokens, use_cache=False).logits
+            hidden = hidden.to(dtype if mixed else head.weight.dtype)
+        else:
+            logits = model(tokens, use_cache=False).logits
+    if head is not None:
+        return linear_cross_entropy(hidden.flatten(0, 1), head.weight, following.flatten())
     return token_cross_entropy(logits.flatten(0, 1), following.flatten()).sum()
+
+
+def plain_head(model: nn.Module) -> nn.Linear | None:
+    """The layer whose outputs are a model's logits; None where an adapter or a shard is put around it, or something follows it."""
+    head, config = model.get_output_embeddings(), model.config
+    if type(head) is not nn.Linear or head.bias is not None or isinstance(head.weight, DTensor):
+        return None
+    return None if any(getattr(config, name, None) is not None for name in AFTER) else head
+
+
+@contextmanager
+def _passed_by(head: nn.Linear) -> Iterator[None]:
+    """A context in which the head returns its input."""
+    head.forward = lambda x: x
+    try:
+        yield
+    finally:
+        del head.forward
 
 
 def collected(model: nn.Module, leads: bool) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from relinear.linearize.loading import auto_class
 from relinear.machine.distributed import agreed, share, spread, summed
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
+from relinear.train.compiled import compile_blocks, wanted
 from relinear.train.loop import train
 from relinear.train.next_token import batches_of, collected, summed_loss
 
@@ -99,6 +100,7 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
     model.train()
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * sequences // (batch * accumulate), 1)
+    eager = compile_blocks(model) if wanted(job, device, steps) else None
     validation = Validation(job, model, text, sequences, dtype)
 
     def loss(tokens, labels, labelled):
@@ -112,6 +114,7 @@ def fit(job: Job, model: PreTrainedModel, device: str, dtype: torch.dtype = torc
             batches=batches, steps=steps, tokens_per_step=tokens_per_step, recipe=recipe, checkpoint=job.work / "checkpoints",
             beside=(job.history, job.work / BEST), checkpoint_seconds=job.checkpoint_seconds, log=validation.log, resumed=validation.resume,
             memory=lambda: memory_bytes(device), name=job.name, chance=chance_loss(job.parents["text"], model.config.vocab_size), recorded=recorded,
+            eager=eager,
         )  # fmt: skip
     except Converged:
         if device == "cuda":
