@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from relinear.draw import corpora
 from relinear.errors import UserError
 from relinear.families.tiny import byte_tokenizer
 from relinear.get import corpus, stream
@@ -187,6 +188,14 @@ def test_a_dose_beyond_the_documents_is_refused(tmp_path, manuals):
 
 # --- the catalogue ---
 
+
+def test_every_source_is_counted_as_it_is_in_the_catalogue_and_the_dose_rule_has_the_same_counts():
+    counted, unique = corpora.counts(), PLAN.models[MODEL].unique
+    for name, data in ((name, data) for name, data in PLAN.data.items() if data.make == "corpus"):
+        assert unique[name] == sum(counted[source]["tokens"] - counted[source]["heldout"] for source in data.options["sources"])
+        assert all(counted[source]["heldout"] > 0 for source in data.options["sources"])
+
+
 PLAN = Plan(scale="smollm2")
 MODEL = "smollm2-135m-instruct"
 
@@ -219,16 +228,16 @@ def test_an_unknown_converter_and_an_unknown_corpus_are_refused():
 
 def test_every_asset_of_evaluation_items_is_checked_against_every_corpus():
     items = {data.options["asset"] for data in PLAN.data.values() if data.make == "items" and data.options["asset"]}
-    corpora = [data for data in PLAN.data.values() if data.make == "corpus"]
-    assert corpora and all(items <= set(data.options["items"]) for data in corpora)
+    made = [data for data in PLAN.data.values() if data.make == "corpus"]
+    assert made and all(items <= set(data.options["items"]) for data in made)
 
 
 def test_a_dose_beyond_what_the_sources_hold_is_refused_before_work_starts():
     """Of unique tokens, and of these times the epochs that the data allow."""
     held = sum(_stage.held(MODEL, "docs-100m", PLAN.scaled).values())
     assert held >= 100_000_000
-    with pytest.raises(ConfigError, match=r"stream docs-100m@\S+-x11.5: 115,\d+,\d+ unique tokens to train on asked for; its sources hold 1"):
-        PLAN.check_node(PLAN.text("docs-100m", MODEL, 11.5))
+    with pytest.raises(ConfigError, match=r"stream docs-100m@\S+-x12: 120,\d+,\d+ unique tokens to train on asked for; its sources hold 1"):
+        PLAN.check_node(PLAN.text("docs-100m", MODEL, 12))
     entry = PLAN.entry(PLAN.node("finetune", "lizard"))
     assert not list(_stage.unless_repeated(entry, PLAN.scaled, "docs-100m", 4 * held))
     [why] = _stage.unless_repeated(entry, PLAN.scaled, "docs-100m", 4 * held + 1)
@@ -237,7 +246,7 @@ def test_a_dose_beyond_what_the_sources_hold_is_refused_before_work_starts():
     recipe = {**run.recipes["finetune"], "data": "docs-100m", "dose": 10, "epochs": 5}
     plan = Plan(scale="smollm2")
     plan.runs["lizard"] = run.model_copy(update={"steps": (*run.steps[:-1], {"finetune": recipe})})
-    with pytest.raises(ConfigError, match="finetune lizard: a training of 500,039,680 tokens asked for"):
+    with pytest.raises(ConfigError, match="finetune lizard: a training of 500,019,200 tokens asked for"):
         plan.check_node(plan.node("finetune", "lizard"))
 
 
