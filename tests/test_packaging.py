@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 CORE = PYPROJECT["project"]["dependencies"]
-DIRECT = [*CORE, *EXTRAS["suite"], *EXTRAS["cluster"], *EXTRAS["dev"]]
+DIRECT = [*CORE, *EXTRAS["suite"], *EXTRAS["cluster"], *EXTRAS["corpus"], *EXTRAS["dev"]]
 UNIMPORTED = {"accelerate", "snakemake"}  # snakemake is called; of the others pyproject.toml says why they are there
 OPTIONAL = {"fla"}  # the kernels' benchmark measures itself against it where it is installed
 

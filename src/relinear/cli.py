@@ -39,6 +39,7 @@ SUITE = (
     "PIL", "accelerate", "datasets", "lm_eval", "matplotlib", "mlflow", "pandas", "pyarrow", "rocrate", "rouge_score", "scipy", "sklearn",
     "snakemake", "sqlalchemy",
 )  # fmt: skip
+EXTRAS = {**dict.fromkeys(SUITE, "suite"), **dict.fromkeys(("rensa", "resiliparse"), "suite,corpus")}  # module -> the extras that bring it
 prepared: Plan | None = None  # a plan that is checked, in the forks of the verb `warm`
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -628,9 +629,10 @@ def main() -> None:
         print("error: interrupted; give the same command again", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     except ModuleNotFoundError as error:
-        if (lacking := str(error.name).partition(".")[0]) not in SUITE:
+        if (lacking := str(error.name).partition(".")[0]) not in EXTRAS:
             raise
-        print(f"error: this verb needs {lacking}, which is not installed; in a clone, `pip install '.[suite]'` brings it", file=sys.stderr)
+        brings = f"pip install '.[{EXTRAS[lacking]}]'"
+        print(f"error: this verb needs {lacking}, which is not installed; in a clone, `{brings}` brings it", file=sys.stderr)
         raise SystemExit(1) from None
     except Exception as error:
         if not (said := refusal(error)):

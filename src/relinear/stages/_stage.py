@@ -76,20 +76,36 @@ def unless_fitting(entry: Entry, scale: Scaled) -> Iterator[str]:
             )
 
 
-def unless_held(entry: Entry, scale: Scaled, wanted: int, written: int = 0) -> Iterator[str]:
-    """A reason where the sources of a text hold fewer tokens to train on than wanted, if each was counted in the model's vocabulary.
+def held(model: str, data: str, scale: Scaled, written: int = 0) -> dict[str, int] | None:
+    """Source of a text -> the tokens to train on that it holds in a model's vocabulary; None where one was not counted.
 
     `written`: tokens that the model writes beside them.
     """
-    unique, sources = scale.models[entry.model].unique, scale.data[entry.text.data].options["sources"]
-    held = {source: written if source == "written" else unique.get(source) for source in sources}
-    if None in held.values() or (most := sum(held.values())) >= wanted:
+    unique, sources = scale.models[model].unique, scale.data[data].options["sources"]
+    found = {source: written if source == "written" else unique.get(source) for source in sources}
+    return None if None in found.values() else found
+
+
+def unless_held(entry: Entry, scale: Scaled, wanted: int, written: int = 0) -> Iterator[str]:
+    """A reason where the sources of a text hold fewer tokens to train on than wanted (`held`)."""
+    found = held(entry.model, entry.text.data, scale, written)
+    if found is None or (most := sum(found.values())) >= wanted:
         return
-    parts = ", ".join(f"{source} {tokens:,}" for source, tokens in held.items())
+    parts = ", ".join(f"{source} {tokens:,}" for source, tokens in found.items())
     yield (
         f"{entry.node}: {wanted:,} unique tokens to train on asked for; its sources hold {most:,}: {parts}. "
         "Possible: a smaller dose or budget, more epochs over fewer tokens, or another source in data.yaml"
     )
+
+
+def unless_repeated(entry: Entry, scale: Scaled, data: str, wanted: int) -> Iterator[str]:
+    """A reason where a training reads more tokens than its data's sources hold, times the `epochs` that the data allow."""
+    epochs = scale.data[data].options.get("epochs")
+    if epochs and (found := held(entry.model, data, scale)) and (most := sum(found.values()) * epochs) < wanted:
+        yield (
+            f"{entry.node}: a training of {wanted:,} tokens asked for; data {data!r} hold {most // epochs:,} unique ones, and allow {epochs} epochs "
+            f"of these, {most:,} tokens. Possible: a smaller dose or budget, fewer epochs, or another source in data.yaml"
+        )
 
 
 # --- stages ---

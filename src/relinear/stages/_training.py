@@ -136,3 +136,6 @@ class Step(_stage.Stage):
         if length > positions:
             step = f"run {entry.node.name!r}: {entry.node.stage}"
             yield f"{step}.seq_len {length} is beyond the model's {positions} positions"
+        if scale.data[data].make == "stream":
+            tokens = scale.train_tokens(recipe.dose, scale.data[data].options["train_tokens"])
+            yield from _stage.unless_repeated(entry, scale, data, tokens * budget["epochs"])
