@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from relinear import linearize
 from relinear.linearize.assemble import assemble
 from relinear.plan.job import Job, Link
 from relinear.stages import _training
 from relinear.stages.distill import Options as DistillOptions
 from relinear.stages.finetune import Options
 from relinear.train import distill, finetune
-from relinear.train.compiled import PAYS, OrEager, wanted
+from relinear.train.compiled import PAYS, OrEager, wanted, windowed
 
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "initializer_range": 0.1}  # fmt: skip
@@ -148,5 +149,13 @@ def test_a_gpu_compiles_where_the_steps_pay_for_it(inputs, tmp_path):
     asked = job(inputs, tmp_path, "full", LINKS["supra"], "auto")
     asked.hardware["engine"] = "ddp"
     assert wanted(asked, "cuda", PAYS) and not wanted(asked, "cuda", PAYS - 1) and not wanted(asked, "cpu", PAYS)
+    assert not wanted(asked, "cuda", PAYS, slower=True)
     asked.hardware["engine"] = "fsdp"
     assert not wanted(asked, "cuda", PAYS)
+
+
+@pytest.mark.parametrize(("method", "given", "has"), [("lizard", {}, True), ("lolcats", {"window": 0}, False), ("supra", {}, False)])
+def test_a_window_is_seen_in_a_linearized_model(method, given, has):
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    assert windowed(linearize(LlamaForCausalLM(config), method, **given)) is has
+    assert not windowed(LlamaForCausalLM(config))

@@ -17,9 +17,12 @@ from relinear.plan.job import Job
 PAYS = 400  # steps: on one H200 graphs took 3 to 5 s to make and saved 7 ms (transfer) to 49 ms (all weights) of each step of 16 x 1024 tokens
 
 
-def wanted(job: Job, device: str, steps: int) -> bool:
-    """Whether a training of so many steps compiles: as the scale says; "auto" on a GPU alone, where it pays. Shards of a model never do."""
-    auto = device == "cuda" and steps >= PAYS
+def wanted(job: Job, device: str, steps: int, slower: bool = False) -> bool:
+    """Whether a training of so many steps compiles: as the scale says; "auto" on a GPU alone, where it pays. Shards of a model never do.
+
+    `slower`: compiled forms of this training were measured and are slow, so that "auto" leaves it.
+    """
+    auto = device == "cuda" and steps >= PAYS and not slower
     return job.hardware["engine"] == "ddp" and (job.compile == "on" or (job.compile == "auto" and auto))
 
 
@@ -35,6 +38,12 @@ def compile_blocks(model: PreTrainedModel) -> Callable[[], None]:
             block._compiled_call_impl = None
 
     return undo
+
+
+def windowed(model: PreTrainedModel) -> bool:
+    """Whether a layer of a model has a window. All weights of such a model went at 25k (LoLCATs) and 82k (Lizard) tokens/s when compiled."""
+    layers = model.attention_layers() if isinstance(model, Linearized) else []
+    return any(getattr(layer.method.options, "window", 0) for layer in layers)
 
 
 class OrEager:

@@ -20,7 +20,7 @@ from relinear.linearize.model import Linearized
 from relinear.machine.distributed import spread
 from relinear.machine.hardware import memory_bytes, place
 from relinear.plan.job import Job
-from relinear.train.compiled import compile_blocks, wanted
+from relinear.train.compiled import compile_blocks, wanted, windowed
 from relinear.train.loop import train
 from relinear.train.next_token import batches_of, collected, summed_loss
 
@@ -102,7 +102,7 @@ def fit(job: Job, base: PreTrainedModel, device: str, dtype: torch.dtype) -> tup
     text = Packed(job.parents["text"], "train", budget["seq_len"])
     batch, accumulate = budget["batch_size"], budget["accumulate"]
     steps = max(budget["epochs"] * len(text) // (batch * accumulate), 1)
-    eager = compile_blocks(base) if wanted(job, device, steps) else None
+    eager = compile_blocks(base) if wanted(job, device, steps, slower=full and windowed(base)) else None
 
     def loss(tokens: Tensor, labels: Tensor, labelled: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "lm", summed_loss(model, tokens, labels, dtype if full else None) / labelled
